@@ -1,0 +1,43 @@
+"""`redrafter chat`: a conversation in the terminal."""
+
+import argparse
+
+from rich.console import Console
+
+from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
+from redrafter.cli.show import coloured, figures
+
+HELP = "talk with the model"
+EPILOG = "an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", help="a system message to begin with")
+    add_model(parser)
+    add_sampling(parser, max_new_tokens=512)
+
+
+def run(args: argparse.Namespace) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("loading"):
+        engine = load_engine(args)
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    while True:
+        try:
+            turn = console.input("[bold]you:[/bold] ").strip()
+        except EOFError:
+            return
+        if not turn:
+            return
+        messages.append({"role": "user", "content": turn})
+        answer, part = "", None
+        try:
+            for part in engine.stream([messages], **sampling_options(args)):
+                answer += part.text
+                console.print(coloured(part, engine.target.tokenizer), end="")
+        except KeyboardInterrupt:
+            pass  # keep what was said so far and go on
+        console.print()
+        if part is not None:
+            console.print(f"[dim]{figures(part.stats)}[/dim]")
+        messages.append({"role": "assistant", "content": answer})

@@ -1,0 +1,39 @@
+"""`redrafter generate`: one prompt, text to standard output as it is decided."""
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
+from redrafter.cli.show import coloured, figures
+from redrafter.errors import ConfigError
+
+HELP = "write a continuation of a prompt"
+EPILOG = """examples:
+  redrafter generate "Why is the sky blue?"
+  redrafter generate --temperature 0.8 --seed 7 "Write a haiku"
+  cat article.txt | redrafter generate --max-new-tokens 200 -"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
+    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    parser.add_argument("--quiet", action="store_true", help="text only, no figures")
+    add_model(parser)
+    add_sampling(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not text.strip():
+        raise ConfigError("the prompt is empty")
+    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    with err.status("loading"):
+        engine = load_engine(args)
+    part = None
+    for part in engine.stream([as_prompt(engine, text, args.raw)], **sampling_options(args)):
+        out.print(coloured(part, engine.target.tokenizer), end="")
+    out.print()
+    if part is not None and not args.quiet:
+        err.print(f"[dim]{figures(part.stats)}; green: guessed by the drafter, kept by the model[/dim]")

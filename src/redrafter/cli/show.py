@@ -1,0 +1,25 @@
+"""How text and figures look in a terminal."""
+
+from typing import Any
+
+from rich.text import Text
+
+from redrafter.engine.request import Part, Stats
+
+DRAFTED = "green"
+
+
+def coloured(part: Part, tokenizer: Any) -> Text:
+    """What a step added: the drafter's tokens in colour, the target's own in the terminal's."""
+    drafted = tokenizer.decode(part.tokens[: part.accepted], skip_special_tokens=True) if part.accepted else ""
+    if not part.text.startswith(drafted):  # held-back text shifted the seam; colour by length instead
+        drafted = part.text[: len(drafted)]
+    return Text.assemble((drafted, DRAFTED), part.text[len(drafted) :])
+
+
+def figures(stats: Stats) -> str:
+    line = (
+        f"{stats.tokens} tokens in {stats.steps} steps, {stats.tokens_per_step:.2f} tokens/step, "
+        f"{stats.tokens_per_second:.1f} tokens/s"
+    )
+    return line if stats.lossless else f"{line}, LOSSY rule {stats.rule}"

@@ -1,0 +1,164 @@
+"""What a user can set: frozen, keyword-only, checked when made."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from redrafter.errors import ConfigError
+
+RuleName = Literal["seeded", "rejection", "typical"]
+Cell = Literal["rnn", "none"]
+FirstState = Literal["embedding", "zero", "context"]
+HeadKind = Literal["own", "tied"]
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How much is guessed in one step."""
+
+    width: int = 4
+    """Beam width W: candidates followed at once."""
+    length: int = 4
+    """Beam length L: tokens guessed ahead."""
+    nodes: int | None = None
+    """Node budget N: how many of the W·L nodes are verified (all when not given)."""
+
+    def __post_init__(self) -> None:
+        _require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
+        _require(self.length >= 1, f"beam length must be at least 1, got {self.length}")
+        if self.nodes is not None:
+            _require(self.nodes >= 1, f"node budget must be at least 1, got {self.nodes}")
+
+    @property
+    def budget(self) -> int:
+        """N, never more than the W·L nodes there are."""
+        visited = self.width * self.length
+        return visited if self.nodes is None else min(self.nodes, visited)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the target chooses a token: penalties, then temperature, then filters, then noise."""
+
+    temperature: float = 0.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most probable tokens (0: all)."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches p."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable relative to the best one."""
+    repetition_penalty: float = 1.0
+    """Divide (or multiply, if negative) the logits of tokens already in prompt or text."""
+    presence_penalty: float = 0.0
+    """Subtract this from the logits of tokens already in prompt or text."""
+    frequency_penalty: float = 0.0
+    """Subtract this once for each earlier occurrence in prompt or text."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, before everything else."""
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, f"temperature must be 0 or more, got {self.temperature}")
+        _require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
+        _require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
+        _require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
+        _require(
+            self.repetition_penalty > 0,
+            f"repetition_penalty must be positive, got {self.repetition_penalty}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleConfig:
+    """Which acceptance rule verifies the guesses, and its constants."""
+
+    name: RuleName = "seeded"
+    """`seeded` and `rejection` are lossless; `typical` is lossy."""
+    branching: tuple[int, ...] = ()
+    """`rejection` only: children drawn per node at each depth (empty: a chain of the beam's length)."""
+    epsilon: float = 0.3
+    """`typical` only: accept above min(epsilon, delta · exp(−entropy))."""
+    delta: float = 0.09
+    """`typical` only."""
+
+    def __post_init__(self) -> None:
+        names = ("seeded", "rejection", "typical")
+        _require(self.name in names, f"rule must be one of {', '.join(names)}, got {self.name!r}")
+        _require(
+            all(b >= 1 for b in self.branching),
+            f"every branching factor must be at least 1, got {self.branching}",
+        )
+        _require(
+            not self.branching or self.name == "rejection",
+            f"branching belongs to the rejection rule, not to {self.name}",
+        )
+        _require(
+            self.epsilon > 0 and self.delta > 0,
+            f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}",
+        )
+
+    @property
+    def lossless(self) -> bool:
+        return self.name != "typical"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig:
+    """The shape of a recurrent drafter; `config.json` of its checkpoint holds exactly this."""
+
+    vocab_size: int
+    """Size of the target's vocabulary."""
+    context_size: int
+    """Width of the context h: the target's hidden size times the number of layers read."""
+    embedding_size: int
+    """Width of the target's token embeddings."""
+    state_size: int
+    """Width of the recurrent state s."""
+    exit_size: int
+    """Width of the blocks; an input projection is used when it differs from state + context."""
+    blocks: int = 2
+    """Residual blocks between [s, h] and the head."""
+    cell: Cell = "rnn"
+    """`rnn`: s = silu(U s + W e + b); `none`: s = e + s."""
+    first_state: FirstState = "embedding"
+    """State after the last token: its `embedding`, or one cell update from `zero` or the `context`."""
+    head: HeadKind = "own"
+    """`own` weights, or `tied` to the target's output embedding through a projection."""
+    draft_vocab_size: int | None = None
+    """Guess only among this many token ids (all when not given)."""
+    layers: tuple[int, ...] = (-1,)
+    """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size")
+        for name in sizes:
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        _require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
+        for name, allowed in (
+            ("cell", ("rnn", "none")),
+            ("first_state", ("embedding", "zero", "context")),
+            ("head", ("own", "tied")),
+        ):
+            value = getattr(self, name)
+            _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        _require(len(self.layers) >= 1, "layers must name at least one hidden state")
+        if self.first_state == "embedding" or self.cell == "none":
+            _require(
+                self.state_size == self.embedding_size,
+                f"first_state={self.first_state}, cell={self.cell} need state_size == embedding_size, "
+                f"got {self.state_size} and {self.embedding_size}",
+            )
+        if self.draft_vocab_size is not None:
+            _require(
+                1 <= self.draft_vocab_size <= self.vocab_size,
+                f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
+            )
+
+    @property
+    def guessable(self) -> int:
+        """How many different tokens the drafter can guess."""
+        return self.draft_vocab_size or self.vocab_size

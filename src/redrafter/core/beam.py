@@ -1,0 +1,95 @@
+"""Beam search over any network that can be advanced token by token."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from redrafter.core.tree import Nodes
+from redrafter.errors import ConfigError
+
+State = TypeVar("State")
+Advance = Callable[[State, Tensor, Tensor], tuple[Tensor, State]]
+"""advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams.
+
+`parents` are indices into the beams of the state given; tokens are target token ids.
+"""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Every node a beam search visited, best first at each depth."""
+
+    tokens: Tensor  # (B, L, W) target token ids
+    parents: Tensor  # (B, L, W) index of the parent among the W of the depth before
+    scores: Tensor  # (B, L, W) fp32 (or fp64) log-probability of the path
+
+
+def draft_scores(logits: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None) -> Tensor:
+    """log_softmax(logits / T + noise) with (B, V) noise gathered by target id; at T = 0 neither applies."""
+    noise = noise if token_ids is None else noise[:, token_ids]
+    hot = temperature > 0
+    scale = torch.where(hot, temperature, 1.0)[:, None, None]
+    scaled = logits.to(noise.dtype) / scale + torch.where(hot[:, None], noise, 0.0)[:, None]
+    return scaled.log_softmax(-1)
+
+
+def beam_search(
+    advance: Advance[State],
+    state: State,
+    last: Tensor,
+    *,
+    width: int,
+    length: int,
+    temperature: Tensor,
+    noise: Tensor,
+    token_ids: Tensor | None = None,
+) -> Beam:
+    """Guess `length` tokens after `last` (B,), following the `width` best paths.
+
+    `noise` (B, L+1, V) is the noise the target will choose with; searching under it makes the
+    guesses those the target is about to make. `token_ids` (V',) maps a draft vocabulary to
+    target ids.
+    """
+    tokens, parents = last[:, None], torch.zeros_like(last)[:, None]
+    total = noise.new_zeros(last.shape[0], 1)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for depth in range(length):
+        logits, state = advance(state, tokens, parents)  # (B, w, V')
+        scores = draft_scores(logits, temperature, noise[:, depth], token_ids)
+        if width > scores.shape[-1]:
+            raise ConfigError(f"beam width {width} is larger than the {scores.shape[-1]} tokens to guess among")
+        best, ids = scores.topk(width, dim=-1)  # (B, w, W) per beam, then over all
+        total, flat = (total[..., None] + best).flatten(1).topk(width, dim=-1)
+        parents = flat // width
+        tokens = ids.flatten(1).gather(1, flat)
+        tokens = tokens if token_ids is None else token_ids[tokens]
+        found.append((tokens, parents, total))
+    return Beam(*(torch.stack(x, dim=1) for x in zip(*found, strict=True)))
+
+
+def visited_nodes(beam: Beam) -> Nodes:
+    """All W·L visited nodes; unique, since a beam holds each (parent, token) once."""
+    batch, length, width = beam.tokens.shape
+    depth = torch.arange(length, device=beam.tokens.device)[:, None]
+    parents = torch.where(depth == 0, 0, 1 + (depth - 1) * width + beam.parents)
+    return Nodes(
+        tokens=beam.tokens.flatten(1),
+        parents=parents.flatten(1),
+        depths=(depth + 1).expand(length, width).reshape(1, -1).expand(batch, -1),
+        scores=beam.scores.flatten(1),
+        length=length,
+    )
+
+
+def candidates(beam: Beam) -> Tensor:
+    """The surviving paths (B, W, L), best first: what the papers call the beam."""
+    length = beam.tokens.shape[1]
+    at = torch.arange(beam.tokens.shape[2], device=beam.tokens.device).expand_as(beam.tokens[:, 0])
+    path = []
+    for depth in reversed(range(length)):
+        path.append(beam.tokens[:, depth].gather(1, at))
+        at = beam.parents[:, depth].gather(1, at)
+    return torch.stack(path[::-1], dim=-1)

@@ -1,0 +1,94 @@
+"""The KV cache: one pair of tensors per layer, written per row, committed in place."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Slot i of a row holds its i-th token, then come the slots of the tree being verified.
+
+    Layers are allocated when first written, with the head count, head size, dtype and device that
+    the model brings (a `device_map` spreads them by itself).
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.extent = slots  # attention reads this many; a runtime that knows all lengths may say fewer
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # each (B, K, S, D)
+
+    def tensors(self) -> Iterator[Tensor]:
+        for pair in self.layers.values():
+            yield from pair
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Put (B, K, n, D) keys and values into slots (B, n) of a layer; return the whole layer."""
+        if layer not in self.layers:
+            room = [x.new_zeros(x.shape[0], x.shape[1], self.slots, x.shape[3]) for x in (keys, values)]
+            self.layers[layer] = (room[0], room[1])
+        stored = self.layers[layer]
+        for whole, new in zip(stored, (keys, values), strict=True):
+            whole.scatter_(2, _over_heads(slots, new), new)
+        return stored
+
+    def reserve(self, slots: int) -> None:
+        """Make room for at least this many slots."""
+        if slots <= self.slots:
+            return
+        for layer, pair in self.layers.items():
+            grown = [x.new_zeros(x.shape[0], x.shape[1], slots, x.shape[3]) for x in pair]
+            for new, old in zip(grown, pair, strict=True):
+                new[:, :, : self.slots] = old
+            self.layers[layer] = (grown[0], grown[1])
+        self.slots = self.extent = slots
+
+    def commit(self, lengths: Tensor, path: Tensor) -> None:
+        """Move the tree nodes `path` (B, L+1) to the slots right after `lengths` (B,).
+
+        Sources and destinations overlap, so the path is gathered before it is written; no other
+        slot is touched.
+        """
+        source = lengths[:, None] + path
+        target = lengths[:, None] + torch.arange(path.shape[1], device=path.device)
+        for whole in self.tensors():
+            shape = whole[:, :, : path.shape[1]]
+            whole.scatter_(2, _over_heads(target, shape), whole.gather(2, _over_heads(source, shape)))
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these."""
+        for layer, (k, v) in self.layers.items():
+            self.layers[layer] = (k[rows.to(k.device)], v[rows.to(v.device)])
+
+
+def _over_heads(slots: Tensor, like: Tensor) -> Tensor:
+    """(B, n) -> (B, K, n, D) on the device of `like`, as gather and scatter want it."""
+    return slots.to(like.device)[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
+
+
+def tree_visibility(lengths: Tensor, mask: Tensor, slots: int) -> Tensor:
+    """Which of the first `slots` slots each tree node sees: the committed ones and its ancestors.
+
+    `mask` (B, n, m) says which of m nodes each of n is under; node j of a row with length t stands in
+    slot t + j.
+
+    >>> mask = torch.tensor([[[1, 0], [1, 1]]]).bool()
+    >>> tree_visibility(torch.tensor([2]), mask, 5)[0].int().tolist()
+    [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
+    """
+    _, n, m = mask.shape
+    node = torch.arange(slots, device=lengths.device) - lengths[:, None]  # (B, S) which node, if one
+    index = node.clamp(0, m - 1)[:, None].expand(-1, n, -1)
+    in_tree = mask.gather(2, index) & ((node >= 0) & (node < m))[:, None]
+    return in_tree | (node < 0)[:, None]
+
+
+def slot_positions(lengths: Tensor, depths: Tensor, slots: int) -> Tensor:
+    """(B, S) position of the token in each slot: its index, or for a tree node length + depth.
+
+    Sliding windows are counted in these, not in slots.
+    """
+    slot = torch.arange(slots, device=lengths.device).expand(lengths.shape[0], -1)
+    node = slot - lengths[:, None]
+    in_tree = lengths[:, None] + depths.gather(1, node.clamp(0, depths.shape[1] - 1))
+    return torch.where(node < 0, slot, in_tree)

@@ -1,0 +1,75 @@
+"""Randomness as a function of (seed, stream, position, token): no state, recomputable anywhere.
+
+The generator is splitmix64 used as a counter-based hash. Each (seed, stream, position) gives a
+64-bit key; token v takes the v-th output of the sequence that starts there. Integers wrap, so
+CPU and GPU agree bit for bit up to the final logarithm.
+"""
+
+import torch
+from torch import Tensor
+
+SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
+"""Streams that never meet: the target's choice; and, for `rejection`, drafting, accepting, residual."""
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= 2**64 - 1
+    return value - 2**64 if value >= 2**63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (`>>` alone would copy the sign bit)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def _key(seeds: Tensor, stream: int, positions: Tensor) -> Tensor:
+    """(B,) seeds and (B, n) positions -> (B, n) keys."""
+    row = _mix(_mix(seeds + _GOLDEN) + _signed(_GOLDEN * (stream + 1)))
+    return _mix(row[:, None] + (positions + 1) * _GOLDEN)
+
+
+def fold(seed: int, index: int) -> int:
+    """The seed of the index-th of several choices for one request; choice 0 keeps the seed itself.
+
+    >>> fold(7, 0), fold(7, 1) != fold(7, 2)
+    (7, True)
+    """
+    if index == 0:
+        return seed
+    return int(_mix(_mix(torch.tensor(_signed(seed))) + _signed(index * _GOLDEN)))
+
+
+def uniform(seeds: Tensor, positions: Tensor, count: int, *, stream: int, dtype: torch.dtype) -> Tensor:
+    """(B,) seeds, (B, n) positions -> (B, n, count) numbers in (0, 1)."""
+    keys = _key(seeds, stream, positions)  # (B, n)
+    index = torch.arange(1, count + 1, device=keys.device)
+    bits = _shift(_mix(keys[..., None] + index * _GOLDEN), 11)  # (B, n, count), 53 bits
+    return ((bits.to(dtype) + 0.5) * 2.0**-53).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, *, stream: int, dtype: torch.dtype) -> Tensor:
+    """(B,) seeds, (B, n) positions -> (B, n, V) standard Gumbel noise.
+
+    The upper tail decides an argmax, so it is computed from small numbers, which floating point
+    holds exactly: -log(-log1p(-u)), not -log(-log(u)).
+
+    >>> seeds, where = torch.tensor([3]), torch.tensor([[10, 11]])
+    >>> both = gumbel(seeds, where, 5, stream=SEEDED, dtype=torch.float64)
+    >>> one = gumbel(seeds, where[:, 1:], 5, stream=SEEDED, dtype=torch.float64)
+    >>> bool((both[:, 1:] == one).all())
+    True
+    """
+    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype)
+    return -torch.log(-torch.log1p(-u))

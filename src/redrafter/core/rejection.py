@@ -1,0 +1,159 @@
+"""The `rejection` rule: p/q tests on guesses that were truly sampled from q.
+
+Lossless in distribution (not token for token). Children of a node are drawn in order without
+replacement from the drafter's distribution there, so a child's survival never depends on which
+token it is: no beam search, no node budget, a fixed branching instead.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from redrafter.core.accept import Accepted, path_to
+from redrafter.core.beam import Advance, State
+from redrafter.core.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
+from redrafter.core.sampling import Sampling, restrict
+from redrafter.core.tree import Tree, ancestors
+from redrafter.errors import ConfigError
+
+
+def branching_layout(branching: Sequence[int]) -> tuple[list[int], list[int], list[list[int]]]:
+    """Parents, depths and children of the fixed tree, root at 0, depth by depth.
+
+    >>> branching_layout((2, 1))
+    ([0, 0, 0, 1, 2], [0, 1, 1, 2, 2], [[1, 2], [3], [4], [], []])
+    """
+    parents, depths, level = [0], [0], [0]
+    children: list[list[int]] = [[]]
+    for depth, factor in enumerate(branching, start=1):
+        below = []
+        for node in level:
+            for _ in range(factor):
+                children[node].append(len(parents))
+                below.append(len(parents))
+                parents.append(node)
+                depths.append(depth)
+                children.append([])
+        level = below
+    return parents, depths, children
+
+
+def branching_nodes(branching: Sequence[int]) -> int:
+    """Nodes of the fixed tree, the root left out."""
+    return len(branching_layout(branching)[0]) - 1
+
+
+def sample_tree(
+    advance: Advance[State],
+    state: State,
+    last: Tensor,
+    *,
+    branching: Sequence[int],
+    sampling: Sampling,
+    seeds: Tensor,
+    positions: Tensor,
+    vocab_size: int,
+    token_ids: Tensor | None = None,
+    stream: int = DRAFT,
+) -> Tree:
+    """Draw the fixed tree under `last` (B,), which stands at `positions` (B,).
+
+    The k largest of log q + Gumbel noise, in order, are k draws without replacement. One noise
+    per depth serves all nodes of it, since only one of them is ever walked through.
+    """
+    batch, device = last.shape[0], last.device
+    parents, depths, _ = branching_layout(branching)
+    tokens = [last[:, None]]
+    drawn_from: list[Tensor] = []
+    parent_beam = torch.zeros_like(last)[:, None]
+    for depth, factor in enumerate(branching):
+        logits, state = advance(state, tokens[-1], parent_beam)  # (B, w, V')
+        if factor > logits.shape[-1]:
+            raise ConfigError(f"branching {factor} is larger than the {logits.shape[-1]} tokens to guess among")
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        if token_ids is not None:
+            full = logits.new_full((*logits.shape[:2], vocab_size), -torch.inf)
+            logits = full.index_copy_(2, token_ids, logits)
+        logp = restrict(logits, sampling).log_softmax(-1)  # (B, w, V)
+        noise = gumbel(seeds, positions[:, None] + depth + 1, vocab_size, stream=stream, dtype=logp.dtype)
+        noise = torch.where(sampling.temperature[:, None, None] > 0, noise, 0.0)  # at T = 0 the best k
+        tokens.append((logp + noise).topk(factor, dim=-1).indices.flatten(1))
+        drawn_from.append(logp)
+        width = logp.shape[1]
+        parent_beam = torch.arange(width, device=device).repeat_interleave(factor).expand(batch, -1)
+    parent_ids = torch.tensor(parents, device=device).expand(batch, -1)
+    every = torch.cat(tokens, 1)
+    return Tree(
+        tokens=every,
+        parents=parent_ids,
+        depths=torch.tensor(depths, device=device).expand(batch, -1),
+        valid=torch.ones_like(every, dtype=torch.bool),
+        mask=ancestors(parent_ids, len(branching)),
+        length=len(branching),
+        draft_logp=torch.cat(drawn_from, 1),
+    )
+
+
+def accept_rejection(
+    scores: Tensor,
+    tree: Tree,
+    *,
+    branching: Sequence[int],
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    streams: tuple[int, int] = (ACCEPT, RESIDUAL),
+) -> Accepted:
+    """Recursive rejection: test a node's children in order, subtracting q from p after each refusal.
+
+    Child x is taken with probability min(1, p(x)/q(x)). Refused, p becomes (p − q)+ and q loses x,
+    both renormalised. When no child is left, the token is drawn from what remains of p.
+    """
+    batch, _, vocab = scores.shape
+    device, dtype = scores.device, scores.dtype
+    row = torch.arange(batch, device=device)
+    greedy = temperature[:, None] <= 0
+    _, _, layout = branching_layout(branching)
+    most = max(branching, default=1)
+    children = torch.tensor([c + [0] * (most - len(c)) for c in layout], device=device)  # (N+1, most)
+    where = positions[:, None] + 1 + torch.arange(tree.length + 1, device=device)  # (B, L+1) predicted here
+    coins = uniform(seeds, where, most, stream=streams[0], dtype=dtype)
+    residual_noise = gumbel(seeds, where, vocab, stream=streams[1], dtype=dtype)
+
+    def target_p(node: Tensor) -> Tensor:
+        there = scores[row, node]  # (B, V)
+        best = torch.nn.functional.one_hot(there.argmax(-1), vocab).to(dtype)
+        return torch.where(greedy, best, there.softmax(-1))
+
+    node = torch.zeros(batch, dtype=torch.long, device=device)
+    alive = torch.ones(batch, dtype=torch.bool, device=device)  # still walking down
+    p = target_p(node)
+    for depth, factor in enumerate(branching):
+        assert tree.draft_logp is not None, "a tree for rejection keeps what its children were drawn from"
+        q = tree.draft_logp[row, node.clamp(max=tree.draft_logp.shape[1] - 1)].to(dtype).exp()
+        moved = torch.zeros_like(alive)
+        for i in range(factor):
+            child = children[node, i]
+            token = tree.tokens[row, child]
+            p_x, q_x = p[row, token], q[row, token]
+            take = alive & ~moved & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
+            refuse = alive & ~moved & ~take
+            rest = (p - q).clamp(min=0)
+            mass = rest.sum(-1, keepdim=True)
+            p = torch.where(refuse[:, None] & (mass > 0), rest / mass, p)
+            q = q.scatter(1, token[:, None], 0.0)
+            q = q / q.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+            moved = moved | take  # the children left over are then tested no more
+            node = torch.where(take, child, node)
+        p = torch.where(moved[:, None], target_p(node), p)
+        alive = moved
+    depth_of = tree.depths[row, node]
+    noise = torch.where(greedy, 0.0, residual_noise[row, depth_of])
+    own = (p.log() + noise).argmax(-1)
+    path = path_to(tree, node)
+    drafted = torch.cat([tree.tokens.gather(1, path)[:, 1:], own[:, None]], 1)
+    place = torch.arange(tree.length + 1, device=device)
+    tokens = torch.where(place == depth_of[:, None], own[:, None], drafted)
+    return Accepted(path, tokens, depth_of + 1)

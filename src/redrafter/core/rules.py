@@ -1,0 +1,193 @@
+"""A rule is a way to search and the way to accept that is sound for it; this file pairs them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from redrafter.config import RuleConfig, Shape
+from redrafter.core.accept import Accepted, accept_seeded, accept_typical
+from redrafter.core.beam import Advance, State, beam_search, visited_nodes
+from redrafter.core.noise import SEEDED, gumbel
+from redrafter.core.rejection import accept_rejection, branching_nodes, sample_tree
+from redrafter.core.sampling import Sampling, node_scores
+from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
+from redrafter.errors import ConfigError
+
+
+class Search(Protocol):
+    """Handed to the drafter for one step: how to turn its network or its candidates into a tree."""
+
+    @property
+    def shape(self) -> Shape:
+        """How much to guess."""
+
+    @property
+    def visited(self) -> int:
+        """How many nodes `tree` may visit."""
+
+    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        """Search a network that can be advanced token by token."""
+
+    def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
+        """Pack plain candidates (B, W, L) with node scores (B, W, L), -inf where there is none."""
+
+
+class Rule(Protocol):
+    """Makes a search for a step and judges the tree that came of it."""
+
+    @property
+    def config(self) -> RuleConfig:
+        """What it was made from."""
+
+    @property
+    def nodes(self) -> int:
+        """N: drafted nodes verified per step."""
+
+    def search(self, sampling: Sampling, seeds: Tensor, lengths: Tensor) -> Search:
+        """For rows whose last tokens stand at positions `lengths` (B,)."""
+
+    def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
+        """Judge a verified tree."""
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Beam search under the target's own noise, then the node budget."""
+
+    shape: Shape
+    sampling: Sampling
+    noise: Tensor  # (B, L+1, V) of the positions after the last token
+
+    @property
+    def visited(self) -> int:
+        return self.shape.width * self.shape.length
+
+    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        beam = beam_search(
+            advance,
+            state,
+            last,
+            width=self.shape.width,
+            length=self.shape.length,
+            temperature=self.sampling.temperature,
+            noise=self.noise,
+            token_ids=token_ids,
+        )
+        return self._pack(visited_nodes(beam), last)
+
+    def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
+        nodes, _ = candidate_nodes(beam, scores)
+        return self._pack(nodes, last)
+
+    def _pack(self, nodes: Nodes, last: Tensor) -> Tree:
+        tree, _ = pack(nodes, last, self.shape.budget)
+        return tree
+
+
+@dataclass(frozen=True)
+class SampledSearch:
+    """Draws a fixed branching from the drafter's own distribution, under noise of its own."""
+
+    shape: Shape
+    sampling: Sampling
+    branching: tuple[int, ...]
+    seeds: Tensor  # (B,)
+    positions: Tensor  # (B,) of the last tokens
+    vocab_size: int
+
+    @property
+    def visited(self) -> int:
+        return branching_nodes(self.branching)
+
+    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        return sample_tree(
+            advance,
+            state,
+            last,
+            branching=self.branching,
+            sampling=self.sampling,
+            seeds=self.seeds,
+            positions=self.positions,
+            vocab_size=self.vocab_size,
+            token_ids=token_ids,
+        )
+
+    def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
+        raise ConfigError("the rejection rule needs a drafter with probabilities; use the rule 'seeded' here")
+
+
+@dataclass(frozen=True)
+class BeamRule:
+    """`seeded` and `typical`: search under the target's noise, accept by its scores."""
+
+    config: RuleConfig
+    shape: Shape
+    vocab_size: int
+    dtype: torch.dtype
+    judge: Callable[[Tensor, Tree, Tensor | None], Accepted]
+
+    @property
+    def nodes(self) -> int:
+        return self.shape.budget
+
+    def search(self, sampling: Sampling, seeds: Tensor, lengths: Tensor) -> BeamSearch:
+        ahead = lengths[:, None] + 1 + torch.arange(self.shape.length + 1, device=lengths.device)
+        if sampling.hot:
+            noise = gumbel(seeds, ahead, self.vocab_size, stream=SEEDED, dtype=self.dtype)
+            noise = torch.where(sampling.temperature[:, None, None] > 0, noise, 0.0)
+        else:
+            noise = torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
+        return BeamSearch(self.shape, sampling, noise)
+
+    def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
+        assert isinstance(search, BeamSearch)
+        scores = node_scores(logits, search.sampling, counts, tree)
+        return self.judge(scores, tree, search.noise if search.sampling.hot else None)
+
+
+@dataclass(frozen=True)
+class RejectionRule:
+    """`rejection`: sample the tree from q, accept by p/q."""
+
+    config: RuleConfig
+    shape: Shape
+    vocab_size: int
+
+    @property
+    def branching(self) -> tuple[int, ...]:
+        return self.config.branching or (1,) * self.shape.length
+
+    @property
+    def nodes(self) -> int:
+        return branching_nodes(self.branching)
+
+    def search(self, sampling: Sampling, seeds: Tensor, lengths: Tensor) -> SampledSearch:
+        return SampledSearch(self.shape, sampling, self.branching, seeds, lengths, self.vocab_size)
+
+    def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
+        assert isinstance(search, SampledSearch)
+        return accept_rejection(
+            node_scores(logits, search.sampling, counts, tree),
+            tree,
+            branching=self.branching if tree.length else (),  # the prompt's first token comes with no tree
+            temperature=search.sampling.temperature,
+            seeds=search.seeds,
+            positions=search.positions,
+        )
+
+
+def make_rule(config: RuleConfig, shape: Shape, vocab_size: int, dtype: torch.dtype) -> Rule:
+    """`dtype` is the target's; noise and scores are fp32, or fp64 for a target in fp64."""
+    noise_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if config.name == "rejection":
+        return RejectionRule(config, shape, vocab_size)
+    if config.name == "typical":
+
+        def typical(scores: Tensor, tree: Tree, noise: Tensor | None) -> Accepted:
+            return accept_typical(scores, tree, noise, epsilon=config.epsilon, delta=config.delta)
+
+        return BeamRule(config, shape, vocab_size, noise_dtype, typical)
+    return BeamRule(config, shape, vocab_size, noise_dtype, accept_seeded)

@@ -1,0 +1,118 @@
+"""How the target chooses: bias and penalties, then temperature, then top-k, top-p, min-p."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redrafter.config import SamplingParams
+from redrafter.core.batch import per_row
+from redrafter.core.tree import Tree
+
+Processor = Callable[[Tensor, Tree], Tensor]
+"""A user's own logits processor: (logits (B, N+1, V), tree) -> logits, each node seeing its own path."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One value per row. The booleans say which parts any row needs, so that the rest costs nothing."""
+
+    temperature: Tensor  # (B,)
+    top_k: Tensor  # (B,) V where off
+    top_p: Tensor  # (B,) inf where off
+    min_p: Tensor  # (B,)
+    repetition: Tensor  # (B,)
+    presence: Tensor  # (B,)
+    frequency: Tensor  # (B,)
+    bias: Tensor | None  # (B, V)
+    sorts: bool  # any top-k or top-p
+    floors: bool  # any min-p
+    penalises: bool
+    hot: bool  # any temperature above 0
+    processor: Processor | None = None
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device | str) -> "Sampling":
+        def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        bias = None
+        if any(p.logit_bias for p in params):
+            bias = torch.zeros(len(params), vocab_size, device=device)
+            for row, p in enumerate(params):
+                for token, value in p.logit_bias.items():
+                    bias[row, token] = value
+        top_k = [min(p.top_k, vocab_size) or vocab_size for p in params]
+        return cls(
+            temperature=column([p.temperature for p in params]),
+            top_k=column(top_k, torch.long),
+            # inf, not 1: rounding in a cumulative sum must not cut the tail of a row that asked for all
+            top_p=column([p.top_p if p.top_p < 1 else torch.inf for p in params]),
+            min_p=column([p.min_p for p in params]),
+            repetition=column([p.repetition_penalty for p in params]),
+            presence=column([p.presence_penalty for p in params]),
+            frequency=column([p.frequency_penalty for p in params]),
+            bias=bias,
+            sorts=any(p.top_p < 1 or 0 < p.top_k < vocab_size for p in params),
+            floors=any(p.min_p > 0 for p in params),
+            penalises=any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in params),
+            hot=any(p.temperature > 0 for p in params),
+        )
+
+
+def node_counts(counts: Tensor, tree: Tree) -> Tensor:
+    """(B, V) occurrences up to the root -> (B, N+1, V) up to each node, along its own path."""
+    batch, n, _ = tree.mask.shape
+    each = counts[:, None].repeat(1, n, 1)
+    below_root = (tree.mask & (torch.arange(n, device=counts.device) > 0)).to(counts.dtype)
+    return each.scatter_add_(2, tree.tokens[:, None].expand(batch, n, n), below_root)
+
+
+def penalise(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
+    """Bias, then repetition, presence and frequency penalties over prompt and path."""
+    if sampling.bias is not None:
+        logits = logits + sampling.bias[:, None].to(logits.dtype)
+    if sampling.penalises:
+        assert counts is not None, "rows with penalties carry their token counts"
+        seen = node_counts(counts, tree)  # (B, N+1, V)
+        repeated = torch.where(
+            logits < 0, logits * per_row(sampling.repetition, logits), logits / per_row(sampling.repetition, logits)
+        )
+        logits = torch.where(seen > 0, repeated - per_row(sampling.presence, logits), logits)
+        logits = logits - per_row(sampling.frequency, logits) * seen
+    return logits
+
+
+def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Divide by the temperature, then -inf outside top-k, top-p and min-p, in that order.
+
+    >>> params = SamplingParams(temperature=1.0, top_k=3, top_p=0.8)
+    >>> logits = torch.tensor([[[0.5, 0.3, 0.15, 0.05]]]).log()
+    >>> (restrict(logits, Sampling.of([params], 4, "cpu")) > -torch.inf)[0, 0].tolist()
+    [True, True, False, False]
+    """
+    logits = logits / per_row(torch.where(sampling.temperature > 0, sampling.temperature, 1.0), logits)
+    if sampling.sorts:
+        ordered = logits.sort(dim=-1, descending=True).values
+        rank = torch.arange(logits.shape[-1], device=logits.device)
+        in_top_k = rank < sampling.top_k[:, None, None]
+        probability = ordered.masked_fill(~in_top_k, -torch.inf).softmax(-1)
+        before = probability.cumsum(-1) - probability  # mass of the more probable tokens
+        kept = (in_top_k & (before < per_row(sampling.top_p, logits))).sum(-1, keepdim=True)
+        edge = ordered.gather(-1, (kept - 1).clamp(min=0))
+        logits = logits.masked_fill(logits < edge, -torch.inf)
+    if sampling.floors:
+        edge = logits.amax(-1, keepdim=True) + per_row(sampling.min_p, logits).log()
+        logits = logits.masked_fill(logits < edge, -torch.inf)
+    return logits
+
+
+def node_scores(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
+    """(B, N+1, V) logits as verified -> what every acceptance rule starts from, fp32 at least."""
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    logits = penalise(logits, sampling, counts, tree)
+    if sampling.processor is not None:
+        logits = sampling.processor(logits, tree)
+    return restrict(logits, sampling)

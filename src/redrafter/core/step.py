@@ -1,0 +1,109 @@
+"""One step, whole: draft, pack, verify, accept, commit. Start reading here."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.cache import KVCache
+from redrafter.core.rules import Rule, Search
+from redrafter.core.sampling import Sampling
+from redrafter.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The state of a batch between steps. Each row has its own length, seed and end."""
+
+    lengths: Tensor  # (B,) tokens in the cache; also the position of the last token
+    last: Tensor  # (B,) the last token: decided, not yet in the cache
+    seeds: Tensor  # (B,)
+    remaining: Tensor  # (B,) tokens still allowed
+    done: Tensor  # (B,) bool
+    eos: Tensor  # (B, E) token ids that end the row, padded with -1
+    counts: Tensor | None  # (B, V) occurrences of each token, kept only where penalties need them
+    state: Any  # the drafter's
+
+
+class Drafter(Protocol):
+    """What guesses. Its state is its own: a context, a KV cache, a table, a memory."""
+
+    @property
+    def default_shape(self) -> Shape:
+        """How much to guess where the user does not say."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Which of the target's hidden states the context is made of; empty if it reads none."""
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
+        """Read the prompt: tokens (B, P) padded right, lengths (B,), hidden states (B, P, C).
+
+        `slots` bounds how long a row can ever become, tree included.
+        """
+
+    def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
+        """Guess what follows `last` (B,) and pack it."""
+
+    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
+        """Take in new tokens; `hidden[:, j]` (B, L+1, C) is the state that chose `accepted.tokens[:, j]`."""
+
+    def keep(self, state: Any, rows: Tensor) -> Any:
+        """Drop all rows but these."""
+
+
+class Target(Protocol):
+    """The model whose text it is."""
+
+    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Tree -> logits (B, N+1, V) and hidden states (B, N+1, C); its keys go behind `lengths`."""
+
+
+def step(
+    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Target
+) -> tuple[Rows, Accepted]:
+    """One round for all rows: new rows and what they gained."""
+    search = rule.search(sampling, rows.seeds, rows.lengths)
+    tree = drafter.draft(rows.state, rows.last, search)
+    logits, hidden = target.verify(tree, rows.lengths, cache, drafter.layers)
+    accepted = rule.accept(search, tree, logits, rows.counts)
+    return settle(rows, cache, drafter, accepted, hidden)
+
+
+def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hidden: Tensor) -> tuple[Rows, Accepted]:
+    """The second half of a step: cut at the row's end, commit the path, let the drafter follow."""
+    accepted, done = cut(accepted, rows)
+    cache.commit(rows.lengths, accepted.path)
+    along = accepted.path[:, :, None].expand(-1, -1, hidden.shape[2])
+    state = drafter.advance(rows.state, accepted, hidden.gather(1, along))
+    final = accepted.tokens.gather(1, (accepted.count - 1).clamp(min=0)[:, None])[:, 0]
+    rows = replace(
+        rows,
+        lengths=rows.lengths + accepted.count,
+        last=torch.where(accepted.count > 0, final, rows.last),
+        remaining=rows.remaining - accepted.count,
+        done=done,
+        counts=None if rows.counts is None else add_counts(rows.counts, accepted),
+        state=state,
+    )
+    return rows, accepted
+
+
+def cut(accepted: Accepted, rows: Rows) -> tuple[Accepted, Tensor]:
+    """Shorten what was accepted to the budget and to the first end-of-sequence token."""
+    place = torch.arange(accepted.tokens.shape[1], device=accepted.tokens.device)
+    ends = (accepted.tokens[:, :, None] == rows.eos[:, None]).any(-1)  # (B, L+1)
+    first_end = torch.where(ends, place, accepted.tokens.shape[1]).amin(-1)
+    count = torch.minimum(torch.minimum(accepted.count, first_end + 1), rows.remaining)
+    count = torch.where(rows.done, 0, count)
+    done = rows.done | (first_end < count) | (count == rows.remaining)
+    return replace(accepted, count=count), done
+
+
+def add_counts(counts: Tensor, accepted: Accepted) -> Tensor:
+    """(B, V) occurrences with the new tokens in."""
+    new = torch.arange(accepted.tokens.shape[1], device=counts.device) < accepted.count[:, None]
+    return counts.scatter_add(1, accepted.tokens, new.to(counts.dtype))

@@ -1,0 +1,165 @@
+"""Dynamic tree attention: guesses as a tree of unique nodes, in arrays of fixed size.
+
+Two ways lead here. A beam search knows each node's parent, so all W·L nodes it visited are
+unique from birth (`visited_nodes`). Plain candidate sequences share prefixes that must be found
+(`dedup_prefix`, the papers' way). Both end in `pack`, which keeps the N best nodes.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Guessed nodes before packing, depth by depth. Node m has the id m + 1; id 0 is the root."""
+
+    tokens: Tensor  # (B, M)
+    parents: Tensor  # (B, M) ids
+    depths: Tensor  # (B, M) from 1
+    scores: Tensor  # (B, M) log-probability of the path so far; -inf: no such node
+    length: int  # depth of the deepest node
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A packed tree. Index 0 is the root (the last token); parents stand before their children."""
+
+    tokens: Tensor  # (B, N+1)
+    parents: Tensor  # (B, N+1) indices; the root is its own
+    depths: Tensor  # (B, N+1) root 0
+    valid: Tensor  # (B, N+1) bool; empty nodes stand last and are never accepted
+    mask: Tensor  # (B, N+1, N+1) bool; mask[b, i, j]: j is i or an ancestor of i
+    length: int  # depth of the deepest node there can be
+    draft_logp: Tensor | None = None  # (B, I, V) what the children of node i < I were sampled from
+
+    @property
+    def nodes(self) -> int:
+        """N: drafted nodes, the root left out."""
+        return self.tokens.shape[1] - 1
+
+    def trimmed(self) -> "Tree":
+        """Without the columns that are empty in every row. Waits for the host: not for a captured step."""
+        n = int(self.valid.sum(1).max())
+        return replace(
+            self,
+            tokens=self.tokens[:, :n],
+            parents=self.parents[:, :n],
+            depths=self.depths[:, :n],
+            valid=self.valid[:, :n],
+            mask=self.mask[:, :n, :n],
+        )
+
+
+def root_tree(last: Tensor) -> Tree:
+    """(B,) last tokens -> trees with no guess at all: plain decoding."""
+    tokens = last[:, None]
+    zero = torch.zeros_like(tokens)
+    return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
+
+
+def ancestors(parents: Tensor, length: int) -> Tensor:
+    """(B, n) parent indices (root: its own) -> (B, n, n) bool: j is i or above it.
+
+    >>> ancestors(torch.tensor([[0, 0, 1, 1]]), 2)[0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    """
+    batch, n = parents.shape
+    own = torch.eye(n, dtype=torch.bool, device=parents.device).expand(batch, n, n)
+    index = parents[:, :, None].expand(batch, n, n)
+    mask = own
+    for _ in range(length):
+        mask = own | mask.gather(1, index)
+    return mask
+
+
+def dedup_prefix(beam: Tensor) -> Tensor:
+    """For each prefix of each candidate, the smallest candidate index that shares it.
+
+    The papers' example (their listing compares a candidate with itself; candidates must be
+    compared with candidates):
+
+    >>> dedup_prefix(torch.tensor([[[91, 92, 93, 95], [91, 92, 94, 96], [91, 92, 93, 97]]])).tolist()
+    [[[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 2]]]
+    """
+    same = beam[:, :, None, :] == beam[:, None, :, :]  # (B, W, W, L)
+    shared = same.cumprod(dim=-1)  # 1 while every token up to here is the same
+    return shared.argmax(dim=2)  # (B, W, L); the first of equal maxima is the smallest index
+
+
+def candidate_nodes(beam: Tensor, scores: Tensor) -> tuple[Nodes, Tensor]:
+    """Candidates (B, W, L) with node scores (B, W, L) -> unique nodes, and each token's node id (B, W, L).
+
+    A token whose prefix an earlier candidate shares points at that candidate's node; its own
+    place becomes an empty node (score -inf).
+    """
+    batch, width, length = beam.shape
+    owner = dedup_prefix(beam)  # (B, W, L)
+    depth = torch.arange(length, device=beam.device)
+    ids = 1 + depth * width + owner  # (B, W, L) of the node that stands for this token
+    parents = torch.cat([torch.zeros_like(ids[..., :1]), ids[..., :-1]], dim=-1)
+    first = owner == torch.arange(width, device=beam.device)[:, None]
+
+    def flat(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).reshape(batch, width * length)  # depth by depth
+
+    nodes = Nodes(
+        tokens=flat(beam),
+        parents=flat(parents),
+        depths=flat((depth + 1).expand_as(beam)),
+        scores=flat(scores.masked_fill(~first, -torch.inf)),
+        length=length,
+    )
+    return nodes, ids
+
+
+def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
+    """Keep the `budget` best nodes; also return each old id's place in the tree (B, M+1), 0 if dropped.
+
+    A node's score is lowered to its parent's where rounding put it above, and equal scores keep
+    depth order, so the kept set is closed under parents in floating point too.
+    """
+    batch, total = nodes.tokens.shape
+    root = nodes.scores.new_full((batch, 1), torch.inf)
+    scores = nodes.scores
+    for _ in range(nodes.length):
+        scores = torch.minimum(scores, torch.cat([root, scores], 1).gather(1, nodes.parents))
+    best, order = scores.sort(dim=1, descending=True, stable=True)
+    # (B, N) back in depth order, empty nodes last
+    kept = torch.where(best > -torch.inf, order, order + total)[:, :budget].sort(dim=1).values % total
+    place = torch.zeros(batch, total + 1, dtype=torch.long, device=kept.device)
+    place.scatter_(1, kept + 1, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
+
+    zero = torch.zeros_like(kept[:, :1])
+    parents = torch.cat([zero, place.gather(1, nodes.parents.gather(1, kept))], 1)
+    tree = Tree(
+        tokens=torch.cat([last[:, None], nodes.tokens.gather(1, kept)], 1),
+        parents=parents,
+        depths=torch.cat([zero, nodes.depths.gather(1, kept)], 1),
+        valid=torch.cat([zero == 0, scores.gather(1, kept) > -torch.inf], 1),
+        mask=ancestors(parents, nodes.length),
+        length=nodes.length,
+    )
+    return tree, place
+
+
+def pack_beam(beam: Tensor, last: Tensor, budget: int | None = None) -> tuple[Tree, Tensor]:
+    """The papers' packing: candidates (B, W, L) -> tree, and each token's place in it (B, W, L).
+
+    >>> beam = torch.tensor([[[91, 92], [91, 93], [94, 92]]])
+    >>> tree, place = pack_beam(beam, torch.tensor([90]))
+    >>> tree.tokens[tree.valid].tolist(), tree.parents[tree.valid].tolist()
+    ([90, 91, 94, 92, 93, 92], [0, 0, 0, 1, 1, 2])
+    >>> bool((unpack_beam(tree.tokens, place) == beam).all())
+    True
+    """
+    nodes, ids = candidate_nodes(beam, torch.zeros(beam.shape, device=beam.device))
+    total = nodes.tokens.shape[1]
+    tree, place = pack(nodes, last, total if budget is None else budget)
+    return tree, place.gather(1, ids.flatten(1)).view_as(ids)
+
+
+def unpack_beam(values: Tensor, place: Tensor) -> Tensor:
+    """Per-node values (B, N+1) back to the candidates they stand for (B, W, L)."""
+    return values.gather(1, place.flatten(1)).view_as(place)

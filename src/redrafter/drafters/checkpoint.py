@@ -1,0 +1,109 @@
+"""A drafter on disk: `config.json` (its shape and its target's identity) and `model.safetensors`."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from redrafter.config import RecurrentConfig
+from redrafter.core.recurrent import RecurrentNet
+from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
+from redrafter.targets import Target
+
+log = logging.getLogger(__name__)
+
+MODEL_TYPE = "redrafter_recurrent"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+def identity(target: Target) -> dict[str, str]:
+    """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
+    weight = target.output_embedding.weight.detach()
+    sample = weight[:: max(1, weight.shape[0] // 64)].float().cpu().contiguous()
+    result = {"name": target.name, "weights": hashlib.sha256(sample.numpy().tobytes()).hexdigest()[:16]}
+    if target.tokenizer is not None:
+        vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()))
+        result["tokenizer"] = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+    return result
+
+
+def compare(made_for: dict[str, str], target: Target, drafter: str) -> None:
+    """Another tokenizer is an error; other weights (a fine-tune, a quantised copy) cost speed, never text."""
+    own = identity(target)
+    name = made_for.get("name", "an unnamed target")
+    if "tokenizer" in made_for and "tokenizer" in own and made_for["tokenizer"] != own["tokenizer"]:
+        raise DrafterMismatch(
+            f"the drafter {drafter} was made for the tokenizer of {name} ({made_for['tokenizer']}), "
+            f"but the target {target.name} has another ({own['tokenizer']})"
+        )
+    if "weights" in made_for and made_for["weights"] != own["weights"]:
+        log.warning(
+            "the drafter %s was made for %s; %s has other weights: the text stays exact, guesses may be fewer",
+            drafter,
+            name,
+            target.name,
+        )
+
+
+def write(folder: Path, net: RecurrentNet, target: Target) -> None:
+    config = {
+        "model_type": MODEL_TYPE,
+        "target": identity(target),
+        "drafter": dataclasses.asdict(net.config),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS_FILE)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
+    """The network and the identity of the target it was made for."""
+    config = read_config(folder)
+    if config.get("model_type") != MODEL_TYPE:
+        raise CorruptCheckpoint(
+            f"{folder / CONFIG_FILE} is not a recurrent drafter: model_type is {config.get('model_type')!r}, "
+            f"expected {MODEL_TYPE!r}"
+        )
+    try:
+        shape = dict(config["drafter"])
+        shape["layers"] = tuple(shape["layers"])
+        net = RecurrentNet(RecurrentConfig(**shape))
+    except (KeyError, TypeError, ConfigError) as error:
+        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
+    load_weights(net, read_tensors(folder), folder)
+    return net, dict(config.get("target", {}))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}") from error
+    except (ValueError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {folder / CONFIG_FILE}: {error}") from error
+    if not isinstance(config, dict):
+        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} holds no JSON object")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(folder / WEIGHTS_FILE)
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}") from error
+    except (SafetensorError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {folder / WEIGHTS_FILE}: {error}; copy it again") from error
+
+
+def load_weights(net: RecurrentNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptCheckpoint(f"{folder / WEIGHTS_FILE} does not fit its {CONFIG_FILE}: {reason}") from error

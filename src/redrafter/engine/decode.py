@@ -1,0 +1,96 @@
+"""The loop around the steps: rows in, parts out, finished rows dropped."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from redrafter.core.rules import Rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter
+from redrafter.engine.processors import PathProcessors
+from redrafter.engine.request import FinishReason, Part, Request, Stats
+from redrafter.engine.text import TextWriter
+from redrafter.errors import PromptTooLong
+from redrafter.runtime.eager import EagerRun, Start
+from redrafter.targets import Target
+
+
+class Row:
+    """The host's side of one request."""
+
+    def __init__(self, index: int, request: Request, rule: Rule, tokenizer: Any) -> None:
+        self.index, self.request = index, request
+        self.ids = list(request.prompt)
+        self.writer = TextWriter(tokenizer, request.stop)
+        self.stats = Stats(rule=rule.config.name, lossless=rule.config.lossless)
+        self.finish_reason: FinishReason | None = None
+
+    def take(self, tokens: list[int], nodes: int, done: bool, elapsed: float, is_step: bool) -> Part:
+        """Take what a step gave, up to where a stop string or a stopping criterion ends it."""
+        kept = 0
+        for token in tokens:
+            kept += 1
+            self.ids.append(token)
+            if self.writer.add(token) or (self.request.halts is not None and self.request.halts(self.ids)):
+                self.finish_reason = "stop"
+                break
+        if done and self.finish_reason is None:
+            ended = bool(tokens) and tokens[-1] in self.request.eos
+            self.finish_reason = "stop" if ended else "length"
+        accepted = min(kept, len(tokens) - 1)  # the step's own last token is the target's
+        stats = self.stats
+        stats.steps += is_step
+        stats.tokens += kept
+        stats.seconds = elapsed
+        if is_step:
+            stats.nodes += nodes
+            stats.accepted += accepted
+            stats.accepted_per_step.append(accepted)
+        else:
+            stats.first_token_seconds = elapsed
+        text = self.writer.take(final=self.finish_reason is not None)
+        return Part(self.index, text, tokens[:kept], accepted, stats, self.finish_reason)
+
+
+def decode(
+    target: Target, drafter: Drafter, rule: Rule, requests: Sequence[Request], processors: Sequence[Any] = ()
+) -> Iterator[list[Part]]:
+    """One list of parts per step, for the rows still being written."""
+    live = [Row(i, request, rule, target.tokenizer) for i, request in enumerate(requests)]
+    sampling = Sampling.of([r.sampling for r in requests], target.vocab_size, target.device)
+    if processors:
+        sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))
+    starts = [Start(r.prompt, r.seed, min(r.max_new_tokens, room(target, r.prompt)), r.eos) for r in requests]
+    run = EagerRun(target, drafter, rule, sampling, starts)
+    began = time.perf_counter()
+    gain = run.prefill()
+    is_step = False
+    while True:
+        elapsed = time.perf_counter() - began
+        parts = []
+        for place, row in enumerate(live):
+            if row.finish_reason is None:
+                tokens, nodes, done = gain.tokens[place], gain.nodes[place], gain.done[place]
+                parts.append(row.take(tokens, nodes, done, elapsed, is_step))
+                if row.finish_reason is not None and not done:
+                    run.stop(place)
+        yield parts
+        open_places = [p for p, row in enumerate(live) if row.finish_reason is None]
+        if not open_places:
+            return
+        if 2 * len(open_places) <= len(live):  # copying the cache pays once half the rows are gone
+            run.keep(open_places)
+            live[:] = [live[p] for p in open_places]
+        gain = run.step()
+        is_step = True
+
+
+def room(target: Target, prompt: Sequence[int]) -> int:
+    """New tokens that fit behind a prompt."""
+    if len(prompt) >= target.max_positions:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and {target.name} a context of {target.max_positions}: shorten it "
+            f"to at most {target.max_positions - 1}"
+        )
+    return target.max_positions - len(prompt)

@@ -1,0 +1,210 @@
+"""`load` and `Engine`: what most users need to know."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.core.noise import fold
+from redrafter.core.rules import make_rule
+from redrafter.core.step import Drafter
+from redrafter.drafters import NoDrafter
+from redrafter.engine.decode import decode
+from redrafter.engine.processors import check_processor
+from redrafter.engine.request import Completion, Part, Request
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.errors import ConfigError
+from redrafter.targets import Target, load_target
+
+Prompt = str | Sequence[int]
+Messages = Sequence[dict[str, str]]
+
+
+def load(
+    model: Any = None,
+    drafter: Any = "ngram",
+    *,
+    shape: Shape | None = None,
+    rule: RuleConfig | None = None,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | None = None,
+    **model_kwargs: Any,
+) -> "Engine":
+    """Load a target and what guesses for it.
+
+    model: a Hugging Face id, a folder, a loaded transformers model; the embedded default if left out.
+    drafter: "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal
+        LM; a drafter object; None for plain decoding.
+    shape: beam width, length and node budget; by default what suits the drafter.
+    rule: the acceptance rule; `seeded` (lossless, token for token) by default.
+    """
+    target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
+    return Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule)
+
+
+class Engine:
+    """A target with a drafter. All its texts are the target's own."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        shape: Shape | None = None,
+        rule: RuleConfig | None = None,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.shape = shape or drafter.default_shape
+        self.rule_config = rule or RuleConfig()
+        self.rule = make_rule(self.rule_config, self.shape, target.vocab_size, target.dtype)
+
+    def plain(self) -> "Engine":
+        """The same target under the same rule of choice, decoding token by token."""
+        return Engine(self.target, NoDrafter())
+
+    def encode(self, prompt: str | Messages) -> list[int]:
+        """Text as it is, or chat messages through the model's chat template -> token ids."""
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            raise ConfigError(f"{self.target.name} came without a tokenizer: give token ids, or tokenizer=...")
+        if isinstance(prompt, str):
+            return list(tokenizer(prompt)["input_ids"])
+        if tokenizer.chat_template is None:
+            raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
+        ids = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
+        return list(ids)
+
+    def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:
+        """Completions of one prompt or a list of them (text, token ids or chat messages).
+
+        Options are those of `stream`. Returns one Completion, or a list in the order of the prompts,
+        each followed by its further choices where n > 1.
+        """
+        single, many = _as_list(prompts)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        requests = self.requests(many, **_request_options(options))
+        done: list[Completion] = []
+        for start in range(0, len(requests), batch_size):
+            done += self.complete(requests[start : start + batch_size], options.get("logits_processor") or ())
+        return done[0] if single and len(done) == 1 else done
+
+    def stream(self, prompts: Any, **options: Any) -> Iterator[Part]:
+        """Parts as they are decided, row by row within each step.
+
+        max_new_tokens: at most this many new tokens, exactly as many if nothing ends the text before.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+        logit_bias: see `SamplingParams`.
+        seed: same seed, same text, alone or in any batch; a list gives one per prompt.
+        n: choices per prompt. stop: strings that end the text. ignore_eos: write on past its end.
+        logits_processor: transformers LogitsProcessors that look at (ids, scores) only.
+        """
+        _, many = _as_list(prompts)
+        requests = self.requests(many, **_request_options(options))
+        for parts in self.run(requests, options.get("logits_processor") or ()):
+            yield from parts
+
+    def requests(
+        self,
+        prompts: Sequence[Any],
+        *,
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] | None = None,
+        n: int = 1,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        halts: Callable[[list[int]], bool] | None = None,
+        **sampling: Any,
+    ) -> list[Request]:
+        """Check and spell out what is asked for: n requests per prompt."""
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if n < 1:
+            raise ConfigError(f"n must be at least 1, got {n}")
+        params = SamplingParams(**sampling)
+        for token in params.logit_bias:
+            if not 0 <= token < self.target.vocab_size:
+                raise ConfigError(f"logit_bias names token {token}, outside the vocabulary of {self.target.vocab_size}")
+        if seed is None or isinstance(seed, int):
+            seeds = [seed if seed is not None else secrets.randbits(63) for _ in prompts]
+        else:
+            seeds = list(seed)
+        if len(seeds) != len(prompts):
+            raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self.target.tokenizer is None:
+            raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
+        eos = () if ignore_eos else self.eos_tokens()
+        return [
+            Request(
+                prompt=self._ids(prompt),
+                max_new_tokens=max_new_tokens,
+                seed=fold(own, choice),
+                sampling=params,
+                eos=eos,
+                stop=stops,
+                halts=halts,
+            )
+            for prompt, own in zip(prompts, seeds, strict=True)
+            for choice in range(n)
+        ]
+
+    def run(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> Iterator[list[Part]]:
+        """All requests as one batch, one list of parts per step."""
+        for processor in processors:
+            check_processor(processor, self.target.vocab_size)
+        return decode(self.target, self.drafter, self.rule, requests, processors)
+
+    def complete(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> list[Completion]:
+        """All requests as one batch, to their ends."""
+        texts = [""] * len(requests)
+        tokens: list[list[int]] = [[] for _ in requests]
+        last: dict[int, Part] = {}
+        for parts in self.run(requests, processors):
+            for part in parts:
+                texts[part.row] += part.text
+                tokens[part.row] += part.tokens
+                last[part.row] = part
+        return [
+            Completion(texts[i], tokens[i], last[i].finish_reason or "length", request.seed, last[i].stats)
+            for i, request in enumerate(requests)
+        ]
+
+    def eos_tokens(self) -> tuple[int, ...]:
+        """Ids that end a text, as the model's generation config (or config) names them."""
+        for config in (getattr(self.target.model, "generation_config", None), self.target.config):
+            ids = getattr(config, "eos_token_id", None)
+            if ids is not None:
+                return (ids,) if isinstance(ids, int) else tuple(ids)
+        return ()
+
+    def _ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
+            ids = self.encode(prompt)
+        else:
+            ids = [int(t) for t in prompt]
+        if not ids:
+            raise ConfigError("the prompt is empty: give at least one token")
+        if min(ids) < 0 or max(ids) >= self.target.vocab_size:
+            raise ConfigError(f"the prompt has token ids outside the vocabulary of {self.target.vocab_size}")
+        return ids
+
+
+def _request_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k != "logits_processor"}
+
+
+def _as_list(prompts: Any) -> tuple[bool, list[Any]]:
+    """(was it one prompt?, prompts). One prompt is text, a list of ids, or a list of messages."""
+    if isinstance(prompts, str):
+        return True, [prompts]
+    items = prompts.tolist() if isinstance(prompts, torch.Tensor) else list(prompts)
+    if not items:
+        raise ConfigError("no prompt given")
+    if isinstance(items[0], int | dict):
+        return True, [items]
+    return False, items

@@ -1,0 +1,76 @@
+"""What goes in and what comes out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from redrafter.config import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One row: a prompt and how to continue it."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    seed: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    eos: Sequence[int] = ()
+    """Token ids that end the text (they are part of it)."""
+    stop: Sequence[str] = ()
+    """Strings that end the text (they are not part of it)."""
+    halts: Callable[[list[int]], bool] | None = None
+    """Asked after each token, with prompt and text so far."""
+
+
+@dataclass
+class Stats:
+    """How a row was written."""
+
+    rule: str
+    lossless: bool
+    steps: int = 0
+    """Steps after the prompt's own pass, which gives the first token."""
+    tokens: int = 0
+    accepted: int = 0
+    """Drafted tokens kept."""
+    nodes: int = 0
+    """Drafted nodes verified."""
+    accepted_per_step: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    first_token_seconds: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens gained per step; the first token belongs to the prompt's pass and counts in neither."""
+        return (self.tokens - 1) / self.steps if self.steps else float(self.tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one step added to one row."""
+
+    row: int
+    text: str
+    tokens: list[int]
+    accepted: int
+    """How many of the tokens, from the first on, were guessed by the drafter."""
+    stats: Stats
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished row."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats

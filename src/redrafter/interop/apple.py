@@ -1,0 +1,103 @@
+"""Apple's drafter folder (ml-recurrent-drafter): read and write.
+
+Differences to ours: the first state is zero, and the joint vector is [h, s] where ours is [s, h].
+With an input projection only its columns change places; without one the whole residual stream of
+the blocks does, in and out.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from redrafter.config import RecurrentConfig
+from redrafter.core.recurrent import RecurrentNet
+from redrafter.drafters import checkpoint
+from redrafter.errors import ConfigError, CorruptCheckpoint
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+
+
+def read(folder: Path) -> RecurrentNet:
+    config = checkpoint.read_config(folder)
+    if config.get("model_type") != MODEL_TYPE:
+        raise CorruptCheckpoint(f"{folder} is not an Apple drafter: model_type is {config.get('model_type')!r}")
+    try:
+        hidden = int(config["hidden_size"])
+        shape = RecurrentConfig(
+            vocab_size=int(config["vocab_size"]),
+            context_size=hidden,
+            embedding_size=hidden,
+            state_size=hidden,
+            exit_size=int(config["exit_dim"]),
+            blocks=int(config["num_draft_layers"]),
+            cell="rnn" if config["rnn"] else "none",
+            first_state="zero",
+        )
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CorruptCheckpoint(f"{folder / checkpoint.CONFIG_FILE} does not describe a drafter: {error}") from error
+    net = RecurrentNet(shape)
+    tensors = checkpoint.read_tensors(folder)
+    names = _names(net)
+    foreign = {apple: own for own, apple in names.items()}
+    renamed = {foreign.get(name, name): tensor for name, tensor in tensors.items()}
+    checkpoint.load_weights(net, _swap(renamed, hidden), folder)
+    return net
+
+
+def write(folder: Path, net: RecurrentNet) -> None:
+    """Refused for what their format has no place for."""
+    config = net.config
+    hidden = config.context_size
+    for ok, what in (
+        (config.first_state == "zero", f"a first state from {config.first_state!r}"),
+        (config.head == "own", "a tied head"),
+        (config.draft_vocab_size is None, "a draft vocabulary"),
+        (config.layers == (-1,), "a context from several layers"),
+        (config.state_size == config.embedding_size == hidden, "state, embedding and context of different sizes"),
+    ):
+        if not ok:
+            raise ConfigError(f"Apple's format has no place for {what}")
+    names = _names(net)
+    tensors = {names[own]: t.contiguous() for own, t in _swap(net.state_dict(), hidden).items()}
+    described: dict[str, Any] = {
+        "model_type": MODEL_TYPE,
+        "vocab_size": config.vocab_size,
+        "hidden_size": hidden,
+        "exit_dim": config.exit_size,
+        "num_draft_layers": config.blocks,
+        "rnn": config.cell == "rnn",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / checkpoint.WEIGHTS_FILE)
+    (folder / checkpoint.CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n")
+
+
+def _names(net: RecurrentNet) -> dict[str, str]:
+    """Our parameter name -> theirs."""
+    names = {"head.weight": f"lm_head.{net.config.blocks}.weight"}
+    for i in range(net.config.blocks):
+        for part in ("weight", "bias"):
+            names[f"blocks.{i}.{part}"] = f"lm_head.{i}.linear.{part}"
+    names |= {"cell_u.weight": "rnn_u.weight", "cell_u.bias": "rnn_u.bias", "cell_w.weight": "rnn_w.weight"}
+    return names | {"input_proj.weight": "input_proj.weight", "input_proj.bias": "input_proj.bias"}
+
+
+def _swap(tensors: dict[str, Tensor], hidden: int) -> dict[str, Tensor]:
+    """Exchange the two halves of every axis that is the joint vector; its own inverse."""
+    projected = "input_proj.weight" in tensors
+
+    def halves(x: Tensor, dim: int) -> Tensor:
+        return torch.roll(x, hidden, dims=dim) if x.shape[dim] == 2 * hidden else x
+
+    swapped = {}
+    for name, tensor in tensors.items():
+        if name == "input_proj.weight" or (name == "head.weight" and not projected):
+            tensor = halves(tensor, 1)
+        elif name.startswith("blocks.") and not projected:
+            tensor = halves(halves(tensor, 0), 1) if name.endswith("weight") else halves(tensor, 0)
+        swapped[name] = tensor
+    return swapped

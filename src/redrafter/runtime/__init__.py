@@ -1,0 +1,1 @@
+"""Ways to run the step: eager now; others wrap the same step."""

@@ -1,0 +1,104 @@
+"""From what the user says (a name, a folder, a model) to a checked target."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
+from redrafter.targets.default import default_model
+from redrafter.targets.selfcheck import check, check_with_fallback
+from redrafter.targets.target import Target
+
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def parse_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
+    """A name or a torch dtype; by default bf16 on a GPU and fp32 on a CPU."""
+    if dtype is None or dtype == "auto":
+        return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_target(
+    model: Any = None,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | None = None,
+    **model_kwargs: Any,
+) -> Target:
+    """`model`: a Hugging Face id, a folder, a loaded transformers model, or nothing for the default.
+
+    Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`.
+    """
+    if model is None or isinstance(model, str | Path):
+        target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
+        check_with_fallback(target)
+    else:
+        target = Target(model.eval(), tokenizer)
+        check(target)  # a model the user made is not switched to another attention behind their back
+    return target
+
+
+def _from_pretrained(
+    model: str | Path | None,
+    tokenizer: Any,
+    dtype: str | torch.dtype | None,
+    device: str | None,
+    model_kwargs: dict[str, Any],
+) -> Target:
+    device = device or best_device()
+    wanted = parse_dtype(dtype, device)
+    source = str(default_model() if model is None else model)
+    if model is not None and Path(source).exists() and not (Path(source) / "config.json").exists():
+        raise ModelNotFound(f"{source} is no model folder: it has no config.json")
+    module, tokenizer = load_pretrained(source, wanted, tokenizer, model_kwargs)
+    if "device_map" not in model_kwargs:
+        module = module.to(device)
+    return Target(module.eval(), tokenizer, name=Path(source).name if Path(source).exists() else source)
+
+
+def load_pretrained(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """transformers' own loading, with its many errors told in one line each."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        AutoConfig.from_pretrained(source)
+    except Exception as error:
+        raise ModelNotFound(
+            f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
+            f"({_first_line(error)})"
+        ) from error
+    try:
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+    except Exception as error:
+        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {_first_line(error)}") from error
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except Exception:
+            tokenizer = None  # token ids in and out still work; asking for text says what is missing
+    return module, tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__

@@ -1,0 +1,117 @@
+"""Can this model be verified as a tree? Decided by trying, not by a list of names."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.core.tree import Tree, pack_beam
+from redrafter.errors import UnsupportedTarget
+from redrafter.targets.target import Target
+
+log = logging.getLogger(__name__)
+
+PROMPT, WIDTH, LENGTH = 12, 3, 3
+
+
+@torch.no_grad()
+def check(target: Target) -> None:
+    """Raise UnsupportedTarget, with the reason, unless trees give each node its own path's logits."""
+    name = type(target.model).__name__
+    try:
+        tree_gap, scale = _tree_gap(target)
+        batch_gap = _batch_gap(target)
+    except UnsupportedTarget:
+        raise
+    except Exception as error:
+        raise UnsupportedTarget(
+            f"{name} does not take a 4D attention mask, position ids and a key-value cache as causal LMs of "
+            f"transformers do ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        ) from error
+    allowed = tolerance(target.dtype) * max(scale, 1.0)
+    if not tree_gap <= allowed:
+        raise UnsupportedTarget(
+            f"{name} gives a tree node other logits than its path alone (difference {tree_gap:.2g}, allowed "
+            f"{allowed:.2g}): it ignores the attention mask or the positions, or keeps a recurrent state"
+        )
+    if not batch_gap <= allowed:
+        raise UnsupportedTarget(
+            f"{name} gives a row other logits when another row of the batch stands at a far position (difference "
+            f"{batch_gap:.2g}, allowed {allowed:.2g}): its rotary scaling looks at the longest position"
+        )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest difference of logits that rounding explains, relative to their size."""
+    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.05}.get(dtype, 0.25)
+
+
+def _random_tokens(target: Target, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(target.vocab_size, shape, generator=generator).to(target.device)
+
+
+def _tree_gap(target: Target) -> tuple[float, float]:
+    """Two ragged prompts, a random tree on each, against every path run on its own by the model alone."""
+    lengths = [PROMPT, PROMPT - 5]
+    tokens = _random_tokens(target, 2, PROMPT)
+    last = _random_tokens(target, 2, 1)[:, 0]
+    beam = _random_tokens(target, 2, WIDTH, LENGTH)
+    beam[:, 1, : LENGTH - 1] = beam[:, 0, : LENGTH - 1]  # siblings, so that hiding one matters
+    tree, _ = pack_beam(beam, last)
+    cache = KVCache(slots=PROMPT + tree.nodes + 1)
+    target.prefill(tokens, lengths, cache, ())
+    logits, _ = target.verify(tree, torch.tensor(lengths, device=target.device), cache, ())
+    gap, scale = 0.0, 0.0
+    for row, length in enumerate(lengths):
+        for node in _leaves(tree, row):
+            path = tree.mask[row, node].nonzero()[:, 0]
+            whole = torch.cat([tokens[row, :length], tree.tokens[row, path]])
+            alone = target.model(input_ids=whole[None], use_cache=False).logits[0, length:].to(target.device)
+            gap = max(gap, float((alone - logits[row, path]).abs().max()))
+            scale = max(scale, float(alone.abs().max()))
+    return (gap if gap == gap else float("inf")), scale
+
+
+def _leaves(tree: Tree, row: int) -> list[int]:
+    """Nodes whose paths, together, cover the tree."""
+    inner = set(tree.parents[row, 1:].tolist())
+    return [n for n in range(tree.nodes + 1) if bool(tree.valid[row, n]) and n not in inner]
+
+
+def _batch_gap(target: Target) -> float:
+    """A row's logits must not depend on how far along another row of the batch is."""
+    tokens = _random_tokens(target, 2, 4)
+    near = torch.arange(4, device=target.device)
+    far = near + target.max_positions - 4
+    visible = (near[:, None] >= near[None, :])[None]
+
+    def run(rows: int, positions: Tensor) -> Tensor:
+        slots = near.expand(rows, -1)
+        logits, _ = target.forward(
+            tokens[:rows], positions, slots, visible.expand(rows, -1, -1), positions, KVCache(slots=4), ()
+        )
+        return logits[0]
+
+    alone = run(1, near[None])
+    beside = run(2, torch.stack([near, far]))
+    return float((alone - beside).abs().max())
+
+
+def check_with_fallback(target: Target) -> None:
+    """Check; if the attention implementation is what fails, try transformers' own eager one."""
+    try:
+        check(target)
+    except UnsupportedTarget:
+        implementation: Any = getattr(target.config, "_attn_implementation", None)
+        if implementation in (None, "eager") or not hasattr(target.model, "set_attn_implementation"):
+            raise
+        target.model.set_attn_implementation("eager")
+        try:
+            check(target)
+        except UnsupportedTarget:
+            target.model.set_attn_implementation(implementation)
+            raise
+        log.info("%s cannot verify trees under %s attention; using eager", target.name, implementation)

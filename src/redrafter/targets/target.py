@@ -1,0 +1,117 @@
+"""A transformers causal LM that verifies trees."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache, slot_positions, tree_visibility
+from redrafter.core.tree import Tree
+from redrafter.targets.attention import AttentionPlan
+from redrafter.targets.worn import WornCache
+
+PREFILL_CHUNK = 512
+"""Prompt tokens per pass: bounds the mask and the activations of a long prompt."""
+
+UNBOUNDED = 1 << 20
+"""Context of a model whose config names none (relative positions only)."""
+
+
+class Target:
+    """Wraps a model without changing it. `selfcheck.check` decides whether it may be used."""
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config()
+        self.name = name or getattr(model.config, "_name_or_path", "") or self.config.model_type
+        self.attention = AttentionPlan(self.config)
+        self.layer_count: int = self.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.max_positions: int = getattr(self.config, "max_position_embeddings", None) or UNBOUNDED
+        self.input_embedding = model.get_input_embeddings()
+        self.output_embedding = model.get_output_embeddings()
+        self.vocab_size: int = self.output_embedding.weight.shape[0]
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = self.input_embedding.weight.device
+        self._extra: dict[str, int | Tensor] = {}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            self._extra["logits_to_keep"] = 0
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        key_positions: Tensor,
+        cache: KVCache,
+        layers: tuple[int, ...],
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over (B, n) tokens -> logits (B, n or len(keep), V), hidden states (B, n, C).
+
+        `visible` (B, n, S) says which of the first S slots each token sees, `key_positions` (B, S)
+        where the tokens in them stand. `keep` lists the columns whose logits are wanted.
+        """
+        extra = dict(self._extra)
+        if keep is not None and extra:
+            extra["logits_to_keep"] = keep
+        out = self.model(
+            input_ids=tokens,
+            # A guess past the context is never accepted; its position only has to exist.
+            position_ids=positions.clamp(max=self.max_positions - 1),
+            attention_mask=self.attention.masks(visible, positions, key_positions, self.dtype),
+            past_key_values=WornCache(cache, self.layer_count, slots, visible.shape[2]),
+            use_cache=True,
+            output_hidden_states=bool(layers),
+            **extra,
+        )
+        logits = out.logits.to(self.device)
+        if keep is not None and not extra:
+            logits = logits[:, keep]
+        if not layers:
+            return logits, logits.new_zeros(*tokens.shape, 0)
+        return logits, torch.cat([out.hidden_states[i].to(self.device) for i in layers], dim=-1)
+
+    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """All nodes in one pass: logits (B, N+1, V) and hidden states (B, N+1, C)."""
+        node = torch.arange(tree.tokens.shape[1], device=lengths.device)
+        return self.forward(
+            tree.tokens,
+            lengths[:, None] + tree.depths,
+            lengths[:, None] + node,
+            tree_visibility(lengths, tree.mask, cache.extent),
+            slot_positions(lengths, tree.depths, cache.extent),
+            cache,
+            layers,
+        )
+
+    def prefill(
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Prompts (B, P), padded right -> logits (B, V) after each row's end, hidden states (B, P, C)."""
+        batch, total = tokens.shape
+        last: dict[int, Tensor] = {}
+        hidden = []
+        for start in range(0, total, PREFILL_CHUNK):
+            stop = min(start + PREFILL_CHUNK, total)
+            ends = sorted({n - 1 - start for n in lengths if start < n <= stop})
+            positions = torch.arange(start, stop, device=self.device).expand(batch, -1)
+            slots = torch.arange(stop, device=self.device).expand(batch, -1)
+            logits, states = self.forward(
+                tokens[:, start:stop],
+                positions,
+                positions,
+                slots[:, None, :] <= positions[:, :, None],
+                slots,
+                cache,
+                layers,
+                keep=torch.tensor(ends or [0], device=self.device),
+            )
+            hidden.append(states)
+            for row, n in enumerate(lengths):
+                if start < n <= stop:
+                    last[row] = logits[row, ends.index(n - 1 - start)]
+        return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
