@@ -131,6 +131,7 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
     place = torch.zeros(batch, total + 1, dtype=torch.long, device=kept.device)
     place.scatter_(1, kept + 1, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
 
+    length = min(nodes.length, budget)  # a closed set of N nodes is at most N deep
     zero = torch.zeros_like(kept[:, :1])
     parents = torch.cat([zero, place.gather(1, nodes.parents.gather(1, kept))], 1)
     tree = Tree(
@@ -138,8 +139,8 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
         parents=parents,
         depths=torch.cat([zero, nodes.depths.gather(1, kept)], 1),
         valid=torch.cat([zero == 0, scores.gather(1, kept) > -torch.inf], 1),
-        mask=ancestors(parents, nodes.length),
-        length=nodes.length,
+        mask=ancestors(parents, length),
+        length=length,
     )
     return tree, place
 
