@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parent / "core"):
+    sys.path.insert(0, str(folder))
 
 torch.set_num_threads(1)  # tiny models; two workers share two cores
 
