@@ -1,9 +1,14 @@
 """redrafter: large language models write faster without changing a single token of what they write."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from redrafter.config import RecurrentConfig, RuleConfig, SamplingParams, Shape
-from redrafter.engine import Engine, custom_generate, load
 from redrafter.errors import RedrafterError
 from redrafter.version import __version__
+
+if TYPE_CHECKING:
+    from redrafter.engine import Engine, custom_generate, load
 
 __all__ = [
     "Engine",
@@ -16,3 +21,10 @@ __all__ = [
     "custom_generate",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """torch and transformers take seconds to import: only when something of the engine is asked for."""
+    if name in ("Engine", "custom_generate", "load"):
+        return getattr(import_module("redrafter.engine"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

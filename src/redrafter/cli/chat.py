@@ -7,7 +7,6 @@ from rich.console import Console
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
 from redrafter.cli.show import coloured, figures
 
-HELP = "talk with the model"
 EPILOG = "an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer"
 
 

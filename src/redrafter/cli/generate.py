@@ -9,7 +9,6 @@ from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engin
 from redrafter.cli.show import coloured, figures
 from redrafter.errors import ConfigError
 
-HELP = "write a continuation of a prompt"
 EPILOG = """examples:
   redrafter generate "Why is the sky blue?"
   redrafter generate --temperature 0.8 --seed 7 "Write a haiku"

@@ -4,42 +4,45 @@ import argparse
 import logging
 import os
 import sys
-from types import ModuleType
+from importlib import import_module
 
 from redrafter.errors import RedrafterError
 from redrafter.version import __version__
 
 DESCRIPTION = "Large language models write faster, without changing a single token of what they write."
+VERBS = {
+    "generate": "write a continuation of a prompt",
+    "chat": "talk with the model",
+    "compare": "watch plain and speculative decoding write the same text",
+    "doctor": "say what is installed, what is missing, what this machine will run",
+}
 
 
-def parser(verbs: dict[str, ModuleType]) -> argparse.ArgumentParser:
+def parser(asked: str | None) -> argparse.ArgumentParser:
+    """Only the verb that is asked for is imported: torch and transformers take seconds."""
     top = argparse.ArgumentParser(prog="redrafter", description=DESCRIPTION)
     top.add_argument("--version", action="version", version=f"redrafter {__version__}")
     top.add_argument("--verbose", action="store_true", help="log what happens, and full tracebacks of errors")
-    commands = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, module in verbs.items():
-        sub = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP[0].upper() + module.HELP[1:] + ".",
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add(sub)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == asked:
+            module = import_module(f"redrafter.cli.{name}")
+            verb.epilog = module.EPILOG
+            verb.formatter_class = argparse.RawDescriptionHelpFormatter
+            module.add(verb)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    # Imported here so that a missing or broken torch is reported, not a traceback of our own making.
-    from redrafter.cli import chat, compare, doctor, generate
-
-    verbs = {"generate": generate, "chat": chat, "compare": compare, "doctor": doctor}
-    args = parser(verbs).parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    args = parser(asked).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
     _quiet_transformers()
     try:
-        verbs[args.verb].run(args)
+        import_module(f"redrafter.cli.{args.verb}").run(args)
     except RedrafterError as error:
         if args.verbose:
             raise
@@ -55,10 +58,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _quiet_transformers() -> None:
+    """Their progress bars and retries say nothing a user of ours can act on; errors reach us as exceptions."""
     from transformers.utils import logging as theirs
 
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ def custom_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    attention_mask: Tensor | None = None,
     drafter: Any = "ngram",
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
@@ -46,7 +45,9 @@ def custom_generate(
     budget, eos, halts = endings(stopping_criteria, input_ids.shape[1])
     if budget is None:
         raise ConfigError("give max_new_tokens (or max_length) to generate")
-    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    # Not a parameter by name: transformers would then hand it over twice.
+    mask = model_kwargs.get("attention_mask")
+    real = torch.ones_like(input_ids) if mask is None else mask
     requests = [
         Request(
             prompt=ids[keep.bool()].tolist(),

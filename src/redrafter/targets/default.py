@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from filelock import FileLock
+from safetensors import SafetensorError
 
 from redrafter.errors import CacheUnavailable, CorruptCheckpoint, ModelNotFound
 
@@ -46,20 +48,28 @@ def default_model() -> Path:
         root = cache_folder()
         root.mkdir(parents=True, exist_ok=True)
         folder = root / NAME
-        if _intact(folder):
-            return folder
-        if folder.exists():
-            log.warning("%s is damaged or half-written; converting it again", folder)
-        if shutil.disk_usage(root).free < NEEDED_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
-        with tempfile.TemporaryDirectory(dir=root, prefix=f".{NAME}-") as scratch:
-            fresh = Path(scratch) / NAME
-            _convert(find_gguf(Path(scratch)), fresh)
-            _write_manifest(fresh)
-            if folder.exists():
-                shutil.rmtree(folder)
-            fresh.rename(folder)
+        if not _intact(folder):
+            with FileLock(root / f".{NAME}.lock"):  # another process may be at it
+                if not _intact(folder):
+                    _make(folder)
         return folder
+
+
+def _make(folder: Path) -> None:
+    """Convert into a scratch folder and move it into place in one go."""
+    if folder.exists():
+        log.warning("%s is damaged or half-written; converting it again", folder)
+    for left_over in folder.parent.glob(f".{NAME}-*"):  # of a conversion that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    if shutil.disk_usage(folder.parent).free < NEEDED_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder.parent))
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as scratch:
+        fresh = Path(scratch) / NAME
+        _convert(find_gguf(Path(scratch)), fresh)
+        _write_manifest(fresh)
+        if folder.exists():
+            shutil.rmtree(folder)
+        fresh.rename(folder)
 
 
 def default_state() -> tuple[str, bool]:
@@ -76,16 +86,18 @@ def default_state() -> tuple[str, bool]:
 def _cache_errors() -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         where = cache_folder()
-        if error.errno == errno.ENOSPC:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             need = NEEDED_BYTES // 2**20
             raise CacheUnavailable(
                 f"no space left in {where}: converting {NAME} needs {need} MiB; free some or set REDRAFTER_CACHE "
                 "to a folder on another disk"
             ) from error
+        reason = getattr(error, "strerror", None) or error
         raise CacheUnavailable(
-            f"cannot use the cache folder {where} ({error.strerror or error}); set REDRAFTER_CACHE to one you can write"
+            f"cannot use the cache folder {where} ({reason}); set REDRAFTER_CACHE to one you can write"
         ) from error
 
 

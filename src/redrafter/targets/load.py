@@ -68,8 +68,10 @@ def _from_pretrained(
     device = device or best_device()
     wanted = parse_dtype(dtype, device)
     source = str(default_model() if model is None else model)
-    if model is not None and Path(source).exists() and not (Path(source) / "config.json").exists():
+    if Path(source).exists() and not (Path(source) / "config.json").exists():
         raise ModelNotFound(f"{source} is no model folder: it has no config.json")
+    if not Path(source).exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise ModelNotFound(f"no model folder {source}")  # no Hub id looks like that: spare the network
     module, tokenizer = load_pretrained(source, wanted, tokenizer, model_kwargs)
     if "device_map" not in model_kwargs:
         module = module.to(device)

@@ -21,8 +21,7 @@ def check(target: Target) -> None:
     """Raise UnsupportedTarget, with the reason, unless trees give each node its own path's logits."""
     name = type(target.model).__name__
     try:
-        tree_gap, scale = _tree_gap(target)
-        batch_gap = _batch_gap(target)
+        tree_gap, batch_gap = _tree_gap(target), _batch_gap(target)
     except UnsupportedTarget:
         raise
     except Exception as error:
@@ -30,7 +29,7 @@ def check(target: Target) -> None:
             f"{name} does not take a 4D attention mask, position ids and a key-value cache as causal LMs of "
             f"transformers do ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         ) from error
-    allowed = tolerance(target.dtype) * max(scale, 1.0)
+    allowed = tolerance(target.dtype)
     if not tree_gap <= allowed:
         raise UnsupportedTarget(
             f"{name} gives a tree node other logits than its path alone (difference {tree_gap:.2g}, allowed "
@@ -44,8 +43,16 @@ def check(target: Target) -> None:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest difference of logits that rounding explains, relative to their size."""
-    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.05}.get(dtype, 0.25)
+    """Largest difference of logits that rounding explains, relative to their spread."""
+    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.02}.get(dtype, 0.1)
+
+
+def _relative_gap(logits: Tensor, other: Tensor) -> float:
+    """(n, V) twice -> the worst row's distance, as a share of the row's own spread; inf where not a number."""
+    logits, other = logits.double(), other.double()
+    spread = (logits - logits.mean(-1, keepdim=True)).norm(dim=-1)
+    gap = float(((logits - other).norm(dim=-1) / spread).max())
+    return gap if gap == gap else float("inf")
 
 
 def _random_tokens(target: Target, *shape: int) -> Tensor:
@@ -53,7 +60,7 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
     return torch.randint(target.vocab_size, shape, generator=generator).to(target.device)
 
 
-def _tree_gap(target: Target) -> tuple[float, float]:
+def _tree_gap(target: Target) -> float:
     """Two ragged prompts, a random tree on each, against every path run on its own by the model alone."""
     lengths = [PROMPT, PROMPT - 5]
     tokens = _random_tokens(target, 2, PROMPT)
@@ -64,15 +71,14 @@ def _tree_gap(target: Target) -> tuple[float, float]:
     cache = KVCache(slots=PROMPT + tree.nodes + 1)
     target.prefill(tokens, lengths, cache, ())
     logits, _ = target.verify(tree, torch.tensor(lengths, device=target.device), cache, ())
-    gap, scale = 0.0, 0.0
+    gap = 0.0
     for row, length in enumerate(lengths):
         for node in _leaves(tree, row):
             path = tree.mask[row, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], tree.tokens[row, path]])
             alone = target.model(input_ids=whole[None], use_cache=False).logits[0, length:].to(target.device)
-            gap = max(gap, float((alone - logits[row, path]).abs().max()))
-            scale = max(scale, float(alone.abs().max()))
-    return (gap if gap == gap else float("inf")), scale
+            gap = max(gap, _relative_gap(alone, logits[row, path]))
+    return gap
 
 
 def _leaves(tree: Tree, row: int) -> list[int]:
@@ -97,7 +103,7 @@ def _batch_gap(target: Target) -> float:
 
     alone = run(1, near[None])
     beside = run(2, torch.stack([near, far]))
-    return float((alone - beside).abs().max())
+    return _relative_gap(alone, beside)
 
 
 def check_with_fallback(target: Target) -> None:

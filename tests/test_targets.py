@@ -1,0 +1,169 @@
+"""Which models are taken, which are refused, and how they say why."""
+
+import pytest
+import torch
+import transformers as tf
+
+import redrafter
+from redrafter import Engine, Shape
+from redrafter.core.cache import KVCache
+from redrafter.core.tree import pack_beam
+from redrafter.drafters import NoDrafter
+from redrafter.errors import UnsupportedTarget
+from redrafter.targets import Target, load_target
+from redrafter.targets import target as target_module
+from zoo import COMMON, PROMPTS, VOCAB, make_model, recurrent_drafter
+
+
+def build(config):
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def longrope():
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 64,
+    }
+    sizes = COMMON | {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    return tf.Phi3Config(**sizes, rope_parameters=rope)
+
+
+REFUSED = {
+    "state space": (
+        lambda: tf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
+        "'linear_attention' keeps no keys",
+    ),
+    "hybrid": (
+        lambda: tf.Qwen3NextConfig(
+            **COMMON, head_dim=8, num_experts=4, layer_types=["linear_attention", "full_attention"]
+        ),
+        "'linear_attention' keeps no keys",
+    ),
+    "recurrent": (
+        lambda: tf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, context_length=64),
+        "keeps a recurrent state",
+    ),
+    "long rope": (longrope, "rotary scaling looks at the longest position"),
+    "relative bias from a 2D mask": (
+        lambda: tf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
+        "does not take a 4D attention mask",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_reason(name):
+    make, reason = REFUSED[name]
+    with pytest.raises(UnsupportedTarget, match=reason):
+        load_target(build(make()))
+
+
+def test_long_rope_that_is_not_switched_on_by_length_is_taken():
+    """The twin of the refusal: the same model family, with scaling that looks at no other row."""
+    config = longrope()
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    load_target(build(config))
+
+
+def test_a_model_that_drops_the_mask_falls_back_to_eager(tmp_path, caplog):
+    config = tf.GPTJConfig(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=96,
+        rotary_dim=4,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = build(config)
+    model.save_pretrained(tmp_path)
+    with caplog.at_level("INFO", logger="redrafter"):
+        engine = redrafter.load(str(tmp_path), drafter="ngram", dtype="fp64", device="cpu")
+    assert engine.target.config._attn_implementation == "eager"
+    plain = engine.plain().generate(PROMPTS, max_new_tokens=12)
+    assert [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=12)] == [c.tokens for c in plain]
+
+
+def test_attention_that_ignores_masks_is_refused_for_a_users_own_model():
+    def deaf(module, query, key, value, attention_mask, **kwargs):
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return out.transpose(1, 2), None
+
+    tf.AttentionInterface.register("deaf", deaf)
+    model = make_model("llama", vocab_size=VOCAB)
+    model.set_attn_implementation("deaf")
+    with pytest.raises(UnsupportedTarget, match="ignores the attention mask"):
+        load_target(model)
+    assert model.config._attn_implementation == "deaf", "a user's model is left as it was"
+
+
+def test_device_map_as_it_comes(tmp_path):
+    """Split between CPU and disk by accelerate: the cache follows each layer by itself."""
+    make_model(dtype=torch.float32).save_pretrained(tmp_path)
+    device_map = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    }
+    engine = redrafter.load(
+        str(tmp_path), dtype="fp32", device_map=device_map, offload_folder=str(tmp_path / "offload")
+    )
+    whole = redrafter.load(str(tmp_path), dtype="fp32", drafter=None, device="cpu")
+    got = [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=12)]
+    assert got == [c.tokens for c in whole.generate(PROMPTS, max_new_tokens=12)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_as_it_comes(tmp_path):
+    torchao = pytest.importorskip("torchao.quantization")
+    make_model(dtype=torch.float32).save_pretrained(tmp_path)
+    quantised = tf.TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    engine = redrafter.load(str(tmp_path), dtype="fp32", device="cpu", quantization_config=quantised)
+    weight = engine.target.model.model.layers[0].mlp.up_proj.weight
+    assert type(weight) is not torch.nn.Parameter, "really quantised"
+    plain = [c.tokens for c in engine.plain().generate(PROMPTS, max_new_tokens=20)]
+    drafter = recurrent_drafter(engine.target)
+    for speculative in (engine, Engine(engine.target, drafter, shape=Shape(width=3, length=3))):
+        assert [c.tokens for c in speculative.generate(PROMPTS, max_new_tokens=20)] == plain
+
+
+def test_hidden_states_are_those_of_the_path_alone():
+    model = make_model()
+    target = Target(model)
+    layers = (0, 1, -1)
+    prompt = torch.tensor([PROMPTS[0]])
+    tree, _ = pack_beam(torch.tensor([[[1, 2], [1, 3]]]), torch.tensor([9]))
+    cache = KVCache(slots=20)
+    _, hidden = target.prefill(prompt, [8], cache, layers)
+    _, nodes = target.verify(tree, torch.tensor([8]), cache, layers)
+    for node in range(int(tree.valid.sum())):
+        path = tree.tokens[0][tree.mask[0, node]]
+        ids = torch.cat([prompt[0], path])[None]
+        alone = model(ids, output_hidden_states=True).hidden_states
+        expected = torch.cat([alone[i] for i in layers], -1)[0]
+        assert torch.allclose(nodes[0, node], expected[-1], atol=1e-10)
+        assert torch.allclose(hidden[0], expected[:8], atol=1e-10)
+    last = model.model(ids).last_hidden_state[0, -1]
+    assert torch.allclose(expected[-1, -32:], last, atol=1e-12), "-1 is after the final norm"
+
+
+def test_prefill_in_chunks_is_prefill(monkeypatch):
+    target = Target(make_model("gemma3"))
+    prompts = [list(range(30)), [5, 6], list(range(20, 39))]
+    whole = [c.tokens for c in Engine(target, NoDrafter()).generate(prompts, max_new_tokens=8)]
+    monkeypatch.setattr(target_module, "PREFILL_CHUNK", 7)
+    assert [c.tokens for c in Engine(target, NoDrafter()).generate(prompts, max_new_tokens=8)] == whole
