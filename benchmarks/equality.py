@@ -6,10 +6,10 @@ filter's edge) are closer than 1e-3; every one is listed with its gap.
 
 import time
 
-from common import arguments, first_turns
 from rich.progress import track
 
 import redrafter
+from common import arguments, first_turns
 from redrafter import Engine, Shape
 from redrafter.drafters import ModelDrafter, NgramDrafter
 from redrafter.engine.ties import explain

@@ -3,6 +3,9 @@
 import pytest
 import torch
 import transformers as tf
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import redrafter
 from redrafter import Engine, Shape
@@ -127,14 +130,45 @@ def test_device_map_as_it_comes(tmp_path):
     assert got == [c.tokens for c in whole.generate(PROMPTS, max_new_tokens=12)]
 
 
-@pytest.mark.filterwarnings("ignore")
+class Int8Linear(torch.nn.Module):
+    """Weights as int8 with a scale per row, multiplied out when used."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype), self.bias)
+
+
+@register_quantization_config("int8_rows")
+class Int8Config(QuantizationConfigMixin):
+    def __init__(self, **kwargs) -> None:
+        self.quant_method = "int8_rows"
+
+
+@register_quantizer("int8_rows")
+class Int8Quantizer(HfQuantizer):
+    is_serializable = is_trainable = False
+    requires_calibration = False
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        for layer in model.model.layers:
+            for part in (layer.mlp, layer.self_attn):
+                for name, child in list(part.named_children()):
+                    if isinstance(child, torch.nn.Linear):
+                        setattr(part, name, Int8Linear(child))
+        return model
+
+
 def test_quantised_as_it_comes(tmp_path):
-    torchao = pytest.importorskip("torchao.quantization")
+    """Through transformers' own door for quantisers: from_pretrained(quantization_config=...)."""
     make_model(dtype=torch.float32).save_pretrained(tmp_path)
-    quantised = tf.TorchAoConfig(torchao.Int8WeightOnlyConfig())
-    engine = redrafter.load(str(tmp_path), dtype="fp32", device="cpu", quantization_config=quantised)
-    weight = engine.target.model.model.layers[0].mlp.up_proj.weight
-    assert type(weight) is not torch.nn.Parameter, "really quantised"
+    engine = redrafter.load(str(tmp_path), dtype="fp32", device="cpu", quantization_config=Int8Config())
+    assert engine.target.model.model.layers[0].mlp.up_proj.weight.dtype == torch.int8, "really quantised"
     plain = [c.tokens for c in engine.plain().generate(PROMPTS, max_new_tokens=20)]
     drafter = recurrent_drafter(engine.target)
     for speculative in (engine, Engine(engine.target, drafter, shape=Shape(width=3, length=3))):
