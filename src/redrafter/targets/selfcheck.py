@@ -44,7 +44,7 @@ def check(target: Target) -> None:
 
 def tolerance(dtype: torch.dtype) -> float:
     """Largest difference of logits that rounding explains, relative to their spread."""
-    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.02}.get(dtype, 0.1)
+    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.1}.get(dtype, 0.3)
 
 
 def _relative_gap(logits: Tensor, other: Tensor) -> float:

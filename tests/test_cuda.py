@@ -1,0 +1,85 @@
+"""What only a GPU can show: the same numbers as the CPU, and a step that never waits for the host."""
+
+import pytest
+import torch
+
+from redrafter import Engine, RuleConfig, Shape
+from redrafter.config import SamplingParams
+from redrafter.core.noise import SEEDED, gumbel, uniform
+from redrafter.core.rules import make_rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import step
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.runtime.eager import EagerRun, Start
+from redrafter.targets import load_target
+from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def cuda_target(kind: str = "llama"):
+    import copy
+
+    return load_target(copy.deepcopy(make_model(kind)).cuda())
+
+
+def test_noise_is_that_of_the_cpu():
+    seeds, where = torch.arange(40) * 977, torch.arange(30).expand(40, -1)
+    kw = {"stream": SEEDED, "dtype": torch.float64}
+    cpu = uniform(seeds, where, 500, **kw)
+    assert torch.equal(uniform(seeds.cuda(), where.cuda(), 500, **kw).cpu(), cpu), "bit for bit before the logarithm"
+    assert torch.allclose(
+        gumbel(seeds.cuda(), where.cuda(), 500, **kw).cpu(), gumbel(seeds, where, 500, **kw), rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_speculative_is_plain_and_is_the_cpus(kind):
+    target = cuda_target(kind)
+    for options in ({}, {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}):
+        options = options | {"max_new_tokens": 16}
+        cpu = Engine(load_target(make_model(kind)), NoDrafter()).generate(PROMPTS, **options)
+        plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
+        assert plain == [c.tokens for c in cpu]
+        for drafter in (recurrent_drafter(target), ModelDrafter(target, target), NgramDrafter(2, 1)):
+            engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9))
+            assert [c.tokens for c in engine.generate(PROMPTS, **options)] == plain
+
+
+@pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
+@pytest.mark.parametrize("draft", ["recurrent", "model", "ngram"])
+def test_a_step_never_waits_for_the_host(rule, draft):
+    """torch raises on any synchronising call inside the step."""
+    if rule == "rejection" and draft == "ngram":
+        pytest.skip("refused: n-grams have no probabilities")
+    target = cuda_target()
+    made = {
+        "recurrent": lambda: recurrent_drafter(target),
+        "model": lambda: ModelDrafter(target, target),
+        "ngram": lambda: NgramDrafter(2, 1),
+    }
+    drafter = made[draft]()
+    judge = make_rule(RuleConfig(name=rule), Shape(width=3, length=3), target.vocab_size, target.dtype)
+    params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+    sampling = Sampling.of([params] * 2, target.vocab_size, target.device)
+    run = EagerRun(target, drafter, judge, sampling, [Start(p, 1, 40, ()) for p in PROMPTS[:2]])
+    run.prefill()
+    with torch.no_grad():
+        rows, _ = step(run.rows, run.cache, sampling, judge, drafter, target)  # first use allocates
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                rows, _ = step(rows, run.cache, sampling, judge, drafter, target)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert int(rows.lengths.min()) > len(PROMPTS[1]) + 3
+
+
+def test_a_step_never_waits_for_the_host_twin():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.ones(1, device="cuda").item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
