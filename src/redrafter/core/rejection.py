@@ -5,7 +5,9 @@ replacement from the drafter's distribution there, so a child's survival never d
 token it is: no beam search, no node budget, a fixed branching instead.
 """
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,6 +41,24 @@ def branching_layout(branching: Sequence[int]) -> tuple[list[int], list[int], li
     return parents, depths, children
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The fixed tree as tensors."""
+
+    parents: Tensor  # (N+1,)
+    depths: Tensor  # (N+1,)
+    children: Tensor  # (N+1, most) padded with 0
+
+
+@functools.lru_cache
+def _layout(branching: tuple[int, ...], device: torch.device) -> Layout:
+    """Made once: moving it to a device waits for the host, which a step must not."""
+    parents, depths, children = branching_layout(branching)
+    most = max(branching, default=1)
+    padded = [c + [0] * (most - len(c)) for c in children]
+    return Layout(*(torch.tensor(x, device=device) for x in (parents, depths, padded)))
+
+
 def branching_nodes(branching: Sequence[int]) -> int:
     """Nodes of the fixed tree, the root left out."""
     return len(branching_layout(branching)[0]) - 1
@@ -49,7 +69,7 @@ def sample_tree(
     state: State,
     last: Tensor,
     *,
-    branching: Sequence[int],
+    branching: tuple[int, ...],
     sampling: Sampling,
     seeds: Tensor,
     positions: Tensor,
@@ -63,7 +83,6 @@ def sample_tree(
     per depth serves all nodes of it, since only one of them is ever walked through.
     """
     batch, device = last.shape[0], last.device
-    parents, depths, _ = branching_layout(branching)
     tokens = [last[:, None]]
     drawn_from: list[Tensor] = []
     parent_beam = torch.zeros_like(last)[:, None]
@@ -83,14 +102,15 @@ def sample_tree(
         drawn_from.append(logp)
         width = logp.shape[1]
         parent_beam = torch.arange(width, device=device).repeat_interleave(factor).expand(batch, -1)
-    parent_ids = torch.tensor(parents, device=device).expand(batch, -1)
+    layout = _layout(branching, device)
+    parents = layout.parents.expand(batch, -1)
     every = torch.cat(tokens, 1)
     return Tree(
         tokens=every,
-        parents=parent_ids,
-        depths=torch.tensor(depths, device=device).expand(batch, -1),
+        parents=parents,
+        depths=layout.depths.expand(batch, -1),
         valid=torch.ones_like(every, dtype=torch.bool),
-        mask=ancestors(parent_ids, len(branching)),
+        mask=ancestors(parents, len(branching)),
         length=len(branching),
         draft_logp=torch.cat(drawn_from, 1),
     )
@@ -100,7 +120,7 @@ def accept_rejection(
     scores: Tensor,
     tree: Tree,
     *,
-    branching: Sequence[int],
+    branching: tuple[int, ...],
     temperature: Tensor,
     seeds: Tensor,
     positions: Tensor,
@@ -115,11 +135,9 @@ def accept_rejection(
     device, dtype = scores.device, scores.dtype
     row = torch.arange(batch, device=device)
     greedy = temperature[:, None] <= 0
-    _, _, layout = branching_layout(branching)
-    most = max(branching, default=1)
-    children = torch.tensor([c + [0] * (most - len(c)) for c in layout], device=device)  # (N+1, most)
+    children = _layout(branching, device).children
     where = positions[:, None] + 1 + torch.arange(tree.length + 1, device=device)  # (B, L+1) predicted here
-    coins = uniform(seeds, where, most, stream=streams[0], dtype=dtype)
+    coins = uniform(seeds, where, children.shape[1], stream=streams[0], dtype=dtype)
     residual_noise = gumbel(seeds, where, vocab, stream=streams[1], dtype=dtype)
 
     def target_p(node: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""Fills the README's figures from benchmarks/results/*.json: python benchmarks/readme.py [--check]."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+
+
+def source(result: dict[str, Any]) -> str:
+    """What stands under every block: where the figures come from."""
+    hardware = result["hardware"]
+    machine = hardware.get("gpu") or f"{hardware.get('cpu') or hardware['machine']}, {hardware['threads']} threads"
+    return f"`{result['command']}`; {machine}; torch {result['versions']['torch']}; commit {result['commit']}"
+
+
+def cpu_demo(result: dict[str, Any]) -> str:
+    head = result["headline"]
+    lines = ["| prompt | tokens | steps | tokens/step | speedup | text |", "|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        text = "equal" if row["equal"] else f"differs (gap {row['tie_gap']:.1g})"
+        prompt = row["prompt"] if len(row["prompt"]) < 60 else row["prompt"][:57] + "..."
+        lines.append(
+            f"| {prompt} | {row['tokens']} | {row['steps']} | {row['tokens_per_step']:.2f} "
+            f"| {row['speedup']:.2f}× | {text} |"
+        )
+    lines.append(
+        f"| **all** | | | **{head['tokens_per_step']:.2f}** | **{head['speedup']:.2f}×** | {head['ties']:.0f} ties |"
+    )
+    return "\n".join(lines)
+
+
+def equality(result: dict[str, Any]) -> str:
+    head = result["headline"]
+    lines = [
+        "| fp32, texts of 128 tokens | drafter | equal | ties | wrong | tokens/step |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['setting']} | {r['drafter']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']} "
+        f"| {r['tokens_per_step']:.2f} |"
+        for r in result["rows"]
+    ]
+    lines.append(f"| **all** | | **{head['equal']} of {head['texts']}** | **{head['ties']}** | **{head['wrong']}** | |")
+    return "\n".join(lines)
+
+
+def bf16_divergence(result: dict[str, Any]) -> str:
+    """One line per contender, all settings together, with the standard error of a count."""
+    lines = ["| bf16, against plain in one batch of 80 | texts that part | per 1000 tokens |", "|---|---|---|"]
+    for name in dict.fromkeys(r["contender"] for r in result["rows"]):
+        rows = [r for r in result["rows"] if r["contender"] == name]
+        parted, texts, compared = (sum(r[k] for r in rows) for k in ("parted", "texts", "compared"))
+        rate, error = 1000 * parted / compared, 1000 * parted**0.5 / compared
+        lines.append(f"| {name} | {parted} of {texts} | {rate:.1f} ± {error:.1f} |")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "cpu_demo": ("cpu_demo.json", cpu_demo),
+    "equality": ("equality_cpu.json", equality),
+    "bf16": ("bf16_divergence.json", bf16_divergence),
+}
+
+
+def filled(text: str) -> str:
+    """The README with every block between <!-- name --> and <!-- /name --> made anew."""
+    for name, (file, table) in BLOCKS.items():
+        result = json.loads((HERE / "results" / file).read_text())
+        block = f"<!-- {name} -->\n{table(result)}\n\n<sub>{source(result)}</sub>\n<!-- /{name} -->"
+        text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, b=block: b, text, flags=re.DOTALL)
+        if count != 1:
+            sys.exit(f"{README.name} has {count} blocks named {name}, expected one")
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    args = parser.parse_args()
+    old = README.read_text()
+    new = filled(old)
+    if args.check:
+        sys.exit(0 if new == old else "README.md does not match its results: run python benchmarks/readme.py")
+    README.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
