@@ -51,13 +51,13 @@ def equality(result: dict[str, Any]) -> str:
 
 
 def bf16_divergence(result: dict[str, Any]) -> str:
-    """One line per contender, all settings together, with the standard error of a count."""
-    lines = ["| bf16, against plain in one batch of 80 | texts that part | per 1000 tokens |", "|---|---|---|"]
-    for name in dict.fromkeys(r["contender"] for r in result["rows"]):
-        rows = [r for r in result["rows"] if r["contender"] == name]
+    """One line per contender and temperature, with the standard error of a count."""
+    lines = ["| bf16, against plain in one batch of 80 | T | texts that part | per 1000 tokens |", "|---|---|---|---|"]
+    for temperature, name in dict.fromkeys((r["temperature"], r["contender"]) for r in result["rows"]):
+        rows = [r for r in result["rows"] if (r["temperature"], r["contender"]) == (temperature, name)]
         parted, texts, compared = (sum(r[k] for r in rows) for k in ("parted", "texts", "compared"))
         rate, error = 1000 * parted / compared, 1000 * parted**0.5 / compared
-        lines.append(f"| {name} | {parted} of {texts} | {rate:.1f} ± {error:.1f} |")
+        lines.append(f"| {name} | {temperature:g} | {parted} of {texts} | {rate:.1f} ± {error:.1f} |")
     return "\n".join(lines)
 
 
