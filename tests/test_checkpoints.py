@@ -1,5 +1,6 @@
 """Drafters on disk: ours, Apple's, and everything that can be wrong with them."""
 
+import copy
 import json
 import logging
 
@@ -37,6 +38,39 @@ def test_round_trip(target, tmp_path, changes):
     first = Engine(target, drafter, shape=Shape(width=3, length=3)).generate(PROMPTS, **options)
     second = again.generate(PROMPTS, **options)
     assert [c.stats.steps for c in first] == [c.stats.steps for c in second]
+
+
+def test_nothing_is_overwritten_without_asking(target, tmp_path):
+    target.model.save_pretrained(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    drafter = recurrent_drafter(target)
+    with pytest.raises(ConfigError, match=r"already holds config.json and model.safetensors"):
+        drafter.save(tmp_path, target)
+    with pytest.raises(ConfigError, match="already holds"):
+        apple.write(tmp_path, recurrent_drafter(target, first_state="zero").net)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    drafter.save(tmp_path / "new", target)
+    drafter.save(tmp_path / "new", target, overwrite=True)
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_callers_network_stays_as_it_is(target):
+    net = RecurrentNet(recurrent_drafter(target).net.config)
+    assert net.training
+    drafter = RecurrentDrafter(net, target)
+    assert drafter.net is not net
+    assert net.training
+    assert net.head.weight.dtype == torch.float32
+    assert drafter.net.head.weight.dtype == torch.float64
+
+
+def test_identity_does_not_depend_on_the_dtype(tmp_path, caplog):
+    single = load_target(make_model(dtype=torch.float32))
+    recurrent_drafter(single).save(tmp_path, single)
+    low = copy.deepcopy(make_model(dtype=torch.float32)).bfloat16()
+    with caplog.at_level(logging.WARNING, logger="redrafter"):
+        redrafter.load(low, drafter=str(tmp_path))
+    assert not caplog.text
 
 
 def test_other_weights_only_warn(target, tmp_path, caplog):

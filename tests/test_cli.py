@@ -108,6 +108,26 @@ def test_generate_prints_the_text_and_its_figures(capsys):
     assert "tokens/step" in err
 
 
+def test_a_pipe_gets_the_models_text_as_it_is(capsys, monkeypatch):
+    from redrafter.engine.request import Part, Stats
+
+    text = "a\tb [bold]c[/bold]\r\n[/i]"
+    part = Part(0, text, [1], 0, Stats(rule="seeded", lossless=True), "stop")
+    monkeypatch.setattr(Engine, "stream", lambda self, *a, **k: iter([part]))
+    _, out, _ = run(capsys, "generate", "hi")
+    assert out == text + "\n"
+
+
+def test_compare_prints_brackets_in_prompts(capsys):
+    code, out, _ = run(capsys, "compare", "--max-new-tokens", "4", "why does a[/i] fail, and x[i] not?")
+    assert code == 0
+    assert "why does a[/i] fail, and x[i] not?" in out
+
+
+def test_no_such_device(capsys):
+    assert "no device 'banana' here" in bad(capsys, "generate", "--device", "banana", "hi")
+
+
 def test_generate_reads_standard_input(capsys, monkeypatch):
     import io
 

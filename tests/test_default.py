@@ -35,7 +35,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_converted_once(cache):
     folder, made = cache
-    assert default.default_model() == default.default_model() == folder / default.NAME
+    assert default.default_model() == default.default_model() == folder / default.FOLDER
     assert len(made) == 1
 
 
@@ -55,7 +55,7 @@ def test_converted_once(cache):
 def test_damage_is_seen_and_mended(cache, harm, caplog):
     folder, made = cache
     default.default_model()
-    harm(folder / default.NAME)
+    harm(folder / default.FOLDER)
     default.default_model()
     assert len(made) == 2
     assert "damaged or half-written" in caplog.text
@@ -65,12 +65,21 @@ def test_damage_is_seen_and_mended(cache, harm, caplog):
 
 def test_a_killed_conversion_leaves_nothing_that_is_used(cache):
     folder, made = cache
-    left = folder / f".{default.NAME}-abc" / default.NAME
+    left = folder / f".{default.FOLDER}-abc" / default.FOLDER
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     default.default_model()
     assert not left.exists()
     assert len(made) == 1
+
+
+def test_a_users_own_folder_of_that_name_is_left_alone(cache):
+    folder, _ = cache
+    own = folder / default.NAME / "model.safetensors"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"mine")
+    default.default_model()
+    assert own.read_bytes() == b"mine"
 
 
 def test_two_at_once_convert_once(cache):

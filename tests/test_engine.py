@@ -1,14 +1,20 @@
 """The public face: options, choices, streams, processors."""
 
+import time
+
 import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from redrafter import Engine, RuleConfig, Shape
+import redrafter
+from redrafter import Engine, RuleConfig, SamplingParams, Shape
+from redrafter.core.rules import make_rule
+from redrafter.core.sampling import Sampling
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
-from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.errors import ConfigError, DrafterMismatch, PromptTooLong
+from redrafter.runtime.eager import EagerRun
 from redrafter.targets import load_target
-from zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
+from zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +61,6 @@ def test_batch_size_changes_nothing(engine):
 
 def test_finished_rows_are_dropped(target, monkeypatch):
     """Budgets of 2, 2, 2, 2 and 30: after the short rows end, the batch is one row."""
-    from redrafter.runtime.eager import EagerRun
-
     sizes = []
     step = EagerRun.step
     monkeypatch.setattr(EagerRun, "step", lambda self: (sizes.append(len(self.longest)), step(self))[1])
@@ -85,6 +89,31 @@ def test_statistics_add_up(engine):
         assert stats.lossless
         assert stats.rule == "seeded"
     assert any(p.accepted for p in parts)
+
+
+@pytest.mark.parametrize("budget", range(2, 8))
+def test_accepted_counts_what_the_end_cut_off(target, budget):
+    """Steps of 4 guesses and 1 choice; a budget that ends among the guesses counts guesses only."""
+    plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=30)]
+    engine = Engine(target, OracleDrafter(PROMPTS, plain, 1.0), shape=Shape(width=1, length=4))
+    for done in engine.generate(PROMPTS, max_new_tokens=budget):
+        left = budget - 1
+        assert done.stats.accepted_per_step == ([min(left, 4)] if left <= 5 else [4, left - 5])
+
+
+def test_a_slow_reader_is_not_counted(engine):
+    seconds = []
+    for part in engine.stream(PROMPTS[0], max_new_tokens=4):
+        seconds.append(part.stats.seconds)
+        time.sleep(0.5)
+    assert seconds[-1] < 0.5
+
+
+def test_too_long_a_prompt_is_refused_before_the_others_are_written(target, monkeypatch):
+    engine = Engine(target, NoDrafter())
+    monkeypatch.setattr(engine, "complete", lambda *a: pytest.fail("nothing may be written"))
+    with pytest.raises(PromptTooLong):
+        engine.generate([*PROMPTS, [1] * 96], batch_size=2)
 
 
 def test_lossy_rule_says_so(target):
@@ -168,6 +197,8 @@ def test_processors_that_cannot_be_used_are_refused_by_name(engine):
         ({"temperature": -1.0}, "temperature"),
         ({"logit_bias": {VOCAB: 1.0}}, "logit_bias names token"),
         ({"seed": [1, 2]}, "2 seeds for 1 prompts"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be a number"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias of token 1"),
         ({"stop": "x"}, "need a tokenizer"),
         ({"batch_size": 0}, "batch_size"),
     ],
@@ -185,10 +216,48 @@ def test_bad_prompts(engine, prompt, word):
         engine.generate(prompt)
 
 
+def test_prompts_of_other_libraries(engine):
+    numpy = torch.tensor(PROMPTS[0]).numpy()
+    assert engine.generate(numpy, max_new_tokens=4).tokens == engine.generate(PROMPTS[0], max_new_tokens=4).tokens
+    assert engine.generate(list(numpy), max_new_tokens=4, seed=numpy[0]).seed == 3
+    with pytest.raises(ConfigError, match="give the ids alone"):
+        engine.generate({"input_ids": [PROMPTS[0]], "attention_mask": [[1] * 8]})
+
+
 def test_width_larger_than_the_draft_vocabulary(target):
     engine = Engine(target, recurrent_drafter(target, draft_vocab_size=4), shape=Shape(width=5, length=2))
     with pytest.raises(ConfigError, match="beam width 5 is larger than the drafter's 4 tokens"):
         engine.generate(PROMPTS[0])
+
+
+class Words:
+    """A tokenizer smaller than both vocabularies: the rest is padding."""
+
+    chat_template = None
+
+    def get_vocab(self):
+        return {f"w{i}": i for i in range(VOCAB - 4)}
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(f"w{i}" for i in ids)
+
+
+def test_draft_model_whose_vocabulary_is_padded_otherwise():
+    mine = load_target(make_model(), tokenizer=Words())
+    plain = [c.tokens for c in Engine(mine, NoDrafter()).generate(PROMPTS, max_new_tokens=12)]
+    for size in (VOCAB - 3, VOCAB + 8):
+        other = load_target(make_model("llama", vocab_size=size), tokenizer=Words())
+        for shape in (Shape(width=3, length=2), Shape(width=1, length=2)):
+            engine = Engine(mine, ModelDrafter(other, mine), shape=shape)
+            prompts = [[t % (VOCAB - 4) for t in p] for p in PROMPTS]
+            assert [c.tokens for c in engine.generate(prompts, max_new_tokens=12)] == plain
+
+
+def test_a_loaded_model_is_a_drafter_and_a_number_is_not(target):
+    engine = redrafter.load(target.model, drafter=make_model("llama", vocab_size=VOCAB))
+    assert isinstance(engine.drafter, ModelDrafter)
+    with pytest.raises(ConfigError, match="not 5"):
+        redrafter.load(target.model, drafter=5)
 
 
 def test_draft_model_of_another_vocabulary_is_refused(target):
@@ -198,10 +267,6 @@ def test_draft_model_of_another_vocabulary_is_refused(target):
 
 
 def test_ngram_finds_the_longest_then_latest_match(target):
-    from redrafter import SamplingParams
-    from redrafter.core.rules import make_rule
-    from redrafter.core.sampling import Sampling
-
     drafter = NgramDrafter(longest=3, shortest=1)
     text = [9, 1, 2, 3, 7, 8, 2, 3, 5, 6, 1, 2, 3]
     ids = torch.tensor([text, [1, 2, 3, 4] + [0] * 9])
@@ -213,3 +278,14 @@ def test_ngram_finds_the_longest_then_latest_match(target):
     assert (7, 8, 2) in paths, "after 1 2 3, the longest match"
     assert (5, 6, 1) in paths, "after 2 3, the next longest"
     assert int(tree.valid[1].sum()) == 1, "nothing repeats: no guess"
+
+
+def test_ngram_goes_on_with_a_loop():
+    drafter = NgramDrafter()
+    for loop in ([5], [5, 6], [5, 6, 7]):
+        text = (loop * 12)[:12]
+        state = drafter.begin(torch.tensor([text]), torch.tensor([12]), torch.zeros(1, 12, 0), 30)
+        rule = make_rule(RuleConfig(), Shape(width=1, length=7), VOCAB, torch.float64)
+        search = rule.search(Sampling.of([SamplingParams()], VOCAB, "cpu"), torch.tensor([0]), torch.tensor([11]))
+        tree = drafter.draft(state, torch.tensor([text[-1]]), search)
+        assert tree.tokens[0, 1:].tolist() == (loop * 12)[:7]

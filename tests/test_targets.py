@@ -11,9 +11,10 @@ import redrafter
 from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
-from redrafter.drafters import NoDrafter
-from redrafter.errors import UnsupportedTarget
+from redrafter.drafters import ModelDrafter, NoDrafter
+from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.targets import Target, load_target
+from redrafter.targets import load as load_module
 from redrafter.targets import target as target_module
 from zoo import COMMON, PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -55,6 +56,19 @@ REFUSED = {
         lambda: tf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, context_length=64),
         "keeps a recurrent state",
     ),
+    "window counted in slots": (
+        lambda: tf.GPTNeoConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=20,
+            max_position_embeddings=96,
+        ),
+        "gives a tree node other logits",
+    ),
+    "no head": (lambda: tf.LlamaConfig(**COMMON), "is no causal LM"),
     "long rope": (longrope, "rotary scaling looks at the longest position"),
     "relative bias from a 2D mask": (
         lambda: tf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
@@ -67,8 +81,11 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name):
     make, reason = REFUSED[name]
+    model = build(make())
+    if name == "no head":
+        model = model.model
     with pytest.raises(UnsupportedTarget, match=reason):
-        load_target(build(make()))
+        load_target(model)
 
 
 def test_long_rope_that_is_not_switched_on_by_length_is_taken():
@@ -193,6 +210,51 @@ def test_hidden_states_are_those_of_the_path_alone():
         assert torch.allclose(hidden[0], expected[:8], atol=1e-10)
     last = model.model(ids).last_hidden_state[0, -1]
     assert torch.allclose(expected[-1, -32:], last, atol=1e-12), "-1 is after the final norm"
+
+
+def test_a_users_model_is_checked_once(monkeypatch):
+    model = make_model("llama", vocab_size=VOCAB)
+    calls = []
+    check = load_module.check
+    monkeypatch.setattr(load_module, "check", lambda t: (calls.append(t), check(t))[1])
+    load_target(model)
+    load_target(model)
+    assert len(calls) == 1
+    model.set_attn_implementation("eager")
+    load_target(model)
+    assert len(calls) == 2, "another attention is another question"
+    with pytest.raises(ConfigError, match="keeps its dtype and device"):
+        load_target(model, dtype="fp32")
+
+
+def test_where_things_lie_is_told_to_config_and_tokenizer_too(tmp_path):
+    make_model(dtype=torch.float32).save_pretrained(tmp_path / "inner")
+    engine = redrafter.load(str(tmp_path), drafter=None, device="cpu", subfolder="inner")
+    assert engine.target.vocab_size == VOCAB
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99"])
+def test_no_such_device(device):
+    with pytest.raises(ConfigError, match=f"no device '{device}'"):
+        load_target(device=device)
+
+
+def test_cache_grows_with_the_text():
+    """A budget of thousands of tokens does not take their memory before they are written."""
+    target = Target(make_model("llama", max_position_embeddings=5000))
+    reserve = KVCache.reserve
+    asked: list[int] = []
+    for drafter in (NoDrafter(), ModelDrafter(target, target)):
+        engine = Engine(target, drafter, shape=Shape(width=2, length=3))
+        parts = engine.stream(PROMPTS[:2], max_new_tokens=4000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KVCache, "reserve", lambda self, n: (asked.append(n), reserve(self, n))[1])
+            for _ in range(2 * 300):
+                next(parts)
+        whole = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS[:2], max_new_tokens=400)]
+        assert [c.tokens for c in engine.generate(PROMPTS[:2], max_new_tokens=400)] == whole
+    assert asked
+    assert max(asked) < 2500
 
 
 def test_prefill_in_chunks_is_prefill(monkeypatch):

@@ -26,6 +26,22 @@ def test_pieces_add_up_and_are_never_half_a_character(text):
     assert not any("\ufffd" in p for p in pieces)
 
 
+def test_tokens_without_text_cost_little():
+    class Silent(Bytes):
+        decoded = 0
+
+        def decode(self, ids, skip_special_tokens=True):
+            self.decoded += len(ids)
+            return super().decode([i for i in ids if i])
+
+    tokenizer = Silent()
+    writer = TextWriter(tokenizer)
+    for token in [*b"before", *[0] * 2000, *b" after"]:
+        writer.add(token)
+    assert writer.take(final=True) == "before after"
+    assert tokenizer.decoded < 2006 * 150
+
+
 def test_an_unfinished_character_appears_only_at_the_end():
     writer = TextWriter(Bytes())
     for byte in "ab🙂".encode()[:-1]:

@@ -1,5 +1,6 @@
 """What a user can set: frozen, keyword-only, checked when made."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,14 +63,18 @@ class SamplingParams:
     """Added to the logits of these token ids, before everything else."""
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"temperature must be 0 or more, got {self.temperature}")
+        _require(0 <= self.temperature < math.inf, f"temperature must be 0 or more, got {self.temperature}")
         _require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
         _require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
         _require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
         _require(
-            self.repetition_penalty > 0,
+            0 < self.repetition_penalty < math.inf,
             f"repetition_penalty must be positive, got {self.repetition_penalty}",
         )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
+        for token, value in self.logit_bias.items():
+            _require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,20 @@ def test_rejection_at_temperature_0_is_greedy():
         assert torch.equal(texts, greedy)
 
 
+def test_rejection_in_fp32_with_a_sharp_drafter():
+    """What is left of q after its favourite is refused is smaller than any fp32 number."""
+    rows = 20_000
+    draft = torch.tensor([0.0, -9.0, -9.1, -9.5])
+    target = torch.tensor([-5.0, 1.0, 1.0, 1.0])
+    sampling = Sampling.of([SamplingParams(temperature=0.1)] * rows, V, "cpu")
+    rule = make_rule(RuleConfig(name="rejection", branching=(2,)), Shape(), V, torch.float32)
+    zero = torch.zeros(rows, dtype=torch.long)
+    search = rule.search(sampling, torch.arange(rows), zero)
+    tree = search.tree(lambda state, tokens, parents: (draft.expand(*tokens.shape, V), state), None, zero)
+    accepted = rule.accept(search, tree, target.expand(rows, tree.nodes + 1, V), None)
+    assert chi_square(accepted.tokens[:, :1], (target / 0.1).double().softmax(-1)) > SOUND
+
+
 def test_more_children_are_accepted_more_often():
     def steps(branching: tuple[int, ...]) -> int:
         counted = 0

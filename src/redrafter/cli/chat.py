@@ -6,6 +6,7 @@ from rich.console import Console
 
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
 from redrafter.cli.show import coloured, figures
+from redrafter.errors import PromptTooLong
 
 EPILOG = "an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer"
 
@@ -36,6 +37,10 @@ def run(args: argparse.Namespace) -> None:
                 console.print(coloured(part, engine.target.tokenizer), end="")
         except KeyboardInterrupt:
             pass  # keep what was said so far and go on
+        except PromptTooLong as error:
+            messages.pop()
+            console.print(f"{error}, or start a new conversation", style="yellow", markup=False)
+            continue
         console.print()
         if part is not None:
             console.print(f"[dim]{figures(part.stats)}[/dim]")

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
     outcomes = []
     for prompt in args.prompts or DEMO:
         [request] = engine.requests([as_prompt(engine, prompt, args.raw)], **options)
-        console.print(f"\n[bold]{prompt}[/bold]")
+        console.print(Text(f"\n{prompt}", style="bold"))
         outcomes.append(race(engine, request, prompt, console))
     console.print(summary(outcomes))
     console.print(verdict(outcomes, engine))
@@ -163,7 +163,7 @@ def summary(outcomes: list[Outcome]) -> Table:
             else f"{'tie' if o.difference.is_tie else 'DIFFERS'} at {o.difference.index}"
         )
         table.add_row(
-            o.prompt[:32],
+            Text(o.prompt[:32]),
             str(row["tokens"]),
             str(row["steps"]),
             f"{row['tokens_per_step']:.2f}",

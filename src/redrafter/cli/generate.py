@@ -32,7 +32,11 @@ def run(args: argparse.Namespace) -> None:
         engine = load_engine(args)
     part = None
     for part in engine.stream([as_prompt(engine, text, args.raw)], **sampling_options(args)):
-        out.print(coloured(part, engine.target.tokenizer), end="")
-    out.print()
+        if out.is_terminal:
+            out.print(coloured(part, engine.target.tokenizer), end="")
+        else:  # to a file or a pipe goes the model's text, tabs and all
+            sys.stdout.write(part.text)
+            sys.stdout.flush()
+    print()
     if part is not None and not args.quiet:
         err.print(f"[dim]{figures(part.stats)}; green: guessed by the drafter, kept by the model[/dim]")

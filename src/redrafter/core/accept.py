@@ -1,6 +1,6 @@
 """Acceptance rules that look at target scores alone: `seeded` (lossless) and `typical` (lossy)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ class Accepted:
 
     path: Tensor  # (B, L+1) node indices, root first; beyond `count` of no meaning
     tokens: Tensor  # (B, L+1) new tokens: the accepted ones, then the target's own next one
-    count: Tensor  # (B,) new tokens: accepted + 1
+    count: Tensor  # (B,) new tokens: accepted + 1, fewer where the row ends
+    drafted: Tensor  # (B,) how many tokens, from the first on, were guessed, wherever the row ends
 
 
 def at_depth(scores: Tensor, noise: Tensor, tree: Tree) -> Tensor:
@@ -40,8 +41,8 @@ def deepest(tree: Tree, hit: Tensor) -> Tensor:
 def walk(tree: Tree, choice: Tensor, hit: Tensor) -> Accepted:
     leaf = deepest(tree, hit)
     path = path_to(tree, leaf)
-    count = tree.depths.gather(1, leaf[:, None])[:, 0] + 1
-    return Accepted(path, choice.gather(1, path), count)
+    depth = tree.depths.gather(1, leaf[:, None])[:, 0]
+    return Accepted(path, choice.gather(1, path), count=depth + 1, drafted=depth)
 
 
 def accept_seeded(scores: Tensor, tree: Tree, noise: Tensor | None) -> Accepted:
@@ -80,4 +81,4 @@ def accept_typical(scores: Tensor, tree: Tree, noise: Tensor | None, *, epsilon:
     drafted = torch.cat([nodes[:, 1:], nodes[:, :1]], dim=1)
     place = torch.arange(tree.length + 1, device=scores.device)
     tokens = torch.where(place < accepted.count[:, None] - 1, drafted, accepted.tokens)
-    return Accepted(accepted.path, tokens, accepted.count)
+    return replace(accepted, tokens=tokens)

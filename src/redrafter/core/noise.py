@@ -12,15 +12,15 @@ SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
 """Streams that never meet: the target's choice; and, for `rejection`, drafting, accepting, residual."""
 
 
-def _signed(value: int) -> int:
+def as_int64(value: int) -> int:
     """The int64 with the same 64 bits."""
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GOLDEN = as_int64(0x9E3779B97F4A7C15)
+_MIX_1 = as_int64(0xBF58476D1CE4E5B9)
+_MIX_2 = as_int64(0x94D049BB133111EB)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -36,7 +36,7 @@ def _mix(z: Tensor) -> Tensor:
 
 def _key(seeds: Tensor, stream: int, positions: Tensor) -> Tensor:
     """(B,) seeds and (B, n) positions -> (B, n) keys."""
-    row = _mix(_mix(seeds + _GOLDEN) + _signed(_GOLDEN * (stream + 1)))
+    row = _mix(_mix(seeds + _GOLDEN) + as_int64(_GOLDEN * (stream + 1)))
     return _mix(row[:, None] + (positions + 1) * _GOLDEN)
 
 
@@ -48,7 +48,7 @@ def fold(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    return int(_mix(_mix(torch.tensor(_signed(seed))) + _signed(index * _GOLDEN)))
+    return int(_mix(_mix(torch.tensor(as_int64(seed))) + as_int64(index * _GOLDEN)))
 
 
 def uniform(seeds: Tensor, positions: Tensor, count: int, *, stream: int, dtype: torch.dtype) -> Tensor:

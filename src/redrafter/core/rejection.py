@@ -150,19 +150,20 @@ def accept_rejection(
     p = target_p(node)
     for depth, factor in enumerate(branching):
         assert tree.draft_logp is not None, "a tree for rejection keeps what its children were drawn from"
-        q = tree.draft_logp[row, node.clamp(max=tree.draft_logp.shape[1] - 1)].to(dtype).exp()
+        logq = tree.draft_logp[row, node.clamp(max=tree.draft_logp.shape[1] - 1)].to(dtype)
         moved = torch.zeros_like(alive)
         for i in range(factor):
             child = children[node, i]
             token = tree.tokens[row, child]
+            q = logq.exp()
             p_x, q_x = p[row, token], q[row, token]
             take = alive & ~moved & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
             refuse = alive & ~moved & ~take
             rest = (p - q).clamp(min=0)
             mass = rest.sum(-1, keepdim=True)
             p = torch.where(refuse[:, None] & (mass > 0), rest / mass, p)
-            q = q.scatter(1, token[:, None], 0.0)
-            q = q / q.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+            # Renormalised as logarithms: what is left of a sharp q may be smaller than any float. Nothing left: q = 0.
+            logq = logq.scatter(1, token[:, None], -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
             moved = moved | take  # the children left over are then tested no more
             node = torch.where(take, child, node)
         p = torch.where(moved[:, None], target_p(node), p)
@@ -174,4 +175,4 @@ def accept_rejection(
     drafted = torch.cat([tree.tokens.gather(1, path)[:, 1:], own[:, None]], 1)
     place = torch.arange(tree.length + 1, device=device)
     tokens = torch.where(place == depth_of[:, None], own[:, None], drafted)
-    return Accepted(path, tokens, depth_of + 1)
+    return Accepted(path, tokens, count=depth_of + 1, drafted=depth_of)

@@ -25,8 +25,9 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 def identity(target: Target) -> dict[str, str]:
     """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
     weight = target.output_embedding.weight.detach()
-    sample = weight[:: max(1, weight.shape[0] // 64)].float().cpu().contiguous()
-    result = {"name": target.name, "weights": hashlib.sha256(sample.numpy().tobytes()).hexdigest()[:16]}
+    sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
+    digest = hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()
+    result = {"name": target.name, "weights": digest[:16]}
     if target.tokenizer is not None:
         vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()))
         result["tokenizer"] = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
@@ -51,15 +52,28 @@ def compare(made_for: dict[str, str], target: Target, drafter: str) -> None:
         )
 
 
-def write(folder: Path, net: RecurrentNet, target: Target) -> None:
+def write(folder: Path, net: RecurrentNet, target: Target, overwrite: bool = False) -> None:
     config = {
         "model_type": MODEL_TYPE,
         "target": identity(target),
         "drafter": dataclasses.asdict(net.config),
     }
+    write_files(folder, config, net.state_dict(), overwrite)
+
+
+def write_files(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], overwrite: bool = False
+) -> None:
+    """Both files, each moved into place whole; what lies there already only if asked for."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS_FILE)
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    taken = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if (folder / name).exists()]
+    if taken and not overwrite:
+        raise ConfigError(f"{folder} already holds {' and '.join(taken)}; choose another folder or say overwrite")
+    parts = {name: folder / f".{name}.part" for name in (WEIGHTS_FILE, CONFIG_FILE)}
+    save_file({k: v.contiguous() for k, v in tensors.items()}, parts[WEIGHTS_FILE])
+    parts[CONFIG_FILE].write_text(json.dumps(config, indent=2) + "\n")
+    for name, part in parts.items():
+        part.replace(folder / name)
 
 
 def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:

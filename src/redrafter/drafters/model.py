@@ -14,6 +14,9 @@ from redrafter.core.tree import Tree
 from redrafter.errors import DrafterMismatch
 from redrafter.targets import Target
 
+GROWTH = 256
+"""Cache slots made at once when they run out."""
+
 
 @dataclass(frozen=True)
 class Read:
@@ -23,7 +26,8 @@ class Read:
     lengths: Tensor  # (B,) tokens in its cache
     waiting: Tensor  # (B, n) tokens behind them, padded right; the last real one is the last token
     count: Tensor  # (B,) how many of them are real
-    bound: int  # slots that decided tokens can ever fill
+    bound: int  # no row has more decided tokens than this
+    most: int  # nor ever will have more than this
 
 
 @dataclass(frozen=True)
@@ -44,26 +48,32 @@ class ModelDrafter:
     default_shape = Shape(width=2, length=4, nodes=7)
 
     def __init__(self, model: Target, target: Target) -> None:
-        if model.vocab_size != target.vocab_size:
-            raise DrafterMismatch(
-                f"the draft model {model.name} has a vocabulary of {model.vocab_size}, "
-                f"but the target {target.name} has {target.vocab_size}"
-            )
+        _check_tokenizers(model, target)
         self.model = model
+        # Models of one family pad their embeddings differently: guess among the tokens both have.
+        shared = min(model.vocab_size, target.vocab_size)
+        self.shared = None if shared == target.vocab_size else torch.arange(shared, device=target.device)
+        self.columns = slice(0, shared)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Read:
-        cache = KVCache(slots=slots)
+        width = tokens.shape[1]
+        cache = KVCache(slots=width)
         self.model.prefill(tokens, lengths.tolist(), cache, ())
-        return Read(cache, lengths, waiting=tokens[:, :0], count=torch.zeros_like(lengths), bound=slots)
+        none = torch.zeros_like(lengths)
+        return Read(cache, lengths, waiting=tokens[:, :0], count=none, bound=width, most=slots)
 
     def advance(self, state: Read, accepted: Accepted, hidden: Tensor) -> Read:
         # The guess in between has read what was waiting.
         lengths = state.lengths + state.count
-        return replace(state, lengths=lengths, waiting=accepted.tokens, count=accepted.count)
+        bound = min(state.bound + accepted.tokens.shape[1], state.most)
+        return replace(state, lengths=lengths, waiting=accepted.tokens, count=accepted.count, bound=bound)
 
     def draft(self, state: Read, last: Tensor, search: Search) -> Tree:
         cache = state.cache
-        cache.reserve(state.bound + max(search.visited, state.waiting.shape[1]))
+        in_use = state.bound + max(search.visited, state.waiting.shape[1])
+        if in_use > cache.slots:
+            cache.reserve(in_use + GROWTH)
+        cache.extent = in_use
 
         def advance(beams: _Beams | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, _Beams]:
             if beams is None:
@@ -78,14 +88,14 @@ class ModelDrafter:
                 tokens,
                 beams.base[:, None] + depths[:, -width:],
                 beams.base[:, None] + node,
-                tree_visibility(beams.base, beams.paths, cache.slots),
-                slot_positions(beams.base, beams.depths, cache.slots),
+                tree_visibility(beams.base, beams.paths, cache.extent),
+                slot_positions(beams.base, beams.depths, cache.extent),
                 cache,
                 (),
             )
-            return logits, beams
+            return logits[..., self.columns], beams
 
-        return search.tree(advance, None, last)
+        return search.tree(advance, None, last, self.shared)
 
     def _catch_up(self, state: Read) -> tuple[Tensor, _Beams]:
         """Read what was waiting; the logits after its end are those of the first guess."""
@@ -97,16 +107,32 @@ class ModelDrafter:
             state.waiting,
             slots,
             slots,
-            tree_visibility(state.lengths, chain, state.cache.slots),
-            slot_positions(state.lengths, place, state.cache.slots),
+            tree_visibility(state.lengths, chain, state.cache.extent),
+            slot_positions(state.lengths, place, state.cache.extent),
             state.cache,
             (),
         )
         end = (state.count - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[2])
         none = state.waiting[:, :0]
         beams = _Beams(state.lengths + state.count, none[:, None].bool(), none, depth=0)
-        return logits.gather(1, end), beams
+        return logits.gather(1, end)[..., self.columns], beams
 
     def keep(self, state: Read, rows: Tensor) -> Read:
         state.cache.keep(rows)
         return keep_rows(state, rows)
+
+
+def _check_tokenizers(model: Target, target: Target) -> None:
+    """The same tokens must have the same ids; sizes alone may differ only where tokenizers say that they do."""
+    if model.tokenizer is not None and target.tokenizer is not None:
+        theirs, ours = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
+        if theirs != ours:
+            raise DrafterMismatch(
+                f"the draft model {model.name} has another tokenizer ({len(theirs)} tokens) than the target "
+                f"{target.name} ({len(ours)} tokens)"
+            )
+    elif model.vocab_size != target.vocab_size:
+        raise DrafterMismatch(
+            f"the draft model {model.name} has a vocabulary of {model.vocab_size}, "
+            f"but the target {target.name} has {target.vocab_size}"
+        )

@@ -58,9 +58,11 @@ class NgramDrafter:
         usable = (run >= self.shortest) & (place < state.lengths[:, None])
         rank = torch.where(usable, run * slots + place, -1)
         best, start = rank.topk(min(width, slots), dim=1)  # (B, W) where each continuation starts
-        where = start[..., None] + torch.arange(length, device=last.device)  # (B, W, L)
-        beam = state.tokens.gather(1, where.clamp(max=slots - 1).flatten(1)).view_as(where)
-        real = (best >= 0)[..., None] & (where < state.lengths[:, None, None])
+        # What followed, and where the text ends before the guess does, the same again: a loop goes on.
+        period = (state.lengths[:, None] - start).clamp(min=1)[..., None]
+        where = start[..., None] + torch.arange(length, device=last.device) % period  # (B, W, L)
+        beam = state.tokens.gather(1, where.flatten(1)).view_as(where)
+        real = (best >= 0)[..., None].expand(where.shape)
         # The whole first candidate is worth more than any token of the second.
         order = -torch.arange(where.shape[1], device=last.device, dtype=torch.float32)[:, None].expand(where.shape)
         return search.candidates(beam, order.masked_fill(~real, -torch.inf), last)

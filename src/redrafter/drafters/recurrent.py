@@ -1,5 +1,6 @@
 """The papers' drafter: a recurrent network on the target's hidden state."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ class RecurrentDrafter:
 
     def __init__(self, net: RecurrentNet, target: Target) -> None:
         _check_shapes(net.config, target)
+        like = next(net.parameters())
+        if net.training or like.dtype != target.dtype or like.device != target.device:
+            net = copy.deepcopy(net)  # the caller's network, in training perhaps, stays as it is
         self.net = net.to(device=target.device, dtype=target.dtype).eval()
         self.embed = target.input_embedding
         self.tied: Tensor | None = None
@@ -48,8 +52,8 @@ class RecurrentDrafter:
         checkpoint.compare(identity, target, str(folder))
         return cls(net, target)
 
-    def save(self, folder: str | Path, target: Target) -> None:
-        checkpoint.write(Path(folder), self.net, target)
+    def save(self, folder: str | Path, target: Target, overwrite: bool = False) -> None:
+        checkpoint.write(Path(folder), self.net, target, overwrite)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:
         return Context(_pick(hidden, lengths - 1))

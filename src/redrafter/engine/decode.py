@@ -12,7 +12,7 @@ from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import PromptTooLong
-from redrafter.runtime.eager import EagerRun, Start
+from redrafter.runtime.eager import EagerRun, Gain, Start
 from redrafter.targets import Target
 
 
@@ -21,13 +21,14 @@ class Row:
 
     def __init__(self, index: int, request: Request, rule: Rule, tokenizer: Any) -> None:
         self.index, self.request = index, request
-        self.ids = list(request.prompt)
+        self.ids = [*request.pads, *request.prompt]
         self.writer = TextWriter(tokenizer, request.stop)
         self.stats = Stats(rule=rule.config.name, lossless=rule.config.lossless)
         self.finish_reason: FinishReason | None = None
 
-    def take(self, tokens: list[int], nodes: int, done: bool, elapsed: float, is_step: bool) -> Part:
+    def take(self, gain: Gain, place: int, elapsed: float, is_step: bool) -> Part:
         """Take what a step gave, up to where a stop string or a stopping criterion ends it."""
+        tokens = gain.tokens[place]
         kept = 0
         for token in tokens:
             kept += 1
@@ -35,16 +36,16 @@ class Row:
             if self.writer.add(token) or (self.request.halts is not None and self.request.halts(self.ids)):
                 self.finish_reason = "stop"
                 break
-        if done and self.finish_reason is None:
+        if gain.done[place] and self.finish_reason is None:
             ended = bool(tokens) and tokens[-1] in self.request.eos
             self.finish_reason = "stop" if ended else "length"
-        accepted = min(kept, len(tokens) - 1)  # the step's own last token is the target's
+        accepted = min(kept, gain.drafted[place])
         stats = self.stats
         stats.steps += is_step
         stats.tokens += kept
         stats.seconds = elapsed
         if is_step:
-            stats.nodes += nodes
+            stats.nodes += gain.nodes[place]
             stats.accepted += accepted
             stats.accepted_per_step.append(accepted)
         else:
@@ -63,19 +64,19 @@ def decode(
         sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))
     starts = [Start(r.prompt, r.seed, min(r.max_new_tokens, room(target, r.prompt)), r.eos) for r in requests]
     run = EagerRun(target, drafter, rule, sampling, starts)
-    began = time.perf_counter()
+    elapsed, began = 0.0, time.perf_counter()
     gain = run.prefill()
     is_step = False
     while True:
-        elapsed = time.perf_counter() - began
+        elapsed += time.perf_counter() - began
         parts = []
         for place, row in enumerate(live):
             if row.finish_reason is None:
-                tokens, nodes, done = gain.tokens[place], gain.nodes[place], gain.done[place]
-                parts.append(row.take(tokens, nodes, done, elapsed, is_step))
-                if row.finish_reason is not None and not done:
+                parts.append(row.take(gain, place, elapsed, is_step))
+                if row.finish_reason is not None and not gain.done[place]:
                     run.stop(place)
         yield parts
+        began = time.perf_counter()
         open_places = [p for p, row in enumerate(live) if row.finish_reason is None]
         if not open_places:
             return

@@ -1,7 +1,8 @@
 """`load` and `Engine`: what most users need to know."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from redrafter.core.noise import fold
 from redrafter.core.rules import make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
-from redrafter.engine.decode import decode
+from redrafter.engine.decode import decode, room
 from redrafter.engine.processors import check_processor
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
@@ -129,19 +130,24 @@ class Engine:
         for token in params.logit_bias:
             if not 0 <= token < self.target.vocab_size:
                 raise ConfigError(f"logit_bias names token {token}, outside the vocabulary of {self.target.vocab_size}")
-        if seed is None or isinstance(seed, int):
-            seeds = [seed if seed is not None else secrets.randbits(63) for _ in prompts]
+        if seed is None:
+            seeds = [secrets.randbits(63) for _ in prompts]
+        elif isinstance(seed, Iterable):
+            seeds = [int(s) for s in seed]
         else:
-            seeds = list(seed)
+            seeds = [int(seed)] * len(prompts)
         if len(seeds) != len(prompts):
             raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
         eos = () if ignore_eos else self.eos_tokens()
+        every = [self._ids(prompt) for prompt in prompts]
+        for ids in every:
+            room(self.target, ids)  # before anything is written for the others
         return [
             Request(
-                prompt=self._ids(prompt),
+                prompt=ids,
                 max_new_tokens=max_new_tokens,
                 seed=fold(own, choice),
                 sampling=params,
@@ -149,14 +155,14 @@ class Engine:
                 stop=stops,
                 halts=halts,
             )
-            for prompt, own in zip(prompts, seeds, strict=True)
+            for ids, own in zip(every, seeds, strict=True)
             for choice in range(n)
         ]
 
     def run(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> Iterator[list[Part]]:
         """All requests as one batch, one list of parts per step."""
         for processor in processors:
-            check_processor(processor, self.target.vocab_size)
+            check_processor(processor, self.target.vocab_size, self.target.device)
         return decode(self.target, self.drafter, self.rule, requests, processors)
 
     def complete(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> list[Completion]:
@@ -202,9 +208,11 @@ def _as_list(prompts: Any) -> tuple[bool, list[Any]]:
     """(was it one prompt?, prompts). One prompt is text, a list of ids, or a list of messages."""
     if isinstance(prompts, str):
         return True, [prompts]
-    items = prompts.tolist() if isinstance(prompts, torch.Tensor) else list(prompts)
+    if isinstance(prompts, Mapping):
+        raise ConfigError('give the ids alone: tokenizer(...)["input_ids"], not all that the tokenizer returns')
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     if not items:
         raise ConfigError("no prompt given")
-    if isinstance(items[0], int | dict):
+    if isinstance(items[0], Integral | dict):
         return True, [items]
     return False, items

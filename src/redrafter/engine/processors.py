@@ -20,7 +20,7 @@ UNUSABLE = {
 }
 
 
-def check_processor(processor: Any, vocab_size: int) -> None:
+def check_processor(processor: Any, vocab_size: int, device: torch.device) -> None:
     """Refuse by name what does more than map (ids, scores) to scores."""
     name = type(processor).__name__
     if name in UNUSABLE:
@@ -32,7 +32,10 @@ def check_processor(processor: Any, vocab_size: int) -> None:
         raise ConfigError(f"the logits processor {name} cannot be used: besides ids and scores it needs {extra}")
     generator = torch.Generator().manual_seed(0)
     draws = [
-        (torch.randint(vocab_size, (1, 8), generator=generator), torch.randn(1, vocab_size, generator=generator))
+        (
+            torch.randint(vocab_size, (1, 8), generator=generator).to(device),
+            torch.randn(1, vocab_size, generator=generator).to(device),
+        )
         for _ in range(2)
     ]
     first = processor(draws[0][0].clone(), draws[0][1].clone())

@@ -23,6 +23,8 @@ class Request:
     """Strings that end the text (they are not part of it)."""
     halts: Callable[[list[int]], bool] | None = None
     """Asked after each token, with prompt and text so far."""
+    pads: Sequence[int] = ()
+    """Ids that processors and `halts` see before the prompt: transformers counts in padded width."""
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Stats:
     """Drafted nodes verified."""
     accepted_per_step: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    """Spent decoding; what the reader of a stream does in between is not counted."""
     first_token_seconds: float = 0.0
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint
-from redrafter.errors import DrafterMismatch, ModelNotFound
+from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import apple
 from redrafter.targets import Target, load_target
 
@@ -17,6 +17,10 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
     if drafter == "ngram":
         return NgramDrafter()
     if not isinstance(drafter, str | Path):
+        if hasattr(drafter, "get_output_embeddings"):  # a loaded causal LM
+            return ModelDrafter(load_target(drafter), target)
+        if not hasattr(drafter, "draft"):
+            raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
         return drafter  # type: ignore[no-any-return]
     folder = _folder(str(drafter))
     model_type = checkpoint.read_config(folder).get("model_type")
@@ -24,15 +28,7 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
         return RecurrentDrafter.load(folder, target)
     if model_type == apple.MODEL_TYPE:
         return RecurrentDrafter(apple.read(folder), target)
-    model = load_target(str(folder), dtype=target.dtype, device=str(target.device))
-    if target.tokenizer is not None and model.tokenizer is not None:
-        theirs, ours = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-        if theirs != ours:
-            raise DrafterMismatch(
-                f"the draft model {model.name} has another tokenizer ({len(theirs)} tokens) than the target "
-                f"{target.name} ({len(ours)} tokens)"
-            )
-    return ModelDrafter(model, target)
+    return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target)
 
 
 def _folder(drafter: str) -> Path:

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+LONGEST_WINDOW = 64
+"""Tokens decoded together; no character has as many."""
+
 
 class TextWriter:
     """Holds back bytes of an unfinished character and what may become a stop string.
@@ -28,6 +31,8 @@ class TextWriter:
         now = self._decode(self.ids[self._from :])
         if len(now) > len(known) and not now.endswith("\ufffd"):
             self.text += now[len(known) :]
+            self._from, self._read = self._read, len(self.ids)
+        elif len(self.ids) - self._from > LONGEST_WINDOW:  # tokens without text: do not decode them for ever
             self._from, self._read = self._read, len(self.ids)
         return self._cut_at_stop(len(now) - len(known))
 

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from redrafter.core.cache import KVCache
-from redrafter.core.noise import SEEDED, gumbel
+from redrafter.core.noise import SEEDED, as_int64, gumbel
 from redrafter.core.sampling import Sampling, penalise, restrict
 from redrafter.core.tree import root_tree
 from redrafter.engine.request import Request
 from redrafter.targets import Target
 
-TIE = 1e-3
-"""Scores closer than this are a numerical tie in fp32."""
+
+def tie(dtype: torch.dtype) -> float:
+    """Scores closer than this are a numerical tie: bf16 logits near 20 are an eighth apart."""
+    return {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03}.get(dtype, 0.25)
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,11 @@ class Difference:
 
     index: int
     gap: float
+    allowed: float
 
     @property
     def is_tie(self) -> bool:
-        return self.gap < TIE
+        return self.gap < self.allowed
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -41,12 +45,16 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @torch.no_grad()
 def explain(target: Target, request: Request, plain: Sequence[int], other: Sequence[int]) -> Difference | None:
-    """None if equal. The gap is that of the two scores, or the distance of a cut token to the filter's edge."""
+    """None if equal. The gap is that of the two scores, or the distance of a cut token to the filter's edge.
+
+    The edge of top-k and min-p is a score; that of top-p is a probability mass.
+    """
     index = first_difference(plain, other)
     if index is None:
         return None
+    allowed = tie(target.dtype)
     if index >= min(len(plain), len(other)):
-        return Difference(index, float("inf"))  # one text goes on where the other ended: never a tie
+        return Difference(index, float("inf"), allowed)  # one text goes on where the other ended: never a tie
     whole = torch.tensor([[*request.prompt, *plain[:index]]], device=target.device)
     position = whole.shape[1]
     logits, _ = target.prefill(whole, [position], KVCache(slots=position), ())
@@ -56,12 +64,18 @@ def explain(target: Target, request: Request, plain: Sequence[int], other: Seque
     kept = restrict(raw, sampling)[0, 0]
     scaled = restrict(raw, replace(sampling, sorts=False, floors=False))[0, 0]
     pair = [plain[index], other[index]]
-    edge = kept[kept > -torch.inf].min()
-    cut = [float(edge - scaled[token]) for token in pair if kept[token] == -torch.inf]
+    cut = [_to_edge(scaled, kept, token, request.sampling.top_p) for token in pair if kept[token] == -torch.inf]
     if cut:
-        return Difference(index, max(cut))
+        return Difference(index, max(cut), allowed)
     if request.sampling.temperature > 0:
-        seeds = torch.tensor([request.seed], device=target.device)
+        seeds = torch.tensor([as_int64(request.seed)], device=target.device)
         where = torch.tensor([[position]], device=target.device)
         kept = kept + gumbel(seeds, where, target.vocab_size, stream=SEEDED, dtype=kept.dtype)[0, 0]
-    return Difference(index, float((kept[pair[0]] - kept[pair[1]]).abs()))
+    return Difference(index, float((kept[pair[0]] - kept[pair[1]]).abs()), allowed)
+
+
+def _to_edge(scaled: Tensor, kept: Tensor, token: int, top_p: float) -> float:
+    """How far a cut token is from having been kept, (V,) scores before and after the filters."""
+    by_score = float(kept[kept > -torch.inf].min() - scaled[token])
+    above = scaled.softmax(-1)[scaled > scaled[token]].sum()
+    return min(by_score, abs(float(above) - top_p)) if top_p < 1 else by_score

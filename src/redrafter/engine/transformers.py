@@ -1,6 +1,6 @@
 """`model.generate(..., custom_generate=redrafter.custom_generate, drafter=...)`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,16 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 
+IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "past_key_values", "cache_position", "position_ids"}
+"""What generate prepares for a forward pass of its own and we make ourselves."""
+WARPERS = {
+    logits_process.TemperatureLogitsWarper: "temperature",
+    logits_process.TopKLogitsWarper: "top_k",
+    logits_process.TopPLogitsWarper: "top_p",
+    logits_process.MinPLogitsWarper: "min_p",
+}
+"""transformers' last processors, in its order, which is ours too."""
+
 
 def custom_generate(
     model: Any,
@@ -31,26 +41,25 @@ def custom_generate(
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """A decoding method for transformers' own `generate`: same arguments, same result, fewer passes.
+    """A decoding method for transformers' own `generate`: greedy text is theirs, in fewer passes.
 
-    Sampling draws its seed from torch's global generator unless `seed` is given, so that
-    `torch.manual_seed` repeats a text; row i uses fold(seed, i).
+    Sampled text has their distribution and our seeds: drawn from torch's global generator unless
+    `seed` is given, so that `torch.manual_seed` repeats a text; row i uses fold(seed, i). Beams,
+    scores and other outputs than the ids are refused; a streamer is never handed to us.
     """
-    if generation_config.num_beams != 1:
-        raise ConfigError(f"num_beams={generation_config.num_beams} cannot be used: redrafter samples or is greedy")
-    sampling, processors = translate(logits_processor, do_sample=bool(generation_config.do_sample))
-    engine = Engine((target := load_target(model)), resolve_drafter(drafter, target), shape=shape, rule=rule)
-    if seed is None:
-        seed = int(torch.randint(2**62, (1,)))
+    _refuse(input_ids, generation_config, model_kwargs)
+    mask = model_kwargs.get("attention_mask")
+    real = torch.ones_like(input_ids) if mask is None else mask
+    sampling, processors = translate(logits_processor, bool(generation_config.do_sample), padded=not bool(real.all()))
     budget, eos, halts = endings(stopping_criteria, input_ids.shape[1])
     if budget is None:
         raise ConfigError("give max_new_tokens (or max_length) to generate")
-    # Not a parameter by name: transformers would then hand it over twice.
-    mask = model_kwargs.get("attention_mask")
-    real = torch.ones_like(input_ids) if mask is None else mask
+    if seed is None:
+        seed = int(torch.randint(2**62, (1,)))
     requests = [
         Request(
             prompt=ids[keep.bool()].tolist(),
+            pads=ids[~keep.bool()].tolist(),
             max_new_tokens=budget,
             seed=fold(seed, row),
             sampling=sampling,
@@ -59,7 +68,13 @@ def custom_generate(
         )
         for row, (ids, keep) in enumerate(zip(input_ids, real, strict=True))
     ]
-    done = engine.complete(requests, processors)
+    was_training = model.training
+    try:
+        target = load_target(model)
+        engine = Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule)
+        done = engine.complete(requests, processors)
+    finally:
+        model.train(was_training)
     pad = generation_config.pad_token_id
     fill = pad if pad is not None else (eos[0] if eos else 0)
     longest = max(len(c.tokens) for c in done)
@@ -70,25 +85,44 @@ def custom_generate(
     return sequences
 
 
-def translate(processors: LogitsProcessorList, do_sample: bool) -> tuple[SamplingParams, list[Any]]:
-    """transformers' own temperature, filters and penalties as ours; all others as they are."""
+def _refuse(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    """By name, what would otherwise be ignored in silence."""
+    if config.num_beams != 1:
+        raise ConfigError(f"num_beams={config.num_beams} cannot be used: redrafter samples or is greedy")
+    if input_ids.shape[1] == 0:
+        raise ConfigError("input_ids are empty: redrafter continues ids, not inputs_embeds")
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name, False):
+            raise ConfigError(f"{name} cannot be used: redrafter returns ids only")
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise ConfigError("past_key_values with tokens in it cannot be used: redrafter reads the whole prompt itself")
+    for name, value in model_kwargs.items():
+        if name not in IGNORED and value is not None:
+            raise ConfigError(f"{name} cannot be used: redrafter's targets take token ids only")
+
+
+def translate(processors: Sequence[Any], do_sample: bool, padded: bool = False) -> tuple[SamplingParams, list[Any]]:
+    """Their list as our sampling, and what must run as it is, before it.
+
+    Ours: a repetition penalty at the front (theirs also counts pads, so only where there are none), and a
+    run of temperature, top-k, top-p, min-p at the end. Whatever stands elsewhere keeps its place in the
+    list, and if something follows the run, so does the run.
+    """
     values: dict[str, Any] = {"temperature": 1.0 if do_sample else 0.0}
-    rest = []
-    for p in processors:
-        match p:
-            case logits_process.TemperatureLogitsWarper():
-                values["temperature"] = float(p.temperature)
-            case logits_process.TopKLogitsWarper():
-                values["top_k"] = int(p.top_k)
-            case logits_process.TopPLogitsWarper():
-                values["top_p"] = float(p.top_p)
-            case logits_process.MinPLogitsWarper():
-                values["min_p"] = float(p.min_p)
-            case logits_process.RepetitionPenaltyLogitsProcessor() if not p.prompt_ignore_length:
-                values["repetition_penalty"] = float(p.penalty)
-            case _:
-                rest.append(p)
-    return SamplingParams(**values), rest
+    rest = list(processors)
+    run: dict[str, Any] = {}
+    allowed = list(WARPERS) if do_sample else []
+    while rest and type(rest[-1]) in allowed:
+        kind = type(rest[-1])
+        run[WARPERS[kind]] = getattr(rest.pop(), WARPERS[kind])
+        allowed = allowed[: allowed.index(kind)]  # each once, in their order
+    if any(type(p) in WARPERS for p in rest):
+        return SamplingParams(**values), list(processors)
+    penalty = logits_process.RepetitionPenaltyLogitsProcessor
+    if rest and type(rest[0]) is penalty and not padded and not rest[0].prompt_ignore_length:
+        values["repetition_penalty"] = float(rest.pop(0).penalty)
+    return SamplingParams(**(values | run)), rest
 
 
 def endings(

@@ -5,12 +5,10 @@ With an input projection only its columns change places; without one the whole r
 the blocks does, in and out.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from redrafter.config import RecurrentConfig
@@ -48,7 +46,7 @@ def read(folder: Path) -> RecurrentNet:
     return net
 
 
-def write(folder: Path, net: RecurrentNet) -> None:
+def write(folder: Path, net: RecurrentNet, overwrite: bool = False) -> None:
     """Refused for what their format has no place for."""
     config = net.config
     hidden = config.context_size
@@ -62,7 +60,7 @@ def write(folder: Path, net: RecurrentNet) -> None:
         if not ok:
             raise ConfigError(f"Apple's format has no place for {what}")
     names = _names(net)
-    tensors = {names[own]: t.contiguous() for own, t in _swap(net.state_dict(), hidden).items()}
+    tensors = {names[own]: t for own, t in _swap(net.state_dict(), hidden).items()}
     described: dict[str, Any] = {
         "model_type": MODEL_TYPE,
         "vocab_size": config.vocab_size,
@@ -71,9 +69,7 @@ def write(folder: Path, net: RecurrentNet) -> None:
         "num_draft_layers": config.blocks,
         "rnn": config.cell == "rnn",
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / checkpoint.WEIGHTS_FILE)
-    (folder / checkpoint.CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n")
+    checkpoint.write_files(folder, described, tensors, overwrite)
 
 
 def _names(net: RecurrentNet) -> dict[str, str]:

@@ -10,11 +10,15 @@ from torch import Tensor
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
 from redrafter.core.cache import KVCache
+from redrafter.core.noise import as_int64
 from redrafter.core.rules import Rule, Search
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, settle, step
 from redrafter.core.tree import Tree, root_tree
 from redrafter.targets import Target
+
+GROWTH = 256
+"""Cache slots for new tokens to begin with: few texts are as long as they may become."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Gain:
     """What one step gave the rows, on the host."""
 
     tokens: list[list[int]]  # per row, may be empty
+    drafted: list[int]  # of these tokens, from the first on, how many the drafter guessed
     done: list[bool]
     nodes: list[int]  # verified nodes that stood for a guess
 
@@ -51,7 +56,8 @@ class EagerRun:
         self.drafter = _Trimming(drafter)
         self.longest = [len(s.prompt) for s in starts]  # tokens in the cache of each row, plus at most one
         slack = rule.nodes + 1
-        self.cache = KVCache(slots=max(len(s.prompt) + s.budget for s in starts) + slack)
+        self.most = max(len(s.prompt) + s.budget for s in starts) + slack
+        self.cache = KVCache(slots=min(self.most, max(self.longest) + GROWTH + slack))
         device = target.device
         eos_width = max(1, *(len(s.eos) for s in starts)) if len(starts) else 1
         eos = [list(s.eos) + [-1] * (eos_width - len(s.eos)) for s in starts]
@@ -65,7 +71,7 @@ class EagerRun:
         self.rows = Rows(
             lengths=lengths - 1,
             last=self.prompt.gather(1, lengths[:, None] - 1)[:, 0],
-            seeds=torch.tensor([_as_int64(s.seed) for s in starts], device=device),
+            seeds=torch.tensor([as_int64(s.seed) for s in starts], device=device),
             remaining=torch.tensor([s.budget for s in starts], device=device),
             done=torch.zeros(len(starts), dtype=torch.bool, device=device),
             eos=torch.tensor(eos, device=device),
@@ -79,7 +85,7 @@ class EagerRun:
         lengths = self.longest
         logits, hidden = self.target.prefill(self.prompt, lengths, self.cache, self.drafter.layers)
         every = torch.tensor(lengths, device=self.target.device)
-        state = self.drafter.begin(self.prompt, every, hidden, self.cache.slots)
+        state = self.drafter.begin(self.prompt, every, hidden, self.most)
         rows = replace(self.rows, state=state)
         tree = root_tree(rows.last)
         search = self.rule.search(self.sampling, rows.seeds, rows.lengths)
@@ -90,7 +96,10 @@ class EagerRun:
 
     @torch.no_grad()
     def step(self) -> Gain:
-        self.cache.extent = min(max(self.longest) + self.rule.nodes + 1, self.cache.slots)
+        in_use = max(self.longest) + self.rule.nodes + 1
+        if in_use > self.cache.slots:
+            self.cache.reserve(min(self.most, 2 * self.cache.slots))
+        self.cache.extent = in_use
         self.rows, accepted = step(self.rows, self.cache, self.sampling, self.rule, self.drafter, self.target)
         return self._read(accepted, self.drafter.nodes)
 
@@ -111,7 +120,8 @@ class EagerRun:
         counts = accepted.count.tolist()
         tokens = [row[:n] for row, n in zip(accepted.tokens.tolist(), counts, strict=True)]
         self.longest = [old + n for old, n in zip(self.longest, counts, strict=True)]
-        return Gain(tokens, self.rows.done.tolist(), nodes)
+        drafted = [min(n, d) for n, d in zip(counts, accepted.drafted.tolist(), strict=True)]
+        return Gain(tokens, drafted, self.rows.done.tolist(), nodes)
 
 
 class _Trimming:
@@ -141,8 +151,3 @@ def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Token 0 fills; it is never seen, whatever token 0 may be."""
     width = max(len(r) for r in rows)
     return torch.tensor([list(r) + [0] * (width - len(r)) for r in rows], device=device)
-
-
-def _as_int64(seed: int) -> int:
-    seed &= 2**64 - 1
-    return seed - 2**64 if seed >= 2**63 else seed

