@@ -153,8 +153,9 @@ def headline(outcomes: list[Outcome]) -> dict[str, float]:
 
 def summary(outcomes: list[Outcome]) -> Table:
     table = Table(title="plain against speculative", title_justify="left")
-    for column in ("prompt", "tokens", "steps", "tokens/step", "plain s", "spec. s", "speedup", "text"):
-        table.add_column(column, justify="left" if column in ("prompt", "text") else "right")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis")
+    for column in ("tokens", "steps", "tokens/step", "plain s", "spec. s", "speedup", "text"):
+        table.add_column(column, justify="right", no_wrap=True)
     for o in outcomes:
         row = o.row()
         same = (
