@@ -15,7 +15,7 @@ from common import arguments, first_turns
 from redrafter import Engine, Shape, load
 from redrafter.config import RuleConfig
 from redrafter.core.accept import accept_seeded
-from redrafter.core.beam import beam_search, candidates, visited_nodes
+from redrafter.core.beam import candidates, visited_nodes
 from redrafter.core.rules import BeamRule, BeamSearch, make_rule
 from redrafter.core.tree import Tree, pack, pack_beam
 from redrafter.drafters import ModelDrafter
@@ -30,16 +30,7 @@ class RecordingSearch(BeamSearch):
     sizes: list[int] = field(default_factory=list)
 
     def tree(self, advance, state, last, token_ids=None) -> Tree:
-        beam = beam_search(
-            advance,
-            state,
-            last,
-            width=self.shape.width,
-            length=self.shape.length,
-            temperature=self.sampling.temperature,
-            noise=self.noise,
-            token_ids=token_ids,
-        )
+        beam = self.beam(advance, state, last, token_ids)
         if self.budget is None:
             tree, _ = pack_beam(candidates(beam), last)
         else:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted, accept_seeded, accept_typical
-from redrafter.core.beam import Advance, State, beam_search, visited_nodes
+from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rejection import accept_rejection, branching_nodes, sample_tree
 from redrafter.core.sampling import Sampling, node_scores
@@ -65,8 +65,8 @@ class BeamSearch:
     def visited(self) -> int:
         return self.shape.width * self.shape.length
 
-    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
-        beam = beam_search(
+    def beam(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Beam:
+        return beam_search(
             advance,
             state,
             last,
@@ -76,7 +76,9 @@ class BeamSearch:
             noise=self.noise,
             token_ids=token_ids,
         )
-        return self._pack(visited_nodes(beam), last)
+
+    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        return self._pack(visited_nodes(self.beam(advance, state, last, token_ids)), last)
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         nodes, _ = candidate_nodes(beam, scores)
