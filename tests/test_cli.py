@@ -11,7 +11,7 @@ from redrafter import Engine
 from redrafter.cli import options
 from redrafter.cli.main import VERBS, main
 from redrafter.config import SamplingParams
-from redrafter.targets import load_target
+from redrafter.targets import default, load_target
 from zoo import make_model, recurrent_drafter
 
 
@@ -99,6 +99,12 @@ def test_wrong_drafter(capsys, drafter_folder):
 def test_unreadable_cache_folder(capsys, monkeypatch):
     monkeypatch.setenv("REDRAFTER_CACHE", "/proc/redrafter")
     assert "cannot use the cache folder /proc/redrafter" in bad(capsys, "generate", "hi")
+
+
+def test_no_disk_space_while_converting(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(default.shutil, "disk_usage", lambda p: type("Usage", (), {"free": 5})())
+    assert f"no space left in {tmp_path}" in bad(capsys, "generate", "hi")
 
 
 def test_generate_prints_the_text_and_its_figures(capsys):

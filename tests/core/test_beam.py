@@ -3,7 +3,10 @@ import itertools
 import pytest
 import torch
 
+from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.core.beam import beam_search, candidates, draft_scores
+from redrafter.core.rules import make_rule
+from redrafter.core.sampling import Sampling
 from redrafter.errors import ConfigError
 
 V = 5
@@ -60,7 +63,15 @@ def test_shared_noise_of_the_position():
     for row, last in enumerate((1, 3)):
         best = brute(last, 3, lambda d, t, r=row: (TABLE[t] / 0.7 + noise[r, d]).log_softmax(-1))[0]
         assert candidates(beam)[row, 0].tolist() == list(best[1])
-    assert torch.equal(search(V, 3, 0.0, noise).tokens, search(V, 3).tokens), "at T = 0 noise is not used"
+
+
+def test_noise_of_a_rule_is_zero_at_temperature_0():
+    rule = make_rule(RuleConfig(), Shape(width=2, length=3), V, torch.float32)
+    params = [SamplingParams(temperature=1.0), SamplingParams()]
+    made = rule.search(Sampling.of(params, V, "cpu"), torch.tensor([1, 1]), torch.tensor([4, 4]))
+    assert made.noise.shape == (2, 4, V)
+    assert bool((made.noise[0] != 0).all())
+    assert bool((made.noise[1] == 0).all())
 
 
 def test_scores_are_fp32_even_for_a_bf16_drafter():

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from redrafter.core.batch import per_row
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
 
@@ -28,12 +29,10 @@ class Beam:
 
 
 def draft_scores(logits: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None) -> Tensor:
-    """log_softmax(logits / T + noise) with (B, V) noise gathered by target id; at T = 0 neither applies."""
+    """log_softmax(logits / T + noise) with (B, V) noise gathered by target id; T = 0 divides by 1."""
     noise = noise if token_ids is None else noise[:, token_ids]
-    hot = temperature > 0
-    scale = torch.where(hot, temperature, 1.0)[:, None, None]
-    scaled = logits.to(noise.dtype) / scale + torch.where(hot[:, None], noise, 0.0)[:, None]
-    return scaled.log_softmax(-1)
+    scale = per_row(torch.where(temperature > 0, temperature, 1.0), noise)
+    return (logits.to(noise.dtype) / scale + noise[:, None]).log_softmax(-1)
 
 
 def beam_search(
@@ -49,8 +48,8 @@ def beam_search(
 ) -> Beam:
     """Guess `length` tokens after `last` (B,), following the `width` best paths.
 
-    `noise` (B, L+1, V) is the noise the target will choose with; searching under it makes the
-    guesses those the target is about to make. `token_ids` (V',) maps a draft vocabulary to
+    `noise` (B, L+1, V) is the noise the target will choose with, 0 at temperature 0; searching under
+    it makes the guesses those the target is about to make. `token_ids` (V',) maps a draft vocabulary to
     target ids.
     """
     tokens, parents = last[:, None], torch.zeros_like(last)[:, None]

@@ -59,7 +59,7 @@ class EagerRun:
         self.most = max(len(s.prompt) + s.budget for s in starts) + slack
         self.cache = KVCache(slots=min(self.most, max(self.longest) + GROWTH + slack))
         device = target.device
-        eos_width = max(1, *(len(s.eos) for s in starts)) if len(starts) else 1
+        eos_width = max([1, *(len(s.eos) for s in starts)])
         eos = [list(s.eos) + [-1] * (eos_width - len(s.eos)) for s in starts]
         self.prompt = _pad_right([s.prompt for s in starts], device)  # (B, P)
         lengths = torch.tensor(self.longest, device=device)
