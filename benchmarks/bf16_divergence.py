@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--plain", type=int, nargs="+", default=[20, 5], help="batch sizes of the other plain runs")
     args = parser.parse_args()
     check_new(args.save, args.overwrite)
     target = load(args.model, drafter=None, dtype="bf16", device=args.device).target
@@ -32,9 +33,7 @@ def main() -> None:
     contenders = {
         f"ngram, batch {args.prompts}": (ngram, args.prompts),
         f"self, batch {args.prompts}": (own, args.prompts),
-        "plain, batch 20": (plain, 20),
-        "plain, batch 5": (plain, 5),
-    }
+    } | {f"plain, batch {size}": (plain, size) for size in args.plain}
     prompts = first_turns(args.questions, args.prompts)
     rows: list[dict] = []
     for temperature, seed in SETTINGS:
@@ -67,16 +66,14 @@ def main() -> None:
 
 def headline(rows: list[dict]) -> dict[str, float]:
     """Differences per 1000 tokens compared at temperature 0, which every contender runs first."""
-
-    def rate(*kinds: str) -> float:
-        chosen = [r for r in rows if r["contender"].startswith(kinds) and r["temperature"] == 0]
-        return 1000 * sum(r["parted"] for r in chosen) / max(1, sum(r["compared"] for r in chosen))
-
-    return {
-        "plain_batch_20_t0": rate("plain, batch 20"),
-        "plain_batch_5_t0": rate("plain, batch 5"),
-        "speculative_t0": rate("ngram", "self"),
-    }
+    cold = [r for r in rows if r["temperature"] == 0]
+    guessed = [r for r in cold if not r["contender"].startswith("plain")]
+    rates = {"speculative_t0": 1000 * sum(r["parted"] for r in guessed) / sum(r["compared"] for r in guessed)}
+    for r in cold:
+        if r["contender"].startswith("plain"):
+            size = r["contender"].split()[-1]
+            rates[f"plain_batch_{size}_t0"] = 1000 * r["parted"] / r["compared"]
+    return rates
 
 
 if __name__ == "__main__":

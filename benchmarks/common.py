@@ -1,18 +1,17 @@
 """What the benchmark scripts share: questions, and where results go."""
 
 import argparse
-import json
 from pathlib import Path
+
+from redrafter.train.questions import read_questions
 
 HERE = Path(__file__).parent
 QUESTIONS = HERE / "data" / "mt_bench.jsonl"
 
 
 def first_turns(file: Path, count: int) -> list[list[dict[str, str]]]:
-    """The first turn of questions spread evenly over a file in Spec-Bench's form, as chat messages."""
-    questions = [json.loads(line) for line in file.read_text().splitlines()]
-    step = max(1, len(questions) // count)
-    return [[{"role": "user", "content": q["turns"][0]}] for q in questions[::step][:count]]
+    """Questions spread evenly over a file, as chat messages."""
+    return [[{"role": "user", "content": q.text}] for q in read_questions(file, count)]
 
 
 def arguments(description: str, result: str) -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ VERBS = {
     "generate": "write a continuation of a prompt",
     "chat": "talk with the model",
     "compare": "watch plain and speculative decoding write the same text",
+    "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
     "doctor": "say what is installed, what is missing, what this machine will run",
 }
 

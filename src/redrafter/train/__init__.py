@@ -1,0 +1,1 @@
+"""Making drafters better: measuring them now."""

@@ -1,0 +1,86 @@
+"""How well a drafter guesses: tokens/step, acceptance by depth and nodes verified, by category."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from redrafter.config import Shape
+from redrafter.engine import Engine
+from redrafter.engine.request import Completion, Request
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Sums over the answers of one category under one shape and temperature."""
+
+    shape: Shape
+    temperature: float
+    category: str
+    answers: int
+    tokens: int
+    steps: int
+    nodes: int
+    reached: tuple[int, ...]
+    """reached[d]: steps that accepted more than d tokens."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Token-weighted; each answer's first token belongs to its prompt's pass."""
+        return (self.tokens - self.answers) / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """By depth: of the steps that accepted everything above, the share that accepted here too."""
+        before = (self.steps, *self.reached)
+        return [hit / tried if tried else 0.0 for hit, tried in zip(self.reached, before, strict=False)]
+
+    @property
+    def nodes_per_step(self) -> float:
+        return self.nodes / self.steps if self.steps else 0.0
+
+
+def count(
+    completions: Sequence[Completion], categories: Sequence[str], shape: Shape, temperature: float
+) -> list[Guessing]:
+    """One Guessing per category, in order of appearance, and one for `all` where there are several."""
+    names = list(dict.fromkeys(categories))
+    if len(names) > 1:
+        names.append("all")
+    result = []
+    for name in names:
+        own = [c for c, category in zip(completions, categories, strict=True) if name in (category, "all")]
+        accepted = [a for c in own for a in c.stats.accepted_per_step]
+        result.append(
+            Guessing(
+                shape=shape,
+                temperature=temperature,
+                category=name,
+                answers=len(own),
+                tokens=sum(c.stats.tokens for c in own),
+                steps=sum(c.stats.steps for c in own),
+                nodes=sum(c.stats.nodes for c in own),
+                reached=tuple(sum(a > depth for a in accepted) for depth in range(shape.length)),
+            )
+        )
+    return result
+
+
+def evaluate(
+    engine: Engine,
+    requests: Sequence[Request],
+    categories: Sequence[str],
+    shapes: Iterable[Shape],
+    batch_size: int = 8,
+    progress: Callable[[int], None] | None = None,
+) -> list[Guessing]:
+    """Answer all requests under each shape by real decoding; `progress` hears of each finished batch's size."""
+    result = []
+    temperature = requests[0].sampling.temperature
+    for shape in shapes:
+        contender = Engine(engine.target, engine.drafter, shape=shape, rule=engine.rule_config)
+        done: list[Completion] = []
+        for start in range(0, len(requests), batch_size):
+            done += contender.complete(requests[start : start + batch_size])
+            if progress is not None:
+                progress(len(requests[start : start + batch_size]))
+        result += count(done, categories, shape, temperature)
+    return result
