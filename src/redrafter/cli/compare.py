@@ -100,7 +100,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
     add_model(parser)
-    add_sampling(parser, max_new_tokens=96)
+    add_sampling(parser, max_new_tokens=64)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -154,8 +154,8 @@ def headline(outcomes: list[Outcome]) -> dict[str, float]:
 def summary(outcomes: list[Outcome]) -> Table:
     table = Table(title="plain against speculative", title_justify="left")
     table.add_column("prompt", no_wrap=True, overflow="ellipsis")
-    for column in ("tokens", "steps", "tokens/step", "plain s", "spec. s", "speedup", "text"):
-        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("tokens", "steps", "tok/step", "plain s", "spec. s", "speedup", "text"):
+        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for o in outcomes:
         row = o.row()
         same = (
@@ -164,7 +164,7 @@ def summary(outcomes: list[Outcome]) -> Table:
             else f"{'tie' if o.difference.is_tie else 'DIFFERS'} at {o.difference.index}"
         )
         table.add_row(
-            Text(o.prompt[:32]),
+            Text(o.prompt[:40]),
             str(row["tokens"]),
             str(row["steps"]),
             f"{row['tokens_per_step']:.2f}",
