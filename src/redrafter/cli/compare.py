@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
         [request] = engine.requests([as_prompt(engine, prompt, args.raw)], **options)
         console.print(Text(f"\n{prompt}", style="bold"))
         outcomes.append(race(engine, request, prompt, console))
-    console.print(summary(outcomes))
+    console.print(summary(outcomes, console.width))
     console.print(verdict(outcomes, engine))
     if args.save:
         write_results(args.save, headline(outcomes), [o.row() for o in outcomes])
@@ -151,9 +151,9 @@ def headline(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
-def summary(outcomes: list[Outcome]) -> Table:
+def summary(outcomes: list[Outcome], width: int) -> Table:
     table = Table(title="plain against speculative", title_justify="left")
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis")
+    table.add_column("prompt", no_wrap=True)
     for column in ("tokens", "steps", "tok/step", "plain s", "spec. s", "speedup", "text"):
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for o in outcomes:
@@ -164,7 +164,7 @@ def summary(outcomes: list[Outcome]) -> Table:
             else f"{'tie' if o.difference.is_tie else 'DIFFERS'} at {o.difference.index}"
         )
         table.add_row(
-            Text(o.prompt[:40]),
+            Text(o.prompt[: max(8, min(40, width - 72))]),  # what the figures leave
             str(row["tokens"]),
             str(row["steps"]),
             f"{row['tokens_per_step']:.2f}",

@@ -166,7 +166,11 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     log.info("converting %s, once", NAME)
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except (ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CorruptCheckpoint(f"transformers cannot read {gguf.name}: {reason}") from error
     config = loaded.config
     # transformers refuses to save a model that came from GGUF; a fresh one with the same weights is just a model.
     if hasattr(config, "quantization_config"):
