@@ -184,6 +184,24 @@ def test_doctor(capsys):
         assert word in out
 
 
+def test_bytes_that_are_no_text(capsys, monkeypatch):
+    import io
+
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe bad"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert "not UTF-8" in bad(capsys, "generate", "-")
+
+
+def test_interrupt_while_importing_is_one_line_too(capsys, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redrafter.cli.main.import_module", interrupted)
+    code, _, err = run(capsys, "generate", "hi")
+    assert code == 130
+    assert err.strip() == "redrafter: interrupted"
+
+
 def test_interrupt_is_one_line(capsys, monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt

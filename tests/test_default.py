@@ -12,7 +12,7 @@ import redrafter
 from redrafter import Engine, Shape
 from redrafter.drafters import ModelDrafter
 from redrafter.engine.ties import explain, first_difference
-from redrafter.errors import CacheUnavailable, CorruptCheckpoint, ModelNotFound
+from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.targets import default
 
 
@@ -144,6 +144,16 @@ def engine():
 
 def turn(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def test_messages_without_content_are_refused(engine):
+    with pytest.raises(ConfigError, match="needs 'role' and 'content'"):
+        engine.generate([[{"role": "user"}]])
+
+
+def test_a_keyword_nobody_knows_is_named():
+    with pytest.raises(ConfigError, match="load takes no 'draftr'"):
+        redrafter.load(draftr="ngram")
 
 
 def test_it_speaks(engine):

@@ -201,6 +201,11 @@ def test_processors_that_cannot_be_used_are_refused_by_name(engine):
         ({"logit_bias": {1: float("nan")}}, "logit_bias of token 1"),
         ({"stop": "x"}, "need a tokenizer"),
         ({"batch_size": 0}, "batch_size"),
+        ({"max_new_token": 4}, "no option 'max_new_token'; did you mean max_new_tokens"),
+        ({"do_sample": True}, "no option 'do_sample'; temperature=0 is greedy"),
+        ({"temperature": "1"}, "temperature must be a number, got '1'"),
+        ({"logit_bias": {"5": 1.0}}, "keyed by token ids"),
+        ({"stop": [""]}, "stop string is empty"),
     ],
 )
 def test_bad_options(engine, options, word):
@@ -209,7 +214,8 @@ def test_bad_options(engine, options, word):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "word"), [([], "no prompt"), ([[]], "empty"), ([[VOCAB]], "outside"), ("hi", "tokenizer")]
+    ("prompt", "word"),
+    [([], "no prompt"), ([[]], "empty"), ([[VOCAB]], "outside"), ("hi", "tokenizer"), (None, "not None"), (5, "not 5")],
 )
 def test_bad_prompts(engine, prompt, word):
     with pytest.raises(ConfigError, match=word):

@@ -37,6 +37,11 @@ def test_known_sums():
     assert whole.nodes_per_step == pytest.approx(13 / 5)
 
 
+def test_depths_that_were_never_reached_have_no_rate():
+    [got] = count([answer([0, 0])], ["a"], SHAPE, 0.0)
+    assert got.acceptance == [0.0, None, None]
+
+
 def test_one_category_is_not_told_twice():
     assert [g.category for g in count([answer([1])], ["a"], SHAPE, 0.0)] == ["a"]
 

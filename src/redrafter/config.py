@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Literal
 
 from redrafter.errors import ConfigError
@@ -63,6 +64,11 @@ class SamplingParams:
     """Added to the logits of these token ids, before everything else."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "logit_bias":
+                _require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
+        for token in self.logit_bias:
+            _require(isinstance(token, Integral), f"logit_bias is keyed by token ids, got {token!r}")
         _require(0 <= self.temperature < math.inf, f"temperature must be 0 or more, got {self.temperature}")
         _require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
         _require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")

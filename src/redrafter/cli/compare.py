@@ -164,7 +164,7 @@ def summary(outcomes: list[Outcome], width: int) -> Table:
             else f"{'tie' if o.difference.is_tie else 'DIFFERS'} at {o.difference.index}"
         )
         table.add_row(
-            Text(o.prompt[: max(8, min(40, width - 72))]),  # what the figures leave
+            shortened(o.prompt, max(8, min(40, width - 72))),  # what the figures leave
             str(row["tokens"]),
             str(row["steps"]),
             f"{row['tokens_per_step']:.2f}",
@@ -174,6 +174,10 @@ def summary(outcomes: list[Outcome], width: int) -> Table:
             same,
         )
     return table
+
+
+def shortened(text: str, size: int) -> Text:
+    return Text(text if len(text) <= size else text[: size - 1] + "…")
 
 
 def verdict(outcomes: list[Outcome], engine: Engine) -> str:

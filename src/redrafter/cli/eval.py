@@ -110,6 +110,6 @@ def table(rows: list[Guessing]) -> Table:
             str(r.answers),
             f"{r.tokens_per_step:.2f}",
             f"{r.nodes_per_step:.1f}",
-            " ".join(f"{a:.2f}" for a in r.acceptance),
+            " ".join("–" if a is None else f"{a:.2f}" for a in r.acceptance),
         )
     return made

@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> None:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ConfigError("the prompt is empty")
+    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes that are no text reach Python as lone surrogates
+        raise ConfigError("the prompt is not UTF-8 text; convert it first")
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     with err.status("loading"):
         engine = load_engine(args)
@@ -39,4 +41,5 @@ def run(args: argparse.Namespace) -> None:
             sys.stdout.flush()
     print()
     if part is not None and not args.quiet:
-        err.print(f"[dim]{figures(part.stats)}; green: guessed by the drafter, kept by the model[/dim]")
+        legend = " (green: guessed)" if out.is_terminal and part.stats.accepted else ""
+        err.print(f"[dim]{figures(part.stats)}{legend}[/dim]")

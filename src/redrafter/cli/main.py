@@ -38,14 +38,14 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     asked = next((word for word in argv if not word.startswith("-")), None)
-    args = parser(asked).parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-    _quiet_transformers()
     try:
+        args = parser(asked).parse_args(argv)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+        _quiet_transformers()
         import_module(f"redrafter.cli.{args.verb}").run(args)
     except RedrafterError as error:
-        if args.verbose:
+        if "--verbose" in argv:
             raise
         print(f"redrafter: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,8 @@ def coloured(part: Part, tokenizer: Any) -> Text:
 
 
 def figures(stats: Stats) -> str:
+    if not stats.steps:
+        return "one token, with the prompt's own pass"
     line = (
         f"{stats.tokens} tokens in {stats.steps} steps, {stats.tokens_per_step:.2f} tokens/step, "
         f"{stats.tokens_per_second:.1f} tokens/s"

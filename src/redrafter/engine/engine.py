@@ -1,5 +1,6 @@
 """`load` and `Engine`: what most users need to know."""
 
+import difflib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -76,8 +77,11 @@ class Engine:
             return list(tokenizer(prompt)["input_ids"])
         if tokenizer.chat_template is None:
             raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
-        ids = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
-        return list(ids)
+        for message in prompt:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
+        made = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        return list(made["input_ids"])
 
     def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:
         """Completions of one prompt or a list of them (text, token ids or chat messages).
@@ -126,6 +130,12 @@ class Engine:
             raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         if n < 1:
             raise ConfigError(f"n must be at least 1, got {n}")
+        known = SamplingParams.__dataclass_fields__
+        for name in sampling:
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, "max_new_tokens", "ignore_eos"], n=1, cutoff=0.7)
+                hint = f"; did you mean {near[0]}?" if near else "; temperature=0 is greedy, above 0 samples"
+                raise ConfigError(f"there is no option {name!r}{hint}")
         params = SamplingParams(**sampling)
         for token in params.logit_bias:
             if not 0 <= token < self.target.vocab_size:
@@ -139,6 +149,8 @@ class Engine:
         if len(seeds) != len(prompts):
             raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise ConfigError("a stop string is empty: it would end every text at once")
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
         eos = () if ignore_eos else self.eos_tokens()
@@ -210,6 +222,8 @@ def _as_list(prompts: Any) -> tuple[bool, list[Any]]:
         return True, [prompts]
     if isinstance(prompts, Mapping):
         raise ConfigError('give the ids alone: tokenizer(...)["input_ids"], not all that the tokenizer returns')
+    if not hasattr(prompts, "__iter__"):
+        raise ConfigError(f"a prompt is text, token ids or chat messages, not {prompts!r}")
     items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     if not items:
         raise ConfigError("no prompt given")

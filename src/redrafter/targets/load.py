@@ -121,6 +121,11 @@ def _load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: d
         ) from error
     try:
         module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+    except TypeError as error:
+        unknown = [k for k in model_kwargs if f"'{k}'" in str(error)]
+        if not unknown:
+            raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
+        raise ConfigError(f"load takes no {unknown[0]!r}, and neither does the model") from error
     except Exception as error:
         raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
     if tokenizer is None:

@@ -28,10 +28,10 @@ class Guessing:
         return (self.tokens - self.answers) / self.steps if self.steps else 0.0
 
     @property
-    def acceptance(self) -> list[float]:
-        """By depth: of the steps that accepted everything above, the share that accepted here too."""
+    def acceptance(self) -> list[float | None]:
+        """By depth: of the steps that accepted everything above, the share that accepted here too; None if none did."""
         before = (self.steps, *self.reached)
-        return [hit / tried if tried else 0.0 for hit, tried in zip(self.reached, before, strict=False)]
+        return [hit / tried if tried else None for hit, tried in zip(self.reached, before, strict=False)]
 
     @property
     def nodes_per_step(self) -> float:
