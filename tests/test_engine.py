@@ -10,9 +10,10 @@ import redrafter
 from redrafter import Engine, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
+from redrafter.core.tree import pack_beam
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, PromptTooLong
-from redrafter.runtime.eager import EagerRun
+from redrafter.runtime.eager import EagerRun, trimmed
 from redrafter.targets import load_target
 from zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
@@ -74,6 +75,15 @@ def test_finished_rows_are_dropped(target, monkeypatch):
         assert sizes[-1] == 1
         alone = [engine.complete([r])[0].tokens for r in requests]
         assert [c.tokens for c in done] == alone
+
+
+def test_trimmed_drops_only_empty_columns():
+    beam = torch.tensor([[[1, 2], [1, 2]], [[1, 2], [1, 3]]])
+    tree, _ = pack_beam(beam, torch.tensor([0, 0]))
+    small = trimmed(tree)
+    assert small.nodes == 3 < tree.nodes == 4
+    assert torch.equal(small.tokens, tree.tokens[:, :4])
+    assert not bool(tree.valid[:, 4:].any())
 
 
 def test_statistics_add_up(engine):

@@ -163,15 +163,6 @@ def test_final_beams_never_accept_more_than_all_visited_nodes(shape):
     assert bool((accepted(final) <= accepted(full)).all())
 
 
-def test_trimmed_drops_only_empty_columns():
-    beam = torch.tensor([[[1, 2], [1, 2]], [[1, 2], [1, 3]]])
-    tree, _ = pack_beam(beam, torch.tensor([0, 0]))
-    small = tree.trimmed()
-    assert small.nodes == 3 < tree.nodes == 4
-    assert torch.equal(small.tokens, tree.tokens[:, :4])
-    assert not bool(tree.valid[:, 4:].any())
-
-
 def test_candidates_trace_back():
     beam = searched(2, 4, 3, 6, seed=3)
     paths = candidates(beam)

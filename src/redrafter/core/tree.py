@@ -5,7 +5,7 @@ unique from birth (`visited_nodes`). Plain candidate sequences share prefixes th
 (`dedup_prefix`, the papers' way). Both end in `pack`, which keeps the N best nodes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,18 +38,6 @@ class Tree:
     def nodes(self) -> int:
         """N: drafted nodes, the root left out."""
         return self.tokens.shape[1] - 1
-
-    def trimmed(self) -> "Tree":
-        """Without the columns that are empty in every row. Waits for the host: not for a captured step."""
-        n = int(self.valid.sum(1).max())
-        return replace(
-            self,
-            tokens=self.tokens[:, :n],
-            parents=self.parents[:, :n],
-            depths=self.depths[:, :n],
-            valid=self.valid[:, :n],
-            mask=self.mask[:, :n, :n],
-        )
 
 
 def root_tree(last: Tensor) -> Tree:

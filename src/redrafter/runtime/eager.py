@@ -133,7 +133,7 @@ class _Trimming:
         self.nodes: list[int] = []
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
-        tree = self.drafter.draft(state, last, search).trimmed()
+        tree = trimmed(self.drafter.draft(state, last, search))
         self.nodes = (tree.valid.sum(1) - 1).tolist()
         return tree
 
@@ -145,6 +145,19 @@ class _Trimming:
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return self.drafter.keep(state, rows)
+
+
+def trimmed(tree: Tree) -> Tree:
+    """Without the columns that are empty in every row: a CPU pays for each."""
+    n = int(tree.valid.sum(1).max())
+    return replace(
+        tree,
+        tokens=tree.tokens[:, :n],
+        parents=tree.parents[:, :n],
+        depths=tree.depths[:, :n],
+        valid=tree.valid[:, :n],
+        mask=tree.mask[:, :n, :n],
+    )
 
 
 def _pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
