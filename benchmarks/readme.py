@@ -52,7 +52,11 @@ def equality(result: dict[str, Any]) -> str:
 
 def bf16_divergence(result: dict[str, Any]) -> str:
     """One line per contender and temperature, with the standard error of a count."""
-    lines = ["| bf16, against plain in one batch of 80 | T | texts that part | per 1000 tokens |", "|---|---|---|---|"]
+    whole = result["rows"][0]["texts"]
+    lines = [
+        f"| bf16, against plain in one batch of {whole} | T | texts that part | per 1000 tokens |",
+        "|---|---|---|---|",
+    ]
     for temperature, name in dict.fromkeys((r["temperature"], r["contender"]) for r in result["rows"]):
         rows = [r for r in result["rows"] if (r["temperature"], r["contender"]) == (temperature, name)]
         parted, texts, compared = (sum(r[k] for r in rows) for k in ("parted", "texts", "compared"))
@@ -65,6 +69,7 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
     "bf16": ("bf16_divergence.json", bf16_divergence),
+    "bf16_cpu": ("bf16_divergence_cpu.json", bf16_divergence),
 }
 
 
