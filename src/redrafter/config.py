@@ -8,7 +8,7 @@ from typing import Literal
 from redrafter.errors import ConfigError
 
 RuleName = Literal["seeded", "rejection", "typical"]
-Cell = Literal["rnn", "none"]
+Cell = Literal["rnn", "gated", "none"]
 FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
 
@@ -134,7 +134,7 @@ class RecurrentConfig:
     blocks: int = 2
     """Residual blocks between [s, h] and the head."""
     cell: Cell = "rnn"
-    """`rnn`: s = silu(U s + W e + b); `none`: s = e + s."""
+    """`rnn`: s = silu(U s + W e + b); `gated`: the same, mixed with the old s by a gate; `none`: s = e + s."""
     first_state: FirstState = "embedding"
     """State after the last token: its `embedding`, or one cell update from `zero` or the `context`."""
     head: HeadKind = "own"
@@ -143,14 +143,22 @@ class RecurrentConfig:
     """Guess only among this many token ids (all when not given)."""
     layers: tuple[int, ...] = (-1,)
     """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
+    unit_inputs: bool = False
+    """Scale hidden states and embeddings to unit size first: layers differ in theirs by orders of magnitude."""
+    memory_heads: int = 0
+    """Heads of a memory that persists over the accepted text (0: none)."""
+    memory_size: int = 64
+    """Width of its keys and values."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size")
         for name in sizes:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         _require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
+        _require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
+        _require(self.memory_size >= 1, f"memory_size must be at least 1, got {self.memory_size}")
         for name, allowed in (
-            ("cell", ("rnn", "none")),
+            ("cell", ("rnn", "gated", "none")),
             ("first_state", ("embedding", "zero", "context")),
             ("head", ("own", "tied")),
         ):
@@ -168,6 +176,11 @@ class RecurrentConfig:
                 1 <= self.draft_vocab_size <= self.vocab_size,
                 f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
             )
+
+    @property
+    def joint_size(self) -> int:
+        """Width of [s, h] and, with a memory, its reading."""
+        return self.state_size + self.context_size + self.memory_heads * self.memory_size
 
     @property
     def guessable(self) -> int:

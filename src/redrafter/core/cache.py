@@ -55,6 +55,15 @@ class KVCache:
             shape = whole[:, :, : path.shape[1]]
             whole.scatter_(2, _over_heads(target, shape), whole.gather(2, _over_heads(source, shape)))
 
+    def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:
+        """Copy the rows of a freshly filled, shorter cache into `rows` of this one, which holds `batch` of them."""
+        for layer, pair in other.layers.items():
+            if layer not in self.layers:
+                room = [x.new_zeros(batch, x.shape[1], self.slots, x.shape[3]) for x in pair]
+                self.layers[layer] = (room[0], room[1])
+            for whole, new in zip(self.layers[layer], pair, strict=True):
+                whole[rows.to(whole.device), :, : other.slots] = new
+
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these."""
         for layer, (k, v) in self.layers.items():

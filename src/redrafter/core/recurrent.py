@@ -5,13 +5,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redrafter.config import RecurrentConfig
+from redrafter.core.memory import Memory
 
 
 class RecurrentNet(nn.Module):
     """Guesses a token from the state s, which has read the tokens since, and the context h.
 
     h is the target's hidden state that chose the last token; it stays the same for all guesses of
-    a step. The embeddings e are the target's own, given from outside.
+    a step. The embeddings e are the target's own, given from outside. With a memory, g = [s, h, r]
+    where r is what s reads there.
     """
 
     token_ids: Tensor | None
@@ -19,12 +21,17 @@ class RecurrentNet(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        joint = config.state_size + config.context_size
-        if config.cell == "rnn":
-            self.cell_u = nn.Linear(config.state_size, config.state_size)
-            self.cell_w = nn.Linear(config.embedding_size, config.state_size, bias=False)
+        state, context = config.state_size, config.context_size
+        if config.cell != "none":
+            wide = 2 * state if config.cell == "gated" else state
+            self.cell_u = nn.Linear(state, wide)
+            self.cell_w = nn.Linear(config.embedding_size, wide, bias=False)
         if config.first_state == "context":
-            self.from_context = nn.Linear(config.context_size, config.state_size)
+            self.from_context = nn.Linear(context, state)
+        self.memory = None
+        if config.memory_heads:
+            self.memory = Memory(config.memory_heads, config.memory_size, context + config.embedding_size, state)
+        joint = config.joint_size
         self.input_proj = nn.Linear(joint, config.exit_size) if config.exit_size != joint else None
         self.blocks = nn.ModuleList(nn.Linear(config.exit_size, config.exit_size) for _ in range(config.blocks))
         out = config.guessable if config.head == "own" else config.embedding_size
@@ -32,31 +39,58 @@ class RecurrentNet(nn.Module):
         ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
         self.register_buffer("token_ids", ids)
 
-    def next_state(self, state: Tensor, embedding: Tensor) -> Tensor:
+    def context(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states (..., context) as the rest of the network wants them."""
+        if not self.config.unit_inputs:
+            return hidden
+        each = hidden.reshape(*hidden.shape[:-1], len(self.config.layers), -1)
+        return F.rms_norm(each, each.shape[-1:]).flatten(-2)
+
+    def token(self, embedding: Tensor) -> Tensor:
+        """The target's embeddings (..., embedding), likewise."""
+        return F.rms_norm(embedding, embedding.shape[-1:]) if self.config.unit_inputs else embedding
+
+    def next_state(self, state: Tensor, token: Tensor) -> Tensor:
         """States (..., state) that read one more token (..., embedding)."""
         if self.config.cell == "none":
-            return embedding + state
-        return F.silu(self.cell_u(state) + self.cell_w(embedding))
+            return token + state
+        mixed = self.cell_u(state) + self.cell_w(token)
+        if self.config.cell == "rnn":
+            return F.silu(mixed)
+        new, gate = mixed.chunk(2, dim=-1)
+        return torch.lerp(state, F.silu(new), torch.sigmoid(gate))
 
-    def first_state(self, embedding: Tensor, context: Tensor) -> Tensor:
+    def first_state(self, token: Tensor, context: Tensor) -> Tensor:
         """The state that has read the last token only."""
         if self.config.first_state == "embedding":
-            return embedding
+            return token
         if self.config.first_state == "zero":
-            before = embedding.new_zeros(*embedding.shape[:-1], self.config.state_size)
+            before = token.new_zeros(*token.shape[:-1], self.config.state_size)
         else:
             before = torch.tanh(self.from_context(context))
-        return self.next_state(before, embedding)
+        return self.next_state(before, token)
 
-    def logits(self, state: Tensor, context: Tensor, output_embedding: Tensor | None) -> Tensor:
-        """States and contexts of equal leading shape -> logits over the tokens that can be guessed.
+    def share(self, context: Tensor) -> Tensor:
+        """What the context adds to every guess of a step, computed once: (..., exit), or itself if not projected."""
+        if self.input_proj is None:
+            return context
+        start = self.config.state_size
+        columns = self.input_proj.weight[:, start : start + self.config.context_size]
+        return F.linear(context, columns, self.input_proj.bias)
 
-        A tied head ends in the rows of the target's output embedding (V', embedding).
-        """
-        x = torch.cat([state, context], dim=-1)
-        if self.input_proj is not None:
-            x = self.input_proj(x)
+    def features(self, state: Tensor, share: Tensor, reading: Tensor | None = None) -> Tensor:
+        """States, shares of the context and readings of the memory -> what the vocabulary is multiplied with."""
+        if self.input_proj is None:
+            x = torch.cat([state, share] if reading is None else [state, share, reading], dim=-1)
+        else:
+            weight = self.input_proj.weight
+            x = F.linear(state, weight[:, : self.config.state_size]) + share
+            if reading is not None:
+                x = x + F.linear(reading, weight[:, -reading.shape[-1] :])
         for block in self.blocks:
             x = x + F.silu(block(x))
-        x = self.head(x)
-        return x if output_embedding is None else F.linear(x, output_embedding)
+        return self.head(x) if self.config.head == "tied" else x
+
+    def vocabulary(self, output_embedding: Tensor) -> Tensor:
+        """Rows (V', n) that features become logits with: the target's own for a tied head."""
+        return self.head.weight if self.config.head == "own" else output_embedding

@@ -4,6 +4,8 @@ import copy
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.config import RecurrentConfig, Shape
@@ -19,9 +21,10 @@ from redrafter.targets import Target
 
 @dataclass(frozen=True)
 class Context:
-    """All there is to remember: the hidden state that chose the last token."""
+    """All there is to remember: the hidden state that chose the last token, and the memory, if there is one."""
 
     context: Tensor  # (B, C)
+    memory: Tensor | None = None  # (B, heads, size, size)
 
 
 class RecurrentDrafter:
@@ -37,10 +40,10 @@ class RecurrentDrafter:
             net = copy.deepcopy(net)  # the caller's network, in training perhaps, stays as it is
         self.net = net.to(device=target.device, dtype=target.dtype).eval()
         self.embed = target.input_embedding
-        self.tied: Tensor | None = None
-        if net.config.head == "tied":
-            weight = target.output_embedding.weight.detach()
-            self.tied = weight if net.token_ids is None else weight[net.token_ids]
+        weight = target.output_embedding.weight.detach()
+        if net.config.head == "tied" and net.token_ids is not None:
+            weight = weight[net.token_ids]
+        self.vocabulary = self.net.vocabulary(weight)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -56,28 +59,45 @@ class RecurrentDrafter:
         checkpoint.write(Path(folder), self.net, target, overwrite)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:
-        return Context(_pick(hidden, lengths - 1))
+        memory = None
+        if self.net.memory is not None:
+            # The last hidden state's pair comes with the token it chooses, through `advance`.
+            memory = self._remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
+        return Context(self.net.context(_pick(hidden, lengths - 1)), memory)
 
     def draft(self, state: Context, last: Tensor, search: Search) -> Tree:
-        if search.shape.width > self.net.config.guessable:
+        net = self.net
+        if search.shape.width > net.config.guessable:
             raise ConfigError(
-                f"beam width {search.shape.width} is larger than the drafter's {self.net.config.guessable} tokens"
+                f"beam width {search.shape.width} is larger than the drafter's {net.config.guessable} tokens"
             )
+        share = net.share(state.context)[:, None]  # (B, 1, exit)
 
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-            embedding = self.embed(tokens)  # (B, w, E)
-            context = state.context[:, None].expand(-1, tokens.shape[1], -1)
+            token = net.token(self.embed(tokens))  # (B, w, E)
             if states is None:
-                states = self.net.first_state(embedding, context)
+                states = net.first_state(token, state.context[:, None])
             else:
                 before = states.gather(1, parents[..., None].expand(-1, -1, states.shape[2]))
-                states = self.net.next_state(before, embedding)
-            return self.net.logits(states, context, self.tied), states
+                states = net.next_state(before, token)
+            reading = None
+            if net.memory is not None and state.memory is not None:
+                reading = net.memory.read(state.memory, states)
+            features = net.features(states, share.expand(-1, tokens.shape[1], -1), reading)
+            return F.linear(features, self.vocabulary), states
 
-        return search.tree(advance, None, last, self.net.token_ids)
+        return search.tree(advance, None, last, net.token_ids)
 
     def advance(self, state: Context, accepted: Accepted, hidden: Tensor) -> Context:
-        return Context(_pick(hidden, (accepted.count - 1).clamp(min=0)))
+        memory = state.memory
+        if memory is not None:
+            memory = self._remember(memory, accepted.tokens, hidden, accepted.count)
+        return Context(self.net.context(_pick(hidden, (accepted.count - 1).clamp(min=0))), memory)
+
+    def _remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+        assert self.net.memory is not None
+        pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
+        return self.net.memory.add(memory, pair, count)
 
     def keep(self, state: Context, rows: Tensor) -> Context:
         return keep_rows(state, rows)

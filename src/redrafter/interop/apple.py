@@ -52,7 +52,10 @@ def write(folder: Path, net: RecurrentNet, overwrite: bool = False) -> None:
     hidden = config.context_size
     for ok, what in (
         (config.first_state == "zero", f"a first state from {config.first_state!r}"),
+        (config.cell != "gated", "a gated cell"),
         (config.head == "own", "a tied head"),
+        (not config.unit_inputs, "inputs scaled to unit size"),
+        (not config.memory_heads, "a memory"),
         (config.draft_vocab_size is None, "a draft vocabulary"),
         (config.layers == (-1,), "a context from several layers"),
         (config.state_size == config.embedding_size == hidden, "state, embedding and context of different sizes"),

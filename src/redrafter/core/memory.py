@@ -1,0 +1,77 @@
+"""A memory over the accepted text: constant size, no KV cache, recomputed from verified hidden states.
+
+Each accepted token leaves a pair behind: a key and a value, both made of (the hidden state that chose it,
+its embedding). A head's memory is the matrix M_t = Σ_j γ^(t−j) k_j v_jᵀ over the pairs up to t; a drafter's
+state s reads q(s)ᵀ M_t. One token more is M ← γ M + k vᵀ; a prompt is one weighted sum; and in training all
+positions read at once, since q_tᵀ M_t = Σ_{j ≤ t} γ^(t−j) (q_t · k_j) v_j is attention without a softmax.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Memory(nn.Module):
+    """`heads` matrices of size×size, with a decay γ each, from one that forgets at once to one that hardly does."""
+
+    def __init__(self, heads: int, size: int, pair_size: int, state_size: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, size
+        self.key = nn.Linear(pair_size, heads * size, bias=False)
+        self.value = nn.Linear(pair_size, heads * size, bias=False)
+        self.query = nn.Linear(state_size, heads * size, bias=False)
+        half_lives = torch.logspace(3, 9, heads, base=2)  # 8 to 512 tokens
+        self.decay = nn.Parameter(torch.logit(0.5 ** (1 / half_lives)))
+
+    @property
+    def out_size(self) -> int:
+        return self.heads * self.size
+
+    def pairs(self, pair: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., pair) -> keys of length 1 and values, each (..., heads, size)."""
+        return self._unit(self.key(pair)), self._split(self.value(pair))
+
+    def queries(self, state: Tensor) -> Tensor:
+        return self._unit(self.query(state))
+
+    def empty(self, batch: int) -> Tensor:
+        """Nothing read yet: (B, heads, size, size), fp32 or better, since it sums up a whole text."""
+        weight = self.key.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=weight.device)
+
+    def add(self, memory: Tensor, pair: Tensor, count: Tensor) -> Tensor:
+        """The memory after the first `count` (B,) of the pairs (B, n, pair), all in one sum."""
+        key, value = self.pairs(pair)
+        age = count[:, None] - 1 - torch.arange(pair.shape[1], device=pair.device)  # (B, n), < 0: not accepted
+        weight = torch.where(age[..., None] >= 0, self._power(age.clamp(min=0), memory.dtype), 0.0)  # (B, n, heads)
+        new = torch.einsum("bnh,bnhk,bnhv->bhkv", weight, key.to(memory.dtype), value.to(memory.dtype))
+        return memory * self._power(count, memory.dtype)[..., None, None] + new
+
+    def read(self, memory: Tensor, state: Tensor) -> Tensor:
+        """States (B, w, state) read their row's memory -> (B, w, heads · size)."""
+        found = torch.einsum("bwhk,bhkv->bwhv", self.queries(state).to(memory.dtype), memory)
+        return found.flatten(2).to(state.dtype)
+
+    def read_all(self, query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+        """Position t of every row reads the pairs before t and its own one, as if it were the last.
+
+        All are (B, S, heads, size). `own` differs from (key, value) where a position guesses after a token
+        that is not the text's.
+        """
+        place = torch.arange(query.shape[1], device=query.device)
+        age = place[:, None] - place  # (S, S)
+        weight = torch.where((age > 0)[..., None], self._power(age.clamp(min=0), torch.float32), 0.0)
+        match = torch.einsum("bthk,bjhk->bhtj", query, key) * weight.permute(2, 0, 1).to(query.dtype)
+        past = torch.einsum("bhtj,bjhv->bthv", match, value)
+        return (past + (query * own[0]).sum(-1, keepdim=True) * own[1]).flatten(2)
+
+    def _power(self, exponent: Tensor, dtype: torch.dtype) -> Tensor:
+        """(...) ages -> (..., heads) γ to that power."""
+        return (F.logsigmoid(self.decay.to(dtype)) * exponent[..., None].to(dtype)).exp()
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, self.size)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return F.normalize(F.silu(self._split(x)), dim=-1)
