@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from zoo import ARCHITECTURES, PROMPTS, make_model
 
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.runtime import bulk
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
+from zoo import ARCHITECTURES, PROMPTS, make_model
 
 BUDGETS = [20, 1, 33, 17, 40]
 TEMPERATURES = [0.0, 0.0, 0.7, 0.0, 1.0]

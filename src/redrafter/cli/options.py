@@ -27,17 +27,22 @@ def field_help(cls: type) -> dict[str, str]:
     return found
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("model")
     group.add_argument("--model", help="a Hugging Face id or a folder (default: the embedded SmolLM2-135M-Instruct)")
+    group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    return group
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    group = add_target(parser)
     group.add_argument(
         "--drafter",
         default="ngram",
         help="'ngram' (default; needs no training), 'none', or a folder or Hub id of a recurrent drafter or of a "
         "smaller causal LM",
     )
-    group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
-    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
     group.add_argument("--length", type=int, metavar="L", help=help_["length"])

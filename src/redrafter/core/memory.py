@@ -74,4 +74,4 @@ class Memory(nn.Module):
         return x.view(*x.shape[:-1], self.heads, self.size)
 
     def _unit(self, x: Tensor) -> Tensor:
-        return F.normalize(F.silu(self._split(x)), dim=-1)
+        return F.normalize(F.silu(self._split(x)), dim=-1).to(x.dtype)  # autocast would keep fp32

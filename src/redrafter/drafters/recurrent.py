@@ -55,8 +55,8 @@ class RecurrentDrafter:
         checkpoint.compare(identity, target, str(folder))
         return cls(net, target)
 
-    def save(self, folder: str | Path, target: Target, overwrite: bool = False) -> None:
-        checkpoint.write(Path(folder), self.net, target, overwrite)
+    def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+        checkpoint.write(Path(folder), self.net, target, overwrite, storage)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:
         memory = None

@@ -118,3 +118,9 @@ class Target:
                 if start < n <= stop:
                     last[row] = logits[row, ends.index(n - 1 - start)]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
+
+    def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
+        """Whole texts (B, S), padded right -> hidden states (B, S, C): no cache, no logits, one causal pass."""
+        extra = {"logits_to_keep": 1} if self._extra else {}
+        out = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True, **extra)
+        return torch.cat([out.hidden_states[i].to(self.device) for i in layers], dim=-1)

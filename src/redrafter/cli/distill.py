@@ -1,0 +1,122 @@
+"""`redrafter distill`: training data for a drafter, written by the target itself."""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from redrafter.cli.options import add_target, field_help
+from redrafter.targets import Target, load_target
+from redrafter.train.distill import DistillConfig, distill
+from redrafter.train.folder import Distilled
+from redrafter.train.local import read_documents
+from redrafter.train.questions import read_questions
+
+EPILOG = """examples:
+  redrafter distill --out data
+  redrafter distill --out data --prompts questions.jsonl --self-prompt --texts 20000
+  redrafter distill --out data --local 5 --text book.txt
+
+A run that was stopped goes on where it was: give the same command again."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the data goes")
+    add_distill_options(parser)
+    add_target(parser)
+
+
+def add_distill_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Where the texts come from and every field of DistillConfig but those that a verb names itself."""
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="answer these: JSON lines with 'turns', 'prompt' or 'conversations'",
+    )
+    group.add_argument(
+        "--self-prompt",
+        action="store_true",
+        help="let the target write the prompts too, or those that --prompts lacks (default without a file)",
+    )
+    group.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="take these texts as they are, with --local: .txt, or .jsonl with 'text'",
+    )
+    help_ = field_help(DistillConfig)
+    for field in dataclasses.fields(DistillConfig):
+        if field.name in without:
+            continue
+        flag, default = "--" + field.name.replace("_", "-"), field.default
+        if isinstance(default, tuple):
+            told = " ".join(f"{value:g}" for value in default)
+            text = f"{help_[field.name]} (default {told})"
+            group.add_argument(flag, type=float, nargs="+", default=default, metavar="T", help=text)
+        else:
+            text = help_[field.name] + ("" if default is None else f" (default {default})")
+            group.add_argument(flag, type=int, default=default, metavar="N", help=text)
+
+
+def distill_config(args: argparse.Namespace, **given: Any) -> DistillConfig:
+    """From the arguments; `given` are the fields that were not among them."""
+    names = [f.name for f in dataclasses.fields(DistillConfig) if f.name not in given]
+    return DistillConfig(
+        **{name: getattr(args, name) for name in names} | {"temperatures": tuple(args.temperatures)} | given
+    )
+
+
+def distill_sources(args: argparse.Namespace) -> dict[str, Any]:
+    """What `distill` takes besides its config."""
+    return {
+        "prompts": [q.text for q in read_questions(args.prompts)] if args.prompts else None,
+        "documents": read_documents(args.text) if args.text else None,
+        "self_prompt": args.self_prompt or not (args.prompts or args.text),
+    }
+
+
+def run(args: argparse.Namespace) -> None:
+    config, sources = distill_config(args), distill_sources(args)
+    console = Console(highlight=False)
+    with console.status("loading"):
+        target = load_target(args.model, dtype=args.dtype, device=args.device)
+    console.print(table(*make_texts(target, args.out, config, sources, console), args.out))
+
+
+def make_texts(
+    target: Target, folder: Path, config: DistillConfig, sources: dict[str, Any], console: Console
+) -> tuple[Distilled, float]:
+    """`distill` behind a progress bar: what there is now, and tokens written per second."""
+    began, written = time.perf_counter(), 0
+    given = sources["prompts"] or sources["documents"] or ()
+    total = config.texts if sources["self_prompt"] else min(config.texts, len(given))
+    with Progress(*Progress.get_default_columns(), "{task.fields[speed]}", console=console) as bar:
+        task = bar.add_task("writing texts", total=total, speed="")
+
+        def told(rows: int, tokens: int) -> None:
+            nonlocal written
+            written += tokens
+            speed = written / (time.perf_counter() - began)
+            bar.update(task, advance=rows, speed=f"{written} tokens, {speed:.0f}/s" if written else "")
+
+        made = distill(target, folder, config, **sources, progress=told)
+    return made, written / (time.perf_counter() - began)
+
+
+def table(made: Distilled, speed: float, folder: Path) -> Table:
+    shown = Table(title="training data", title_justify="left", show_header=False)
+    shown.add_row("texts", str(made.rows))
+    shown.add_row("tokens", f"{made.tokens}, of them {made.answer_tokens} written by the target")
+    for reason, count in sorted(made.dropped.items()):
+        shown.add_row(f"dropped: {reason}", str(count))
+    shown.add_row("tokens/s", f"{speed:.0f}" if speed else "nothing was left to do")
+    shown.add_row("folder", str(folder))
+    return shown

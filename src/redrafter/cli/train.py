@@ -1,0 +1,126 @@
+"""`redrafter train`: from a model to a drafter for it, with data of one's own or none at all."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from rich.console import Console
+
+from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
+from redrafter.cli.eval import label, parse_shape
+from redrafter.cli.live import LiveTraining
+from redrafter.cli.options import add_target, field_help
+from redrafter.config import Shape
+from redrafter.errors import ConfigError
+from redrafter.targets import Target, load_target
+from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.journal import read_journal
+from redrafter.train.report import write_report
+from redrafter.train.texts import read_texts
+from redrafter.train.trainer import Trained, train
+
+EPILOG = """examples:
+  redrafter train --out my-drafter --model my-model               no data needed: the model writes its own
+  redrafter train --out my-drafter --prompts questions.jsonl --self-prompt
+  redrafter train --out my-drafter --data folder-of-redrafter-distill
+  redrafter train --out tuned --model my-fine-tune --init-from my-drafter --updates 1000
+
+Then: redrafter generate --model my-model --drafter my-drafter "..."
+A run that was stopped goes on where it was: give the same command again.
+Several GPUs: accelerate launch -m redrafter.cli.main train ... (make the data first, with redrafter distill)."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the drafter goes")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="made by `redrafter distill` (default: made now)")
+    parser.add_argument("--init-from", type=Path, metavar="FOLDER", help="start from this drafter's weights and shape")
+    parser.add_argument(
+        "--shape", default=None, metavar="WxL:N", help="beam and budget to simulate with (default: 16 x depth : 63)"
+    )
+    add_fields(parser, "drafter", DrafterOptions)
+    add_fields(parser, "training", TrainConfig)
+    add_distill_options(parser, without=("seed",))
+    add_target(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    options, config = from_fields(args, DrafterOptions), from_fields(args, TrainConfig)
+    shape = parse_shape(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
+    if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
+        raise ConfigError("--init-from takes the other drafter's shape: leave the drafter's own options out")
+    plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
+    console = Console(highlight=False)
+    with console.status("loading"):
+        target = load_target(args.model, dtype=args.dtype, device=args.device)
+    folder = args.data or args.out / "data"
+    if plan is not None:
+        made, _ = make_texts(target, folder, *plan, console)
+        console.print(f"{made.rows} texts, {made.answer_tokens} tokens written by {target.name}")
+    texts = read_texts(folder, target)
+    with LiveTraining(config.updates, console, read_journal(args.out)) as live:
+        done = train(
+            target,
+            texts,
+            args.out,
+            options=options,
+            config=config,
+            shape=shape,
+            init_from=args.init_from,
+            watcher=live,
+        )
+    report = write_report(args.out, facts(target, config, shape, len(texts), done))
+    console.print(
+        f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts, {done.parameters / 1e6:.1f} M "
+        f"parameters, {done.seconds / 60:.1f} minutes of training\n"
+        f"try it:  redrafter compare {f'--model {args.model} ' if args.model else ''}--drafter {args.out}\n"
+        f"[dim]curves in {report}[/dim]"
+    )
+
+
+def facts(target: Target, config: TrainConfig, shape: Shape, texts: int, done: Trained) -> dict[str, Any]:
+    return {
+        "target": target.name,
+        "texts": texts,
+        "parameters": done.parameters,
+        "updates": done.updates,
+        "minutes of training": round(done.seconds / 60, 1),
+        f"best tokens/step, simulated at {label(shape)}": round(done.tokens_per_step, 3),
+        **dataclasses.asdict(config),
+    }
+
+
+def add_fields(parser: argparse.ArgumentParser, title: str, cls: type) -> None:
+    """Every field of a dataclass as an argument, its docstring as help."""
+    group = parser.add_argument_group(title)
+    help_ = field_help(cls)
+    for field in dataclasses.fields(cls):
+        flag = "--" + field.name.replace("_", "-")
+        default = field.default
+        text = help_[field.name] + (
+            "" if default is None or default == () or "(default" in help_[field.name] else f" (default {default})"
+        )
+        kind = _kind(field.type)
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        elif kind is tuple:
+            group.add_argument(flag, type=int, nargs="+", default=default, metavar="I", help=text)
+        elif kind is str:
+            group.add_argument(flag, default=default, help=text, metavar="NAME")
+        else:
+            group.add_argument(flag, type=kind, default=default, metavar="N" if kind is int else "X", help=text)
+
+
+def _kind(annotation: Any) -> Any:
+    """int of `int | None`, str of a Literal, tuple of a tuple."""
+    if get_origin(annotation) is tuple:
+        return tuple
+    inner = [a for a in get_args(annotation) if a is not type(None)]
+    if inner and isinstance(inner[0], str):
+        return str
+    return inner[0] if inner else annotation
+
+
+def from_fields(args: argparse.Namespace, cls: type) -> Any:
+    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(cls)}
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -1,0 +1,106 @@
+"""Which texts an update learns from, and where in them: a function of the seed and the update alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redrafter.train.texts import Texts
+
+POOL = 64
+"""Updates whose texts are sorted by length together, so that texts of a batch are about equally long."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts padded right, and the n positions to learn from, text after text.
+
+    Position (row, t): the hidden state at t chose the last token, t + 1; depth d guesses the token at
+    t + 1 + d, and the target's own opinion of it is read off the hidden state at t + d.
+    """
+
+    tokens: Tensor  # (B, S)
+    lengths: Tensor  # (B,)
+    row: Tensor  # (n,)
+    at: Tensor  # (n,)
+    left: Tensor  # (n,) how many depths have a token to guess, at least 1
+    rollouts: Tensor | None = None  # (n, T) what the target writes after t, for data made with --local
+
+    @property
+    def positions(self) -> int:
+        return self.row.shape[0]
+
+    def to(self, device: torch.device) -> "Batch":
+        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if v is not None}
+        return Batch(**moved)
+
+
+def count_positions(texts: Texts) -> Tensor:
+    """(R,) positions of each text: from the one that chose the answer's first token, while a guess can be checked.
+
+    Without rollouts the last answer token has no successor to guess.
+    """
+    return (texts.lengths - texts.prompts - int(texts.rollouts is None)).clamp(min=0)
+
+
+def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
+    """Pad texts and list their positions."""
+    lengths = texts.lengths[torch.as_tensor(rows)]
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    row, at, left, rollouts = [], [], [], []
+    counts = count_positions(texts)
+    for place, index in enumerate(rows):
+        text = texts.row(index)
+        tokens[place, : len(text)] = text
+        n = int(counts[index])
+        first = int(texts.prompts[index]) - 1
+        where = torch.arange(first, first + n)
+        row.append(torch.full((n,), place))
+        at.append(where)
+        if texts.rollouts is None:
+            left.append(len(text) - 2 - where)
+        else:
+            start = int(texts.starts[index])
+            own = texts.rollouts[start : start + len(text)][where].long()
+            rollouts.append(own)
+            left.append(torch.full((n,), own.shape[1] - 1))
+    return Batch(
+        tokens, lengths, torch.cat(row), torch.cat(at), torch.cat(left), torch.cat(rollouts) if rollouts else None
+    )
+
+
+def epoch_updates(texts: Texts, rows: Tensor, positions: int, seed: int, epoch: int) -> list[list[int]]:
+    """One pass over `rows` as updates of about `positions` positions each, in an order of its own."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = rows[torch.randperm(len(rows), generator=generator)]
+    counts = count_positions(texts)
+    order = order[counts[order] > 0]
+    updates: list[list[int]] = []
+    pool = max(1, POOL * positions // max(1, int(counts[order].float().mean())) if len(order) else 1)
+    for part in torch.split(order, pool):
+        by_length = part[texts.lengths[part].argsort(stable=True)]
+        filled = 0
+        current: list[int] = []
+        made: list[list[int]] = []
+        for index, n in zip(by_length.tolist(), counts[by_length].tolist(), strict=True):
+            if current and filled + n > positions:
+                made.append(current)
+                filled, current = 0, []
+            current.append(index)
+            filled += n
+        made.append(current)
+        shuffled = torch.randperm(len(made), generator=generator).tolist()
+        updates += [made[i] for i in shuffled]
+    return updates
+
+
+def all_updates(texts: Texts, rows: Tensor, positions: int, seed: int, start: int) -> Iterator[list[int]]:
+    """Updates `start`, `start` + 1, ... without end, epoch after epoch."""
+    skipped, epoch = 0, 0
+    while True:
+        updates = epoch_updates(texts, rows, positions, seed, epoch)
+        if skipped + len(updates) > start:
+            yield from updates[max(0, start - skipped) :]
+        skipped += len(updates)
+        epoch += 1

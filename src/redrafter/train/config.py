@@ -1,0 +1,143 @@
+"""What a user can set about a drafter to be trained and about the training; checked when made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from redrafter.config import Cell, FirstState, HeadKind, RecurrentConfig
+from redrafter.errors import ConfigError
+from redrafter.targets import Target
+
+LossName = Literal["hard", "soft", "acceptance"]
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """The drafter's shape, where it does not follow from the target."""
+
+    cell: Cell = "gated"
+    """`rnn` (the papers'), `gated` or `none`."""
+    first_state: FirstState = "context"
+    """State before the last token is read: from its `embedding` (the papers'), `zero` or the `context`."""
+    state_size: int | None = None
+    """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
+    exit_size: int | None = None
+    """Width of the residual blocks (default: the state's)."""
+    blocks: int = 4
+    """Residual blocks before the head."""
+    head: HeadKind = "tied"
+    """`tied` to the target's output embedding, or `own` weights."""
+    draft_vocab: int = 16384
+    """Guess only among the k tokens most frequent in the data (0: all)."""
+    layers: tuple[int, ...] = ()
+    """Hidden states the context is made of, -1 the last (default: an early, the middle and the last one)."""
+    memory_heads: int = 4
+    """Heads of a memory over the accepted text (0: none)."""
+    memory_size: int = 128
+    """Width of the memory's keys and values."""
+    unit_inputs: bool = True
+    """Scale hidden states and embeddings to unit size first."""
+
+    def __post_init__(self) -> None:
+        _require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
+        for name in ("state_size", "exit_size"):
+            size = getattr(self, name)
+            _require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
+
+    def shape(self, target: Target) -> RecurrentConfig:
+        """All sizes spelled out for a target."""
+        count = target.layer_count
+        layers = self.layers or (*sorted({min(2, count - 1), count // 2}), -1)
+        for layer in layers:
+            _require(
+                -count - 1 <= layer <= count,
+                f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
+            )
+        embedding = target.input_embedding.weight.shape[1]
+        state = self.state_size or max(1024, target.hidden_size)
+        if self.first_state == "embedding" or self.cell == "none":
+            _require(
+                self.state_size in (None, embedding),
+                f"first_state={self.first_state}, cell={self.cell} need the embedding's state_size, {embedding}",
+            )
+            state = embedding
+        return RecurrentConfig(
+            vocab_size=target.vocab_size,
+            context_size=target.hidden_size * len(layers),
+            embedding_size=embedding,
+            state_size=state,
+            exit_size=self.exit_size or state,
+            blocks=self.blocks,
+            cell=self.cell,
+            first_state=self.first_state,
+            head=self.head,
+            draft_vocab_size=self.draft_vocab if 0 < self.draft_vocab < target.vocab_size else None,
+            layers=layers,
+            unit_inputs=self.unit_inputs,
+            memory_heads=self.memory_heads,
+            memory_size=self.memory_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the drafter is trained. What an *update* learns from is counted in positions of answers."""
+
+    updates: int = 5000
+    """Optimiser updates."""
+    positions: int = 16384
+    """Positions an update learns from; each guesses `depth` tokens ahead."""
+    micro_batch: int | None = None
+    """Positions computed at once (default: all of an update's); halved by itself when memory runs out."""
+    depth: int = 6
+    """How many tokens ahead it learns to guess."""
+    loss: LossName = "soft"
+    """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q)."""
+    depth_decay: float = 0.9
+    """Weight of each depth, relative to the one before."""
+    lr: float = 2e-3
+    """Learning rate after the warm-up; it falls to zero along a cosine."""
+    warmup: int = 100
+    """Updates until the learning rate is reached."""
+    weight_decay: float = 0.01
+    """AdamW's."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    seed: int = 0
+    """Of the first weights and of the order of the texts."""
+    held_out: int = 128
+    """Texts kept out of training, on which tokens/step is simulated."""
+    evaluate_every: int | None = None
+    """Updates between two simulations (default: a tenth of all)."""
+    patience: int = 6
+    """Simulations without a better tokens/step after which training stops (0: never)."""
+    checkpoint_every: int = 250
+    """Updates between two checkpoints."""
+    states: Literal["recompute", "cache"] = "recompute"
+    """The target's hidden states: `recompute` them for each update, or `cache` them on disk at first use."""
+    chunk: int = 4096
+    """Positions whose logits over the vocabulary exist at once."""
+    bf16: bool | None = None
+    """Compute the drafter in bf16 (default: on a GPU)."""
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "positions", "depth", "held_out", "checkpoint_every", "chunk"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("micro_batch", "evaluate_every"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        for name in ("warmup", "patience", "weight_decay"):
+            _require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("lr", "clip", "depth_decay"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        for name, allowed in (("loss", ("hard", "soft", "acceptance")), ("states", ("recompute", "cache"))):
+            value = getattr(self, name)
+            _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+    @property
+    def evaluation_interval(self) -> int:
+        return self.evaluate_every or max(1, self.updates // 10)

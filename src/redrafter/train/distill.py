@@ -1,0 +1,288 @@
+"""Makes training data: prompts from a file or from the target itself, the target's answers, and its rollouts."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from redrafter.core.noise import as_int64, fold
+from redrafter.drafters import NoDrafter
+from redrafter.drafters.checkpoint import identity
+from redrafter.engine import Engine
+from redrafter.errors import ConfigError
+from redrafter.runtime.bulk import write_texts
+from redrafter.runtime.eager import Start
+from redrafter.targets import Target
+from redrafter.train.folder import Begun, Distilled, Folder, check_disk, digest, settled
+from redrafter.train.local import roll_out_rows
+from redrafter.train.selfprompt import Piece, SelfPrompts, has_template, mark
+from redrafter.train.texts import Texts
+
+Progress = Callable[[int, int], None]
+"""Told of (rows finished, tokens written), each since it was last told."""
+
+PATIENCE = 500
+"""Self-written prompts tried in one shard before asking whether any are of use."""
+ROW_BYTES = 64
+"""What a row costs on disk besides its tokens, generously."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """How much training data is made, and how."""
+
+    texts: int = 100_000
+    """How many texts; with a file of prompts only, at most as many as it holds."""
+    max_new_tokens: int = 256
+    """Longest answer, in tokens."""
+    prompt_tokens: int = 128
+    """Longest user's turn that the target writes itself."""
+    longest_prompt: int = 512
+    """Longer prompts, counted with the chat template, are skipped."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Answers are written at these in turn."""
+    seed: int = 0
+    """Same seed, same data."""
+    shard: int | None = None
+    """Texts in one file; a killed run loses the unfinished one (when not given: 8192 on a GPU, 256 on a CPU)."""
+    batch: int | None = None
+    """Texts written at once (when not given: 2048 on a GPU, 16 on a CPU)."""
+    local: int = 0
+    """Tokens that the target goes on greedily after each token of each text (0: none)."""
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "max_new_tokens", "prompt_tokens", "longest_prompt", "shard", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if not self.temperatures:
+            raise ConfigError("temperatures must name at least one")
+        for temperature in self.temperatures:
+            if not 0 <= temperature < math.inf:
+                raise ConfigError(f"temperatures must be 0 or more, got {temperature}")
+        if self.local < 0:
+            raise ConfigError(f"local must be 0 (off) or more, got {self.local}")
+
+
+class Source(Protocol):
+    """Where rows come from; piece i is the same whenever it is asked for."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether there is always another piece."""
+
+    def take(self, first: int, count: int) -> list[Piece]:
+        """Pieces first, first + 1, ..., fewer than `count` only at the end."""
+
+
+class Listed:
+    """Given prompts or texts, each once, in an order of the seed's."""
+
+    endless = False
+
+    def __init__(self, items: Sequence[str], seed: int, piece: Callable[[str], Piece]) -> None:
+        order = torch.randperm(len(items), generator=torch.Generator().manual_seed(as_int64(seed))).tolist()
+        self.items, self.piece = [items[i] for i in order], piece
+
+    def take(self, first: int, count: int) -> list[Piece]:
+        return [self.piece(item) for item in self.items[first : first + count]]
+
+
+def distill(
+    target: Target,
+    folder: Path,
+    config: DistillConfig,
+    *,
+    prompts: Sequence[str] | None = None,
+    self_prompt: bool = False,
+    documents: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Distilled:
+    """Fill a folder with texts, going on where an earlier run with the same settings was stopped.
+
+    `prompts` are answered, each once; then, with `self_prompt`, the target writes the rest of the
+    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts.
+    """
+    if documents is not None and (prompts is not None or self_prompt):
+        raise ConfigError("give either whole texts or prompts to answer, not both")
+    if documents is not None and not config.local:
+        raise ConfigError("texts that the target did not write teach only through its rollouts: set local to 1 or more")
+    if documents is None and prompts is None and not self_prompt:
+        raise ConfigError("there is nothing to start from: give prompts or texts, or let the target write its own")
+    config = _settled(config, folder, target)
+    assert config.shard is not None
+    made = Folder(
+        folder,
+        identity(target),
+        _settings(config) | {"prompts": digest(prompts), "self_prompt": self_prompt, "text": digest(documents)},
+    )
+    writer = _Writer(target, config, progress)
+    sources = writer.sources(prompts, self_prompt, documents)
+    total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
+    longest = config.longest_prompt + config.max_new_tokens
+    if made.finished < total:
+        check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
+    made.open()
+    begun = Begun(0, [0] * len(sources), set())
+    while begun.rows < total:
+        index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
+        rows = made.read(index, begun)
+        if rows is None:
+            texts, marks, dropped = writer.shard(sources, begun, wanted)
+            rows = made.add(index, texts, marks, begun.used, dropped)
+        begun.rows += rows
+        if progress is not None:
+            progress(rows, 0)
+        if rows < wanted:  # the file ran out
+            break
+    return made.close()
+
+
+def _settled(config: DistillConfig, folder: Path, target: Target) -> DistillConfig:
+    """With what was left open: by the folder if it was begun before, else by the device."""
+    gpu = target.device.type == "cuda"
+    shard = config.shard or settled(folder, "shard") or (8192 if gpu else 256)
+    return dataclasses.replace(config, shard=shard, batch=config.batch or (2048 if gpu else 16))
+
+
+def _settings(config: DistillConfig) -> dict[str, Any]:
+    """What decides the data. How many are written at once does not: a run out of memory goes on with fewer."""
+    found = dataclasses.asdict(config) | {"temperatures": list(config.temperatures)}
+    del found["batch"]
+    return found
+
+
+class _Writer:
+    """Turns pieces into rows."""
+
+    def __init__(self, target: Target, config: DistillConfig, progress: Progress | None) -> None:
+        self.target, self.config = target, config
+        self.engine = Engine(target, NoDrafter())
+        self.eos = self.engine.eos_tokens()
+        self.tell = (lambda n: progress(0, n)) if progress is not None else None
+        assert config.batch is not None
+        self.batch = config.batch
+
+    def sources(
+        self, prompts: Sequence[str] | None, self_prompt: bool, documents: Sequence[str] | None
+    ) -> list[Source]:
+        found: list[Source] = []
+        if documents is not None:
+            found.append(Listed(documents, self.config.seed, self._document))
+        if prompts is not None:
+            found.append(Listed(prompts, self.config.seed, self._prompt))
+        if self_prompt:
+            budget = self.config.prompt_tokens if has_template(self.target) else self.config.max_new_tokens
+            found.append(
+                SelfPrompts(
+                    self.target,
+                    self._encode,
+                    seed=self.config.seed,
+                    budget=budget,
+                    rows=self.batch,
+                    progress=self.tell,
+                )
+            )
+        return found
+
+    def _encode(self, text: str) -> list[int]:
+        return self._known(
+            self.engine.encode([{"role": "user", "content": text}] if has_template(self.target) else text)
+        )
+
+    def _known(self, ids: list[int]) -> list[int]:
+        if ids and max(ids) >= self.target.vocab_size:
+            raise ConfigError(
+                f"the tokenizer of {self.target.name} knows token {max(ids)}, but its vocabulary has "
+                f"{self.target.vocab_size}: give the tokenizer that belongs to it"
+            )
+        return ids
+
+    def _prompt(self, text: str) -> Piece:
+        return Piece(self._encode(text) if text.strip() else [], mark(text))
+
+    def _document(self, text: str) -> Piece:
+        most = min(self.config.longest_prompt + self.config.max_new_tokens, self.target.max_positions)
+        return Piece(self._known(self.engine.encode(text))[:most], mark(text), seed=self.config.seed, temperature=0.0)
+
+    def shard(self, sources: Sequence[Source], begun: Begun, wanted: int) -> tuple[Texts, list[int], dict[str, int]]:
+        """The next `wanted` texts; their marks; what was dropped on the way, by reason.
+
+        Pieces are taken in order until the shard is full, so how many are fetched at a time changes
+        nothing. `begun` moves on, but for its rows.
+        """
+        pieces: list[Piece] = []
+        dropped: Counter[str] = Counter()
+        for place, source in enumerate(sources):
+            tried, before = 0, len(pieces)
+            while len(pieces) < wanted:
+                fetched = source.take(begun.used[place], max(wanted - len(pieces), self.batch))
+                if not fetched:
+                    break
+                for piece in fetched:
+                    begun.used[place] += 1
+                    tried += 1
+                    if reason := self._reason(piece, begun.seen):
+                        dropped[reason] += 1
+                        continue
+                    begun.seen.add(piece.mark)
+                    pieces.append(piece)
+                    if len(pieces) == wanted:
+                        break
+                kept = len(pieces) - before
+                if source.endless and len(pieces) < wanted and tried >= PATIENCE and 50 * kept < tried:
+                    raise ConfigError(
+                        f"{self.target.name} writes hardly any prompts of use ({kept} of {tried}; "
+                        f"{_listing(dropped.items())}): give a file of prompts"
+                    )
+        return self._texts(pieces, begun.rows), [p.mark for p in pieces], dict(dropped)
+
+    def _reason(self, piece: Piece, seen: set[int]) -> str | None:
+        if piece.dropped is not None:
+            return piece.dropped
+        if not piece.tokens:
+            return "empty"
+        most = min(self.config.longest_prompt, self.target.max_positions - 1)
+        if piece.seed is None and len(piece.tokens) > most:
+            return "too long"
+        return "duplicate" if piece.mark in seen else None
+
+    def _texts(self, pieces: Sequence[Piece], first: int) -> Texts:
+        config = self.config
+        numbers = range(first, first + len(pieces))
+        seeds = [fold(config.seed, i) if p.seed is None else p.seed for i, p in zip(numbers, pieces, strict=True)]
+        cycle = config.temperatures
+        temperatures = [cycle[i % len(cycle)] for i in numbers]
+        open_ = [i for i, p in enumerate(pieces) if p.seed is None]
+        starts = [
+            Start(
+                pieces[i].tokens,
+                seeds[i],
+                min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
+                self.eos,
+            )
+            for i in open_
+        ]
+        answers = write_texts(
+            self.target, starts, [temperatures[i] for i in open_], rows=self.batch, progress=self.tell
+        )
+        rows = [p.tokens for p in pieces]
+        lengths = [1 if p.seed is not None else len(p.tokens) for p in pieces]
+        for i, answer in zip(open_, answers, strict=True):
+            rows[i] = [*rows[i], *answer]
+        return Texts.of(
+            rows,
+            lengths,
+            [t if p.seed is None else p.temperature for t, p in zip(temperatures, pieces, strict=True)],
+            seeds,
+            roll_out_rows(self.target, rows, config.local, self.tell) if config.local and rows else None,
+        )
+
+
+def _listing(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{reason}: {n}" for reason, n in counts) or "nothing dropped"

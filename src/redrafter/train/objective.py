@@ -1,0 +1,190 @@
+"""What is minimised: the drafter's guesses at all positions of a batch, depth after depth, in bounded memory."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redrafter.core.recurrent import RecurrentNet
+from redrafter.targets import Target
+from redrafter.train.batches import Batch
+from redrafter.train.losses import LOSSES, Loss
+from redrafter.train.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class States:
+    """The target's hidden states that a batch needs."""
+
+    context: Tensor  # (B, S, C) of the drafter's layers
+    last: Tensor  # (B, S, H) after the final norm
+    rollouts: Tensor | None = None  # (n, T, H) after the final norm, of each position's own rollout
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over a batch, on the device: nothing waits for them until they are shown."""
+
+    loss: Tensor  # ()
+    right: Tensor  # (T,) guesses whose best token was the one written
+    count: Tensor  # (T,) guesses
+
+
+class Objective(nn.Module):
+    """The network with its losses. One forward is one micro-batch; the loss is a sum, not a mean."""
+
+    def __init__(
+        self, net: RecurrentNet, target: Target, *, depth: int, loss: str, decay: float, chunk: int, bf16: bool
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.depth, self.chunk, self.bf16 = depth, chunk, bf16
+        self.reach = loss == "acceptance"  # depths count as far as they are reached
+        self.weights = [decay**d for d in range(depth)]
+        self.embed = [target.input_embedding]  # in a list: the target's, so neither trained nor saved here
+        self.teacher = Teacher(target, net.token_ids)
+        self.needs_teacher = loss != "hard"
+        self.score = functools.partial(score, LOSSES[loss])
+        if target.device.type == "cuda":  # one pass over the logits instead of ten
+            self.score = torch.compile(self.score, dynamic=True)
+        self.labels = label_table(net.token_ids, target.vocab_size, target.device)
+
+    def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
+        device = batch.tokens.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            features = torch.stack(self._features(batch, states))  # (T, n, F)
+            vocabulary = self.net.vocabulary(self.teacher.weight)
+        if self.bf16:
+            vocabulary = vocabulary.bfloat16()
+        total, right, count = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
+            features.to(vocabulary.dtype), vocabulary, self, batch, states
+        )
+        return total, Score(total.detach(), right, count)
+
+    def _features(self, batch: Batch, states: States) -> list[Tensor]:
+        """One (n, F) per depth."""
+        net, row, at = self.net, batch.row, batch.at
+        tokens = [self._token(batch, d) for d in range(self.depth)]
+        embeddings = [self._embedded(t) for t in tokens]  # (n, E) of the token read at each depth
+        every = net.context(self._own(states.context))  # (B, S, C)
+        context = every[row, at]
+        share = net.share(context)
+        if net.memory is not None:
+            following = F.pad(batch.tokens[:, 1:], (0, 1))
+            key, value = net.memory.pairs(torch.cat([every, self._embedded(following)], -1))
+            own = (key, value)
+            if batch.rollouts is not None:
+                mine = net.memory.pairs(torch.cat([context, embeddings[0]], -1))
+                own = (self._padded(mine[0], batch), self._padded(mine[1], batch))
+        state, found = None, []
+        for embedding in embeddings:
+            state = net.first_state(embedding, context) if state is None else net.next_state(state, embedding)
+            reading = None
+            if net.memory is not None:
+                queries = self._padded(net.memory.queries(state), batch)
+                reading = net.memory.read_all(queries, key, value, own)[row, at]
+            found.append(net.features(state, share, reading))
+        return found
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.net.token(self._own(self.embed[0](tokens).detach()))
+
+    def _own(self, x: Tensor) -> Tensor:
+        """What the target gives, in the drafter's precision."""
+        return x.to(torch.bfloat16 if self.bf16 else self.net.head.weight.dtype)
+
+    def _token(self, batch: Batch, depth: int) -> Tensor:
+        """(n,) the token read at a depth, from 0: the last token."""
+        if batch.rollouts is not None:
+            return batch.rollouts[:, min(depth, batch.rollouts.shape[1] - 1)]
+        at = (batch.at + 1 + depth).clamp(max=batch.tokens.shape[1] - 1)
+        return batch.tokens[batch.row, at]
+
+    def label(self, batch: Batch, depth: int) -> Tensor:
+        """(n,) which of the guessable tokens comes at a depth, -1 if none of them."""
+        return self.labels[self._token(batch, depth + 1)]
+
+    def _padded(self, x: Tensor, batch: Batch) -> Tensor:
+        """(n, ...) -> (B, S, ...), zero where there is no position."""
+        room = x.new_zeros(*batch.tokens.shape, *x.shape[1:])
+        return room.index_put((batch.row, batch.at), x)
+
+    def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
+        """The target's probabilities (stop − start, V') at each depth for these positions."""
+        if not self.needs_teacher:
+            return [None] * self.depth
+        if states.rollouts is not None:
+            last = states.rollouts.shape[1] - 1
+            return [self.teacher.probabilities(states.rollouts[start:stop, min(d, last)]) for d in range(self.depth)]
+        # Position i at depth d asks about the token that position i + d − 1 asks about at depth 1: compute each once.
+        n = batch.positions
+        where = torch.arange(start, stop + self.depth - 1, device=batch.row.device).clamp(max=n - 1)
+        at = (batch.at[where] + 1).clamp(max=batch.tokens.shape[1] - 1)
+        p = self.teacher.probabilities(states.last[batch.row[where], at])
+        return [p[d : d + stop - start] for d in range(self.depth)]
+
+
+class VocabularyLoss(torch.autograd.Function):
+    """Logits exist for a chunk of positions at one depth at a time, and become gradients at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, vocabulary: Tensor, objective: Objective, batch: Batch, states: States
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        depth, n, _ = features.shape
+        device = features.device
+        by_features = torch.zeros_like(features)
+        by_vocabulary = torch.zeros_like(vocabulary, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        total = torch.zeros((), device=device)
+        right, count = torch.zeros(depth, device=device), torch.zeros(depth, device=device)
+        labels = [objective.label(batch, d) for d in range(depth)]
+        for start in range(0, n, objective.chunk):
+            stop = min(start + objective.chunk, n)
+            opinions = objective.opinions(batch, states, start, stop)
+            reach = torch.ones(stop - start, device=device)
+            for d in range(depth):
+                x = features[d, start:stop]
+                logits = F.linear(x, vocabulary)
+                label = labels[d][start:stop]
+                valid = (batch.left[start:stop] > d).float()
+                weight = objective.weights[d] * valid * reach
+                value, gradient, hit = objective.score(logits, opinions[d], label, weight)
+                total += (value * weight).sum()
+                by_features[d, start:stop] = gradient @ vocabulary
+                if by_vocabulary is not None:
+                    by_vocabulary += (gradient.T @ x).float()
+                if objective.reach:
+                    reach = reach * (-value).exp()
+                right[d] += (hit * valid).sum()
+                count[d] += valid.sum()
+        ctx.save_for_backward(by_features, by_vocabulary)
+        ctx.mark_non_differentiable(right, count)
+        return total, right, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+        by_features, by_vocabulary = ctx.saved_tensors
+        own = None if by_vocabulary is None else by_vocabulary * grad
+        return by_features * grad, own, None, None, None
+
+
+def score(loss: Loss, logits: Tensor, p: Tensor | None, label: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (n,), the weighted gradient (n, V') in the logits' precision, and whether the best guess is right (n,)."""
+    value, gradient = loss(logits, p, label)
+    return value, (gradient * weight[:, None]).to(logits.dtype), logits.argmax(-1) == label
+
+
+def label_table(token_ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor:
+    """(V,) place of each target token among those that can be guessed, -1 if it is not.
+
+    >>> label_table(torch.tensor([5, 2]), 6, torch.device("cpu")).tolist()
+    [-1, -1, 1, -1, -1, 0]
+    """
+    if token_ids is None:
+        return torch.arange(vocab_size, device=device)
+    table = torch.full((vocab_size,), -1, device=device)
+    table[token_ids.to(device)] = torch.arange(len(token_ids), device=device)
+    return table

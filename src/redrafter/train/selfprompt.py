@@ -1,0 +1,161 @@
+"""No data at all: the target writes the user's turns itself, and what is of no use is dropped."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from redrafter.core.noise import as_int64, fold
+from redrafter.drafters import NoDrafter
+from redrafter.engine import Engine
+from redrafter.errors import ConfigError
+from redrafter.runtime.bulk import write_texts
+from redrafter.runtime.eager import Start
+from redrafter.targets import Target
+
+SENTINEL = "redrafter-user-turn"
+TURNS = -1
+"""Seeds of user turns are folded from the seed's choice -1; those of answers are its choices 0, 1, 2, ..."""
+LETTERS = 6
+"""A turn with fewer asks nothing."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a source offers for a row: a prompt, or (with `seed`) a text that is written already."""
+
+    tokens: list[int]
+    mark: int
+    """The same for texts that differ only in case and spaces."""
+    dropped: str | None = None
+    """Why it is of no use."""
+    seed: int | None = None
+    temperature: float = 1.0
+
+
+def mark(text: str) -> int:
+    """
+    >>> mark("Why  is it?\\n") == mark("why is it?") != mark("Who is it?")
+    True
+    """
+    return _digest(" ".join(text.lower().split()).encode())
+
+
+def _digest(content: bytes) -> int:
+    return as_int64(int.from_bytes(hashlib.sha256(content).digest()[:8]))
+
+
+def repeats(tokens: Sequence[int]) -> bool:
+    """Whether it is one phrase over and over: fewer than half of its pairs of neighbours are new.
+
+    >>> repeats([1, 2, 3] * 3), repeats([1, 2, 3, 1, 2, 4])
+    (True, False)
+    """
+    pairs = list(pairwise(tokens))
+    return 2 * len(set(pairs)) < len(pairs)
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """What stands before a user's turn in the chat template, and the tokens that end one."""
+
+    prefix: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def user_turn(target: Target) -> UserTurn:
+    """Read off the chat template with a stand-in for the user's words."""
+    tokenizer = target.tokenizer
+    message = [{"role": "user", "content": SENTINEL}]
+    text = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=False))
+    before, found, after = text.partition(SENTINEL)
+    if not found:
+        raise ConfigError(f"the chat template of {target.name} hides what the user says: give prompts from a file")
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    ends = [*ids(after)[:1], *Engine(target, NoDrafter()).eos_tokens()]
+    if not ends:
+        raise ConfigError(f"no token ends a user's turn in {target.name}: give prompts from a file")
+    prefix = ids(before) or [_first_token(target, 0)]
+    return UserTurn(prefix=tuple(prefix), ends=tuple(dict.fromkeys(ends)))
+
+
+def _first_token(target: Target, seed: int) -> int:
+    """Where a text of a model without a chat template begins: BOS, else EOS, else any token."""
+    for source in (target.tokenizer, target.config):
+        for name in ("bos_token_id", "eos_token_id"):
+            token = getattr(source, name, None)
+            if isinstance(token, int) and 0 <= token < target.vocab_size:
+                return token
+    return seed % target.vocab_size
+
+
+def has_template(target: Target) -> bool:
+    return getattr(target.tokenizer, "chat_template", None) is not None
+
+
+class SelfPrompts:
+    """Endless user turns, or whole texts where the model knows no turns; the i-th is a function of seed and i.
+
+    All are written at temperature 1: a greedy target has only one thing to say after its template.
+    """
+
+    endless = True
+
+    def __init__(
+        self,
+        target: Target,
+        encode: Callable[[str], list[int]],
+        *,
+        seed: int,
+        budget: int,
+        rows: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.target, self.encode, self.rows, self.progress = target, encode, rows, progress
+        self.seed = fold(seed, TURNS)
+        self.turn = user_turn(target) if has_template(target) else None
+        self.budget = budget
+        self.special = special_tokens(target.tokenizer) if self.turn else frozenset()
+
+    def take(self, first: int, count: int) -> list[Piece]:
+        """Pieces first, first + 1, ..."""
+        seeds = [fold(self.seed, i) for i in range(first, first + count)]
+        ends = self.turn.ends if self.turn else Engine(self.target, NoDrafter()).eos_tokens()
+        starts = []
+        for seed in seeds:
+            prefix = self.turn.prefix if self.turn else (_first_token(self.target, seed),)
+            room = max(1, min(self.budget, self.target.max_positions - len(prefix)))
+            starts.append(Start(prefix, seed, room, ends))
+        new = write_texts(self.target, starts, [1.0] * count, rows=self.rows, progress=self.progress)
+        if self.turn is None:
+            return [self._text([*s.prompt, *tokens], s.seed) for s, tokens in zip(starts, new, strict=True)]
+        return [self._turn(tokens) for tokens in new]
+
+    def _text(self, tokens: list[int], seed: int) -> Piece:
+        """A whole text. It need not have ended, and its special tokens are its own affair."""
+        own = _digest(",".join(map(str, tokens[1:])).encode())
+        return Piece(tokens, own, "repetitive" if repeats(tokens) else None, seed)
+
+    def _turn(self, tokens: list[int]) -> Piece:
+        assert self.turn is not None
+        if tokens[-1] not in self.turn.ends:
+            return Piece([], 0, "did not end")
+        said = tokens[:-1]
+        if any(t in self.special or t >= len(self.target.tokenizer) for t in said):
+            return Piece([], 0, "special tokens inside")
+        text = str(self.target.tokenizer.decode(said)).strip()
+        if "\ufffd" in text or sum(c.isalpha() for c in text) < LETTERS:
+            return Piece([], 0, "hardly any words")
+        if repeats(said):
+            return Piece([], 0, "repetitive")
+        return Piece(self.encode(text), mark(text))
+
+
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Ids that stand for no text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}

@@ -1,0 +1,247 @@
+"""Training data: texts with their prompts marked, flat in memory, in checksummed shards on disk."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from redrafter.core.noise import as_int64
+from redrafter.drafters.checkpoint import identity
+from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError
+from redrafter.targets import Target
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+ANEW = "run redrafter distill again with the same settings to make it anew"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """R texts, one behind the other, on the CPU."""
+
+    tokens: Tensor  # (total,) int32
+    starts: Tensor  # (R+1,) int64 where each row begins, and where the last one ends
+    prompts: Tensor  # (R,) int64 how many leading tokens of the row belong to its prompt
+    temperatures: Tensor  # (R,) float32 at which the rest was written
+    seeds: Tensor  # (R,) int64 with which the rest was written
+    rollouts: Tensor | None = None  # (total, T) int32 how the target goes on greedily after each token
+
+    @staticmethod
+    def of(
+        rows: Sequence[Sequence[int]],
+        prompts: Sequence[int],
+        temperatures: Sequence[float],
+        seeds: Sequence[int],
+        rollouts: Sequence[Tensor] | None = None,
+    ) -> "Texts":
+        """From token ids; `rollouts` has (len(row), T) for each row.
+
+        >>> two = Texts.of([[5, 6, 7], [8, 9]], [1, 1], [0.0, 1.0], [0, 1])
+        >>> two.row(1).tolist(), two.lengths.tolist()
+        ([8, 9], [3, 2])
+        """
+        return Texts(
+            tokens=torch.tensor([token for row in rows for token in row], dtype=torch.int32),
+            starts=_starts(torch.tensor([len(row) for row in rows], dtype=torch.int64)),
+            prompts=torch.tensor(prompts, dtype=torch.int64),
+            temperatures=torch.tensor(temperatures, dtype=torch.float32),
+            seeds=torch.tensor([as_int64(seed) for seed in seeds], dtype=torch.int64),
+            rollouts=None if rollouts is None else torch.cat(list(rollouts)).to(torch.int32).cpu(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(R,) tokens of each row, prompt included."""
+        return self.starts.diff()
+
+    def row(self, index: int) -> Tensor:
+        """(length,) the tokens of one row."""
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def select(self, rows: Tensor | Sequence[int]) -> "Texts":
+        """These rows, in this order.
+
+        >>> Texts.of([[5, 6, 7], [8], [9, 9]], [1] * 3, [0.0] * 3, [0] * 3).select([2, 0]).tokens.tolist()
+        [9, 9, 5, 6, 7]
+        """
+        chosen = torch.as_tensor(rows, dtype=torch.int64)
+        lengths = self.lengths[chosen]
+        starts = _starts(lengths)
+        shift = self.starts[chosen] - starts[:-1]
+        where = torch.arange(int(starts[-1])) + shift.repeat_interleave(lengths)
+        return Texts(
+            tokens=self.tokens[where],
+            starts=starts,
+            prompts=self.prompts[chosen],
+            temperatures=self.temperatures[chosen],
+            seeds=self.seeds[chosen],
+            rollouts=None if self.rollouts is None else self.rollouts[where],
+        )
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def concatenate(parts: Sequence[Texts]) -> Texts:
+    """All rows of all parts; rollouts only where every part has them."""
+    rollouts = [part.rollouts for part in parts if part.rollouts is not None]
+    return Texts(
+        tokens=torch.cat([part.tokens for part in parts]),
+        starts=_starts(torch.cat([part.lengths for part in parts])),
+        prompts=torch.cat([part.prompts for part in parts]),
+        temperatures=torch.cat([part.temperatures for part in parts]),
+        seeds=torch.cat([part.seeds for part in parts]),
+        rollouts=torch.cat(rollouts) if len(rollouts) == len(parts) else None,
+    )
+
+
+def shard_name(index: int) -> str:
+    return f"texts-{index:05d}.safetensors"
+
+
+def write_shard(folder: Path, index: int, texts: Texts, marks: Sequence[int]) -> dict[str, Any]:
+    """One file, moved into place whole; returns what the manifest says of it.
+
+    `marks` are equal for equal prompts, so that a run that goes on knows those it had.
+    """
+    tensors = {name: value for name, value in vars(texts).items() if value is not None}
+    tensors["marks"] = torch.tensor(list(marks), dtype=torch.int64)
+    content = save(tensors)
+    _put(folder / shard_name(index), content)
+    return {
+        "file": shard_name(index),
+        "rows": len(texts),
+        "tokens": len(texts.tokens),
+        "answer_tokens": len(texts.tokens) - int(texts.prompts.sum()),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def read_shard(folder: Path, entry: dict[str, Any]) -> tuple[Texts, list[int]]:
+    """A shard's texts and marks, or CorruptCheckpoint."""
+    path = folder / entry["file"]
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path} is missing or cannot be read; {ANEW}") from error
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise CorruptCheckpoint(f"{path} is damaged (its checksum differs); {ANEW}")
+    try:
+        tensors = load(content)
+        marks = tensors.pop("marks").tolist()
+        return Texts(**tensors), marks
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"{path} holds no texts as this version writes them; {ANEW}") from error
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    _put(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """None where there is none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {folder / MANIFEST}: {error}; choose another folder") from error
+    if not _well_formed(manifest):
+        raise CorruptCheckpoint(f"{folder / MANIFEST} does not describe training data; choose another folder")
+    return dict(manifest)
+
+
+def _well_formed(manifest: Any) -> bool:
+    kinds = {"target": dict, "settings": dict, "shards": list, "complete": bool}
+    told = {"file", "rows", "tokens", "answer_tokens", "sha256", "used", "dropped"}
+    return (
+        isinstance(manifest, dict)
+        and all(isinstance(manifest.get(name), kind) for name, kind in kinds.items())
+        and all(isinstance(entry, dict) and told <= set(entry) for entry in manifest["shards"])
+    )
+
+
+def remove_scratch(folder: Path) -> None:
+    """What a killed run had not finished writing."""
+    for name in (MANIFEST, "texts-*.safetensors"):
+        for left_over in folder.glob(f".{name}.part"):
+            left_over.unlink(missing_ok=True)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """All or nothing: the file appears under its name only when it is whole."""
+    scratch = path.with_name(f".{path.name}.part")
+    with write_errors(path.parent):
+        try:
+            scratch.write_bytes(content)
+            scratch.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def write_errors(folder: Path) -> Iterator[None]:
+    """What can go wrong with a disk, in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RedrafterError(
+                f"no space left in {folder}; what is finished is intact: free some and run the same command to go on"
+            ) from error
+        reason = os.strerror(error.errno) if error.errno else error
+        raise RedrafterError(f"cannot write to {folder} ({reason}); choose another folder") from error
+
+
+def read_texts(folder: Path, target: Target) -> Texts:
+    """All texts of a folder that `redrafter distill` made with this target's tokenizer."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CorruptCheckpoint(f"{folder} is no folder of training data: it has no {MANIFEST}; see redrafter distill")
+    _compare(manifest["target"], target, folder)
+    if not manifest["shards"]:
+        raise CorruptCheckpoint(f"{folder} holds no texts; run redrafter distill first")
+    if not manifest["complete"]:
+        rows = sum(entry["rows"] for entry in manifest["shards"])
+        log.warning("%s is not complete: using the %d texts there are", folder, rows)
+    parts = []
+    for entry in manifest["shards"]:
+        texts, _ = read_shard(folder, entry)
+        if len(texts.tokens) and not 0 <= int(texts.tokens.min()) <= int(texts.tokens.max()) < target.vocab_size:
+            raise CorruptCheckpoint(
+                f"{folder / entry['file']} has token ids outside the vocabulary of {target.vocab_size} of "
+                f"{target.name}; make the data with this target"
+            )
+        parts.append(texts)
+    return concatenate(parts)
+
+
+def _compare(made_with: dict[str, str], target: Target, folder: Path) -> None:
+    """Another tokenizer is an error; another target's texts teach a drafter another target's ways."""
+    own = identity(target)
+    name = made_with.get("name", "an unnamed target")
+    if "tokenizer" in made_with and "tokenizer" in own and made_with["tokenizer"] != own["tokenizer"]:
+        raise DrafterMismatch(
+            f"the data in {folder} was made with the tokenizer of {name} ({made_with['tokenizer']}), but the target "
+            f"{target.name} has another ({own['tokenizer']}); make the data with this target"
+        )
+    if made_with.get("weights") != own["weights"]:
+        log.warning("the data in %s was written by %s; %s has other weights", folder, name, target.name)

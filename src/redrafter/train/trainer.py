@@ -1,0 +1,358 @@
+"""Trains a recurrent drafter for a frozen target: updates, checkpoints, simulations, early stopping."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.recurrent import RecurrentNet
+from redrafter.drafters import RecurrentDrafter, checkpoint
+from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.targets import Target
+from redrafter.train.batches import all_updates, count_positions, make_batch
+from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.journal import Journal, Record
+from redrafter.train.objective import Objective, Score
+from redrafter.train.run import Run, TrainingFailed
+from redrafter.train.simulate import Walked, simulate
+from redrafter.train.states import StateSource
+from redrafter.train.texts import Texts
+
+SHOW_EVERY = 20
+"""Updates between two looks at the loss: each look waits for the GPU."""
+
+
+class Watcher(Protocol):
+    """Told what happens; a terminal's display, for instance."""
+
+    def training(self, record: Record) -> None: ...
+    def held_out(self, record: Record) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it."""
+
+    updates: int
+    tokens_per_step: float
+    seconds: float
+    parameters: int
+    records: list[Record]
+
+
+def train(
+    target: Target,
+    texts: Texts,
+    folder: Path,
+    *,
+    options: DrafterOptions | None = None,
+    config: TrainConfig | None = None,
+    shape: Shape | None = None,
+    init_from: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Trained:
+    """Train into `folder`, or go on with what lies there; its config.json and model.safetensors are the best drafter.
+
+    shape: the beam and node budget that tokens/step is simulated with.
+    """
+    config = config or TrainConfig()
+    run = Run(folder)
+    shape = shape or Shape(width=16, length=config.depth, nodes=63)
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
+    held, learn = split(texts, config.held_out)
+    net = make_net(target, texts.select(learn), options or DrafterOptions(), config.seed, init_from)
+    if accelerator.is_main_process:
+        settings = {"train": asdict(config), "drafter": asdict(net.config), "target": checkpoint.identity(target)}
+        run.begin(settings | {"texts": len(texts), "tokens": len(texts.tokens), "init_from": str(init_from)})
+    accelerator.wait_for_everyone()
+    training = _Training(target, texts, run, net, config, shape, accelerator, held, learn, watcher)
+    try:
+        return training.finish()
+    finally:
+        if training.journal is not None:
+            training.journal.close()
+
+
+def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
+    """Rows to simulate on, spread over the data and greedy ones if there are any; and rows to learn from."""
+    useful = (count_positions(texts) > 0).nonzero()[:, 0]
+    if len(useful) < 2:
+        raise ConfigError(f"the data has {len(useful)} texts with something to guess; training needs at least 2")
+    greedy = useful[texts.temperatures[useful] == 0]
+    pool = greedy if len(greedy) > 1 else useful
+    count = min(held_out, max(1, len(useful) // 10), len(pool))
+    held = pool[torch.arange(count) * len(pool) // count]
+    mask = torch.ones(len(texts), dtype=torch.bool)
+    mask[held] = False
+    return held, useful[mask[useful]]
+
+
+def make_net(
+    target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None
+) -> RecurrentNet:
+    """A fresh network for the target, guessing among the data's most frequent tokens; or a copy of another."""
+    if init_from is not None:
+        net, identity = checkpoint.read(init_from)
+        checkpoint.compare(identity, target, str(init_from))
+        if net.config.vocab_size != target.vocab_size or net.config.embedding_size != target.hidden_size:
+            raise DrafterMismatch(f"the drafter {init_from} does not fit {target.name}: it has other sizes")
+        return net.float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = RecurrentNet(options.shape(target))
+    if net.token_ids is not None:
+        counts = torch.bincount(texts.tokens.long(), minlength=target.vocab_size)[: target.vocab_size]
+        frequent = counts.argsort(descending=True, stable=True)[: len(net.token_ids)]
+        net.token_ids.copy_(frequent.sort().values)
+    return net
+
+
+class _Training:
+    def __init__(
+        self,
+        target: Target,
+        texts: Texts,
+        run: Run,
+        net: RecurrentNet,
+        config: TrainConfig,
+        shape: Shape,
+        accelerator: Accelerator,
+        held: Tensor,
+        learn: Tensor,
+        watcher: Watcher | None,
+    ) -> None:
+        self.target, self.texts, self.run, self.config, self.shape = target, texts, run, config, shape
+        self.accelerator, self.watcher = accelerator, watcher
+        self.held, self.learn = held, learn
+        self.net = net.to(target.device)
+        bf16 = config.bf16 if config.bf16 is not None else target.device.type == "cuda"
+        objective = Objective(
+            self.net,
+            target,
+            depth=config.depth,
+            loss=config.loss,
+            decay=config.depth_decay,
+            chunk=config.chunk,
+            bf16=bf16,
+        )
+        if texts.rollouts is not None and config.depth >= texts.rollouts.shape[1]:
+            raise ConfigError(
+                f"rollouts of {texts.rollouts.shape[1]} tokens teach a depth of {texts.rollouts.shape[1] - 1} at most, "
+                f"not {config.depth}: give --depth"
+            )
+        if objective.needs_teacher:
+            objective.teacher.check(texts.row(int(held[0])).long()[None].to(target.device))
+        target.model.requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(
+            self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        )
+        self.objective = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
+        cache = run.folder / "states" if config.states == "cache" else None
+        self.source = StateSource(target, self.net.config.layers, texts, cache)
+        self.micro = config.micro_batch or config.positions
+        self.update, self.seconds = 0, 0.0
+        self.best, self.best_update = 0.0, 0
+        self._resume()
+        self.journal = Journal(run.folder, after=self.update) if accelerator.is_main_process else None
+        self.window: list[Score] = []
+
+    def finish(self) -> Trained:
+        config = self.config
+        began, before = time.perf_counter(), self.seconds
+        shown, shown_at = self.update, began
+        world, me = self.accelerator.num_processes, self.accelerator.process_index
+        order = all_updates(self.texts, self.learn, config.positions * world, config.seed, self.update)
+        stale = (self.update - self.best_update) // config.evaluation_interval
+        while self.update < config.updates and not (config.patience and stale >= config.patience):
+            rows = next(order)
+            self._one_update(rows[me::world], sum_positions(self.texts, rows))
+            self.update += 1
+            self.seconds = before + time.perf_counter() - began
+            last = self.update == config.updates
+            if self.update - shown >= SHOW_EVERY or last or self.update % config.checkpoint_every == 0:
+                self._show(time.perf_counter() - shown_at)
+                shown, shown_at = self.update, time.perf_counter()
+            if self.update % config.evaluation_interval == 0 or last:
+                self._evaluate()
+                stale = (self.update - self.best_update) // config.evaluation_interval
+                shown_at = time.perf_counter()
+            if self.update % config.checkpoint_every == 0 or last:
+                self._save()
+        records = self.journal.records if self.journal is not None else []
+        parameters = sum(p.numel() for p in self.net.parameters())
+        return Trained(self.update, self.best, self.seconds, parameters, records)
+
+    def _one_update(self, rows: list[int], total: int) -> None:
+        """Gradients of all rows, in micro-batches that fit; then one step of the optimiser."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.update)
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            scores: list[Score] = []
+            parts = micro_batches(self.texts, rows, self.micro)
+            try:
+                for i, part in enumerate(parts):
+                    scores.append(self._gradient(part, total, is_last=i == len(parts) - 1))
+                break
+            except torch.OutOfMemoryError:
+                if self.micro <= 1 or max(len(p) for p in parts) == 1:
+                    raise TrainingFailed(
+                        "out of memory even with one text at a time: give a smaller --chunk, --depth or drafter, or "
+                        "shorter texts"
+                    ) from None
+                self.micro = max(1, min(self.micro, sum_positions(self.texts, rows)) // 2)
+                scores.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                self._note(f"out of memory: going on with {self.micro} positions at once")
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
+        self.optimizer.step()
+        self.window += scores
+
+    def _gradient(self, rows: list[int], total: int, is_last: bool) -> Score:
+        batch = make_batch(self.texts, rows).to(self.target.device)
+        states = self.source.fetch(batch, rows)
+        world = self.accelerator.num_processes
+        together = contextlib.nullcontext() if world == 1 or is_last else self.accelerator.no_sync(self.objective)
+        with together:
+            loss, score = self.objective(batch, states)
+            (loss * (world / total)).backward()  # processes average, the loss is a sum
+        assert isinstance(score, Score)
+        return score
+
+    def _show(self, seconds: float) -> None:
+        """Look at what was summed up; a loss that is no number ends the run before it can be saved."""
+        score = add_scores(self.window)
+        self.window = []
+        loss, right, count = float(score.loss), score.right.tolist(), score.count.tolist()
+        if not math.isfinite(loss):
+            raise TrainingFailed(
+                f"the loss is not a number at update {self.update}, the last checkpoint is intact: try again in "
+                f"another folder with a smaller --lr than {self.config.lr:g}"
+            )
+        self._record(
+            {
+                "update": self.update,
+                "loss": loss / max(1, count[0]),
+                "accuracy": [r / max(1, n) for r, n in zip(right, count, strict=True)],
+                "lr": learning_rate(self.config, self.update - 1),
+                "positions_per_second": count[0] / max(seconds, 1e-9),
+                "seconds": self.seconds,
+            }
+        )
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """Simulate; the best drafter so far becomes the one in the folder. Other processes wait."""
+        figure = torch.zeros(2, device=self.target.device)
+        if self.accelerator.is_main_process:
+            walked, score = self._held_out()
+            count = score.count.tolist()
+            held = {
+                "tokens_per_step": walked.tokens_per_step,
+                "accuracy": [r / max(1, n) for r, n in zip(score.right.tolist(), count, strict=True)],
+                "loss": float(score.loss) / max(1, count[0]),
+            }
+            self._record({"update": self.update, "seconds": self.seconds, "held_out": held})
+            if walked.tokens_per_step > self.best:
+                self.best, self.best_update = walked.tokens_per_step, self.update
+                checkpoint.write(self.run.folder, self.net, self.target, overwrite=True)
+            figure = torch.tensor([self.best, self.best_update], device=self.target.device)
+        if self.accelerator.num_processes > 1:
+            torch.distributed.broadcast(figure, 0)
+            self.best, self.best_update = float(figure[0]), int(figure[1])
+
+    def _held_out(self) -> tuple[Walked, Score]:
+        self.net.eval()
+        drafter = RecurrentDrafter(self.net, self.target)
+        walked = simulate(self.target, drafter, self.texts.select(self.held), self.shape)
+        objective = self.accelerator.unwrap_model(self.objective)
+        scores = []
+        for part in micro_batches(self.texts, self.held.tolist(), self.micro):
+            batch = make_batch(self.texts, part).to(self.target.device)
+            scores.append(objective(batch, self.source.fetch(batch, part))[1])
+        self.net.train()
+        return walked, add_scores(scores)
+
+    def _record(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal.write(record)
+        if self.watcher is not None and self.accelerator.is_main_process:
+            (self.watcher.held_out if "held_out" in record else self.watcher.training)(record)
+
+    def _note(self, text: str) -> None:
+        if self.watcher is not None:
+            self.watcher.note(text)
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
+        for i, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
+        facts = {"seconds": self.seconds, "best": self.best, "best_update": self.best_update}
+        self.run.save(self.update, tensors, facts)
+
+    def _resume(self) -> None:
+        found = self.run.load()
+        if found is None:
+            return
+        tensors, facts = found
+        self.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("optimizer."):
+                _, index, name = key.split(".")
+                state.setdefault(int(index), {})[name] = value
+        whole: dict[str, Any] = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+        self.update, self.seconds = facts["update"], facts["seconds"]
+        self.best, self.best_update = facts["best"], facts["best_update"]
+
+
+def learning_rate(config: TrainConfig, update: int) -> float:
+    """Linear warm-up, then a cosine to zero at the last update.
+
+    >>> [round(learning_rate(TrainConfig(updates=20, warmup=4, lr=1.0), u), 2) for u in (0, 3, 4, 12, 19)]
+    [0.25, 1.0, 1.0, 0.5, 0.01]
+    """
+    warm = min(config.warmup, config.updates // 2)
+    if update < warm:
+        return config.lr * (update + 1) / warm
+    done = (update - warm) / max(1, config.updates - warm)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def sum_positions(texts: Texts, rows: Sequence[int]) -> int:
+    return max(1, int(count_positions(texts)[torch.as_tensor(rows, dtype=torch.long)].sum()))
+
+
+def micro_batches(texts: Texts, rows: list[int], positions: int) -> list[list[int]]:
+    """Rows in groups of at most so many positions, but at least one row."""
+    counts = count_positions(texts)
+    parts: list[list[int]] = []
+    filled = 0
+    for row in rows:
+        n = int(counts[row])
+        if not parts or filled + n > positions:
+            parts.append([])
+            filled = 0
+        parts[-1].append(row)
+        filled += n
+    return parts
+
+
+def add_scores(scores: Sequence[Score]) -> Score:
+    def total(pick: Callable[[Score], Tensor]) -> Tensor:
+        return torch.stack([pick(s) for s in scores]).sum(0)
+
+    return Score(total(lambda s: s.loss), total(lambda s: s.right), total(lambda s: s.count))
