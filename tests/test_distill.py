@@ -143,7 +143,8 @@ def test_user_turns_come_from_the_template(target):
 )
 def test_turns_of_no_use(target, said, reason):
     source = SelfPrompts(target, list, seed=0, budget=9, rows=1)
-    assert source._turn(target.tokenizer(said)["input_ids"]).dropped == reason
+    tokens = target.tokenizer(said)["input_ids"]
+    assert source._reason(tokens, target.tokenizer.decode(tokens[:-1])) == reason
 
 
 def test_duplicates_are_dropped_across_shards(target, tmp_path):

@@ -45,10 +45,20 @@ def test_accepted_tokens_follow_the_prompt(memory: Memory) -> None:
     assert torch.allclose(m, one_by_one(memory, [9, 5, 0]))
 
 
+def read_all(memory: Memory, own: torch.Tensor | None = None) -> torch.Tensor:
+    def heads_first(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
+
+    query, key, value = (heads_first(x) for x in (memory.queries(STATES), *memory.pairs(PAIRS)))
+    mine = None
+    if own is not None:
+        mine = (heads_first(memory.pairs(own)[0]), heads_first(memory.pairs(own)[1]))
+    return memory.read_all(query, key, value, memory.weights(S, own is not None), mine)
+
+
 @torch.no_grad()
 def test_all_positions_at_once_read_what_each_would_alone(memory: Memory) -> None:
-    key, value = memory.pairs(PAIRS)
-    parallel = memory.read_all(memory.queries(STATES), key, value, own=(key, value))
+    parallel = read_all(memory)
     for t in range(S):
         alone = memory.read(one_by_one(memory, [t + 1] * B), STATES[:, t : t + 1])
         assert torch.allclose(parallel[:, t : t + 1], alone)
@@ -57,10 +67,9 @@ def test_all_positions_at_once_read_what_each_would_alone(memory: Memory) -> Non
 @torch.no_grad()
 def test_a_position_may_have_a_pair_of_its_own(memory: Memory) -> None:
     """Rollouts stand on another last token than the text's: only their own read sees it."""
-    key, value = memory.pairs(PAIRS)
-    other = memory.pairs(PAIRS.flip(0))
-    parallel = memory.read_all(memory.queries(STATES), key, value, own=other)
+    parallel = read_all(memory, PAIRS.flip(0))
     t = 4
     m = memory.add(one_by_one(memory, [t] * B), PAIRS.flip(0)[:, t : t + 1], torch.ones(B, dtype=torch.long))
     assert torch.allclose(parallel[:, t : t + 1], memory.read(m, STATES[:, t : t + 1]))
-    assert not torch.allclose(parallel, memory.read_all(memory.queries(STATES), key, value, own=(key, value)))
+    assert not torch.allclose(parallel, read_all(memory))
+    assert torch.allclose(read_all(memory, PAIRS), read_all(memory))

@@ -53,18 +53,33 @@ class Memory(nn.Module):
         found = torch.einsum("bwhk,bhkv->bwhv", self.queries(state).to(memory.dtype), memory)
         return found.flatten(2).to(state.dtype)
 
-    def read_all(self, query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        """Position t of every row reads the pairs before t and its own one, as if it were the last.
+    def weights(self, length: int, own: bool) -> Tensor:
+        """(heads, S, S) how much position t still has of the pair j: γ^(t−j), nothing of later ones.
 
-        All are (B, S, heads, size). `own` differs from (key, value) where a position guesses after a token
-        that is not the text's.
+        With `own` the position's own pair is left to it, to be read apart.
         """
-        place = torch.arange(query.shape[1], device=query.device)
-        age = place[:, None] - place  # (S, S)
-        weight = torch.where((age > 0)[..., None], self._power(age.clamp(min=0), torch.float32), 0.0)
-        match = torch.einsum("bthk,bjhk->bhtj", query, key) * weight.permute(2, 0, 1).to(query.dtype)
-        past = torch.einsum("bhtj,bjhv->bthv", match, value)
-        return (past + (query * own[0]).sum(-1, keepdim=True) * own[1]).flatten(2)
+        place = torch.arange(length, device=self.decay.device)
+        age = place[:, None] - place
+        weight = (F.logsigmoid(self.decay)[:, None, None] * age.clamp(min=0)).exp()
+        return torch.where(age > 0 if own else age >= 0, weight, 0.0)
+
+    def read_all(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        weights: Tensor,
+        own: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Position t of every row reads the pairs up to t, as if it were the last; -> (B, S, heads · size).
+
+        All are (B, heads, S, size). A position that guesses after a token which is not the text's has a pair
+        of its `own` in the place of the text's.
+        """
+        found = torch.matmul(torch.matmul(query, key.transpose(2, 3)) * weights.to(query.dtype), value)
+        if own is not None:
+            found = found + (query * own[0]).sum(-1, keepdim=True) * own[1]
+        return found.transpose(1, 2).flatten(2)
 
     def _power(self, exponent: Tensor, dtype: torch.dtype) -> Tensor:
         """(...) ages -> (..., heads) γ to that power."""

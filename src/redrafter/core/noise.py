@@ -51,15 +51,36 @@ def fold(seed: int, index: int) -> int:
     return int(_mix(_mix(torch.tensor(as_int64(seed))) + as_int64(index * _GOLDEN)))
 
 
-def uniform(seeds: Tensor, positions: Tensor, count: int, *, stream: int, dtype: torch.dtype) -> Tensor:
+def offsets(count: int, device: torch.device) -> Tensor:
+    """(count,) what token v adds to a key. Made outside a compiled function: inside, it would be 32-bit arithmetic."""
+    return torch.arange(1, count + 1, device=device) * _GOLDEN
+
+
+def uniform(
+    seeds: Tensor,
+    positions: Tensor,
+    count: int,
+    *,
+    stream: int,
+    dtype: torch.dtype,
+    steps: Tensor | None = None,
+) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, count) numbers in (0, 1)."""
     keys = _key(seeds, stream, positions)  # (B, n)
-    index = torch.arange(1, count + 1, device=keys.device)
-    bits = _shift(_mix(keys[..., None] + index * _GOLDEN), 11)  # (B, n, count), 53 bits
+    steps = offsets(count, keys.device) if steps is None else steps
+    bits = _shift(_mix(keys[..., None] + steps), 11)  # (B, n, count), 53 bits
     return ((bits.to(dtype) + 0.5) * 2.0**-53).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
-def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, *, stream: int, dtype: torch.dtype) -> Tensor:
+def gumbel(
+    seeds: Tensor,
+    positions: Tensor,
+    vocab_size: int,
+    *,
+    stream: int,
+    dtype: torch.dtype,
+    steps: Tensor | None = None,
+) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, V) standard Gumbel noise.
 
     The upper tail decides an argmax, so it is computed from small numbers, which floating point
@@ -71,5 +92,5 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, *, stream: int, dt
     >>> bool((both[:, 1:] == one).all())
     True
     """
-    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype)
+    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype, steps=steps)
     return -torch.log(-torch.log1p(-u))

@@ -5,17 +5,20 @@ the host looks at what was written only every few steps. Each text is the one `E
 the same seed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
-from redrafter.core.noise import SEEDED, as_int64, gumbel
+from redrafter.core.noise import SEEDED, as_int64, gumbel, offsets
 from redrafter.core.tree import root_tree
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
 from redrafter.targets.grouped import grouped
+
+log = logging.getLogger(__name__)
 
 ROUND = 16
 """Steps between two looks of the host."""
@@ -56,6 +59,7 @@ class _Desk:
         self.most = max(s.budget for s in starts)
         longest = max(len(s.prompt) + s.budget for s in starts) + 1
         self.cache = KVCache(slots=-(-longest // EXTENT) * EXTENT)
+        self.graphs = target.device.type == "cuda"
         self.replays: dict[int, torch.cuda.CUDAGraph] = {}
         device = target.device
 
@@ -68,6 +72,7 @@ class _Desk:
         self.done = column(1, torch.bool)
         self.eos = torch.full((rows, max([1, *(len(s.eos) for s in starts)])), -1, device=device)
         self.out = torch.zeros(rows, self.most + 1, dtype=torch.long, device=device)  # the last column is for nothing
+        self.steps = offsets(target.vocab_size, device)
         self.choose = torch.compile(choose) if device.type == "cuda" else choose
 
     @property
@@ -107,14 +112,14 @@ class _Desk:
         self.temperature[at] = torch.tensor([self.temperatures[i] for i in mine], device=device)
         self.budget[at] = torch.tensor([s.budget for s in starts], device=device)
         self.eos[at] = torch.tensor([list(s.eos) + [-1] * (width - len(s.eos)) for s in starts], device=device)
-        first = choose(logits, self.temperature[at], self.seeds[at], self.lengths[at])
+        first = choose(logits, self.temperature[at], self.seeds[at], self.lengths[at], self.steps)
         self.last[at] = self.out[at, 0] = first
         self.written[at] = 1
         self.done[at] = (first[:, None] == self.eos[at]).any(1) | (self.budget[at] == 1)
 
     def _advance(self) -> None:
         """One step; on a GPU a replayed graph, recorded after one step in the ordinary way."""
-        if self.target.device.type != "cuda":
+        if not self.graphs:
             self._step()
             return
         extent = self.cache.extent
@@ -128,14 +133,19 @@ class _Desk:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.replays.values())).pool() if self.replays else None
-        with torch.cuda.graph(graph, pool=pool):
-            self._step()
-        self.replays[extent] = graph
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                self._step()
+        except RuntimeError as error:
+            self.graphs = False
+            log.info("%s cannot be recorded as a graph, so writing is slower (%s)", self.target.name, error)
+        else:
+            self.replays[extent] = graph
 
     def _step(self) -> None:
         """Every live row gains a token. Static shapes, nothing read by the host."""
         logits, _ = self.target.verify(root_tree(self.last), self.lengths, self.cache, ())
-        token = self.choose(logits[:, 0], self.temperature, self.seeds, self.lengths + 1)
+        token = self.choose(logits[:, 0], self.temperature, self.seeds, self.lengths + 1, self.steps)
         live = ~self.done
         where = torch.where(live, self.written, self.most)
         self.out.scatter_(1, where[:, None], token[:, None])
@@ -171,10 +181,10 @@ class _Desk:
             setattr(self, name, getattr(self, name)[at])
 
 
-def choose(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def choose(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     """(B, V) logits of the tokens at `positions` (B,) -> (B,) the target's choice under the `seeded` rule."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    noise = gumbel(seeds, positions[:, None], logits.shape[1], stream=SEEDED, dtype=dtype)[:, 0]
+    noise = gumbel(seeds, positions[:, None], logits.shape[1], stream=SEEDED, dtype=dtype, steps=steps)[:, 0]
     hot = (temperature > 0)[:, None]
     scores = logits.to(dtype) / torch.where(hot[:, 0], temperature, 1.0)[:, None]
     return (scores + torch.where(hot, noise, 0.0)).argmax(-1)

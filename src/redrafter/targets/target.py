@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
@@ -14,6 +15,9 @@ from redrafter.targets.worn import WornCache
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass: bounds the mask and the activations of a long prompt."""
+
+ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""For whole texts: cuDNN's attention plans each new length for longer than it then runs."""
 
 UNBOUNDED = 1 << 20
 """Context of a model whose config names none (relative positions only)."""
@@ -95,6 +99,12 @@ class Target:
         self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Prompts (B, P), padded right -> logits (B, V) after each row's end, hidden states (B, P, C)."""
+        with sdpa_kernel(ANY_LENGTH):
+            return self._prefill(tokens, lengths, cache, layers)
+
+    def _prefill(
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         batch, total = tokens.shape
         last: dict[int, Tensor] = {}
         hidden = []
@@ -122,5 +132,6 @@ class Target:
     def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
         """Whole texts (B, S), padded right -> hidden states (B, S, C): no cache, no logits, one causal pass."""
         extra = {"logits_to_keep": 1} if self._extra else {}
-        out = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True, **extra)
+        with sdpa_kernel(ANY_LENGTH):
+            out = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True, **extra)
         return torch.cat([out.hidden_states[i].to(self.device) for i in layers], dim=-1)

@@ -1,6 +1,7 @@
 """What is minimised: the drafter's guesses at all positions of a batch, depth after depth, in bounded memory."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,9 @@ class Objective(nn.Module):
         self.embed = [target.input_embedding]  # in a list: the target's, so neither trained nor saved here
         self.teacher = Teacher(target, net.token_ids)
         self.needs_teacher = loss != "hard"
-        self.score = functools.partial(score, LOSSES[loss])
-        if target.device.type == "cuda":  # one pass over the logits instead of ten
-            self.score = torch.compile(self.score, dynamic=True)
+        self.score: Callable[..., tuple[Tensor, Tensor, Tensor]] = functools.partial(score, LOSSES[loss])
+        if target.device.type == "cuda":  # few passes over the logits instead of many; chunks are all of one size
+            self.score = torch.compile(self.score, dynamic=False)
         self.labels = label_table(net.token_ids, target.vocab_size, target.device)
 
     def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
@@ -74,8 +75,11 @@ class Objective(nn.Module):
         share = net.share(context)
         if net.memory is not None:
             following = F.pad(batch.tokens[:, 1:], (0, 1))
-            key, value = net.memory.pairs(torch.cat([every, self._embedded(following)], -1))
-            own = (key, value)
+            pairs = net.memory.pairs(torch.cat([every, self._embedded(following)], -1))
+            key, value = (x.transpose(1, 2).contiguous() for x in pairs)  # (B, heads, S, size)
+            weights = net.memory.weights(batch.tokens.shape[1], own=batch.rollouts is not None)
+            weights = weights.to(key.dtype)
+            own = None
             if batch.rollouts is not None:
                 mine = net.memory.pairs(torch.cat([context, embeddings[0]], -1))
                 own = (self._padded(mine[0], batch), self._padded(mine[1], batch))
@@ -85,7 +89,7 @@ class Objective(nn.Module):
             reading = None
             if net.memory is not None:
                 queries = self._padded(net.memory.queries(state), batch)
-                reading = net.memory.read_all(queries, key, value, own)[row, at]
+                reading = net.memory.read_all(queries, key, value, weights, own)[row, at]
             found.append(net.features(state, share, reading))
         return found
 
@@ -108,17 +112,18 @@ class Objective(nn.Module):
         return self.labels[self._token(batch, depth + 1)]
 
     def _padded(self, x: Tensor, batch: Batch) -> Tensor:
-        """(n, ...) -> (B, S, ...), zero where there is no position."""
+        """(n, heads, size) -> (B, heads, S, size), zero where there is no position."""
         room = x.new_zeros(*batch.tokens.shape, *x.shape[1:])
-        return room.index_put((batch.row, batch.at), x)
+        return room.index_put_((batch.row, batch.at), x).transpose(1, 2).contiguous()
 
     def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
         """The target's probabilities (stop − start, V') at each depth for these positions."""
         if not self.needs_teacher:
             return [None] * self.depth
         if states.rollouts is not None:
-            last = states.rollouts.shape[1] - 1
-            return [self.teacher.probabilities(states.rollouts[start:stop, min(d, last)]) for d in range(self.depth)]
+            last, fill = states.rollouts.shape[1] - 1, max(0, stop - states.rollouts.shape[0])
+            own = F.pad(states.rollouts[start:stop], (0, 0, 0, 0, 0, fill))
+            return [self.teacher.probabilities(own[:, min(d, last)]) for d in range(self.depth)]
         # Position i at depth d asks about the token that position i + d − 1 asks about at depth 1: compute each once.
         n = batch.positions
         where = torch.arange(start, stop + self.depth - 1, device=batch.row.device).clamp(max=n - 1)
@@ -140,20 +145,23 @@ class VocabularyLoss(torch.autograd.Function):
         by_vocabulary = torch.zeros_like(vocabulary, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), device=device)
         right, count = torch.zeros(depth, device=device), torch.zeros(depth, device=device)
-        labels = [objective.label(batch, d) for d in range(depth)]
-        for start in range(0, n, objective.chunk):
-            stop = min(start + objective.chunk, n)
+        size = objective.chunk
+        fill = -n % size  # the last chunk is as large as the others, its surplus of no weight
+        left = F.pad(batch.left, (0, fill))
+        labels = [F.pad(objective.label(batch, d), (0, fill)) for d in range(depth)]
+        for start in range(0, n, size):
+            stop = start + size
             opinions = objective.opinions(batch, states, start, stop)
-            reach = torch.ones(stop - start, device=device)
+            reach = torch.ones(size, device=device)
             for d in range(depth):
                 x = features[d, start:stop]
+                x = F.pad(x, (0, 0, 0, size - x.shape[0]))
                 logits = F.linear(x, vocabulary)
-                label = labels[d][start:stop]
-                valid = (batch.left[start:stop] > d).float()
+                valid = (left[start:stop] > d).float()
                 weight = objective.weights[d] * valid * reach
-                value, gradient, hit = objective.score(logits, opinions[d], label, weight)
+                value, gradient, hit = objective.score(logits, opinions[d], labels[d][start:stop], weight)
                 total += (value * weight).sum()
-                by_features[d, start:stop] = gradient @ vocabulary
+                by_features[d, start:stop] = (gradient @ vocabulary)[: n - start]
                 if by_vocabulary is not None:
                     by_vocabulary += (gradient.T @ x).float()
                 if objective.reach:

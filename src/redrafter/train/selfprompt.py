@@ -108,7 +108,7 @@ class SelfPrompts:
     def __init__(
         self,
         target: Target,
-        encode: Callable[[str], list[int]],
+        encode: Callable[[list[str]], list[list[int]]],
         *,
         seed: int,
         budget: int,
@@ -120,6 +120,7 @@ class SelfPrompts:
         self.turn = user_turn(target) if has_template(target) else None
         self.budget = budget
         self.special = special_tokens(target.tokenizer) if self.turn else frozenset()
+        self.known = len(target.tokenizer) if self.turn else 0
 
     def take(self, first: int, count: int) -> list[Piece]:
         """Pieces first, first + 1, ..."""
@@ -133,26 +134,30 @@ class SelfPrompts:
         new = write_texts(self.target, starts, [1.0] * count, rows=self.rows, progress=self.progress)
         if self.turn is None:
             return [self._text([*s.prompt, *tokens], s.seed) for s, tokens in zip(starts, new, strict=True)]
-        return [self._turn(tokens) for tokens in new]
+        texts = self.target.tokenizer.batch_decode([tokens[:-1] for tokens in new])
+        reasons = [self._reason(tokens, text) for tokens, text in zip(new, texts, strict=True)]
+        kept = iter(self.encode([t.strip() for t, why in zip(texts, reasons, strict=True) if why is None]))
+        return [
+            Piece(next(kept), mark(text)) if why is None else Piece([], 0, why)
+            for text, why in zip(texts, reasons, strict=True)
+        ]
 
     def _text(self, tokens: list[int], seed: int) -> Piece:
         """A whole text. It need not have ended, and its special tokens are its own affair."""
         own = _digest(",".join(map(str, tokens[1:])).encode())
         return Piece(tokens, own, "repetitive" if repeats(tokens) else None, seed)
 
-    def _turn(self, tokens: list[int]) -> Piece:
+    def _reason(self, tokens: list[int], text: str) -> str | None:
+        """Why a turn is of no use, if it is not."""
         assert self.turn is not None
-        if tokens[-1] not in self.turn.ends:
-            return Piece([], 0, "did not end")
         said = tokens[:-1]
-        if any(t in self.special or t >= len(self.target.tokenizer) for t in said):
-            return Piece([], 0, "special tokens inside")
-        text = str(self.target.tokenizer.decode(said)).strip()
+        if tokens[-1] not in self.turn.ends:
+            return "did not end"
+        if said and (max(said) >= self.known or not self.special.isdisjoint(said)):
+            return "special tokens inside"
         if "\ufffd" in text or sum(c.isalpha() for c in text) < LETTERS:
-            return Piece([], 0, "hardly any words")
-        if repeats(said):
-            return Piece([], 0, "repetitive")
-        return Piece(self.encode(text), mark(text))
+            return "hardly any words"
+        return "repetitive" if repeats(said) else None
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:

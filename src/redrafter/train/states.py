@@ -24,7 +24,7 @@ class StateSource:
 
     def __init__(self, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path | None = None) -> None:
         self.target, self.layers, self.texts = target, layers, texts
-        self.read = (*layers, -1)
+        self.read = layers if layers[-1] == -1 else (*layers, -1)
         self.store: Tensor | None = None
         if folder is not None:
             self._open(folder)
@@ -52,7 +52,7 @@ class StateSource:
         stored = self.store is not None
         whole = self._through_store(batch, rows) if stored else self.target.states(batch.tokens, self.read)
         width = self.target.hidden_size
-        context, last = whole[..., :-width], whole[..., -width:]
+        context, last = whole[..., : width * len(self.layers)], whole[..., -width:]
         return States(context, last, None if batch.rollouts is None else self._rollouts(batch))
 
     def _through_store(self, batch: Batch, rows: Sequence[int]) -> Tensor:
