@@ -40,7 +40,7 @@ SHAPES = {
 }
 PAPERS = {
     "cell": "rnn", "first_state": "embedding", "blocks": 2, "head": "own", "draft_vocab": 0, "layers": (-1,),
-    "memory_heads": 0, "unit_inputs": False,
+    "memory_heads": 0, "normed": False,
 }  # fmt: skip
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all of it": ({}, {}),
@@ -56,7 +56,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "last layer only": ({"layers": (-1,)}, {}),
     "no memory": ({"memory_heads": 0}, {}),
     "2 blocks": ({"blocks": 2}, {}),
-    "inputs as they are": ({"unit_inputs": False}, {}),
+    "inputs as they are": ({"normed": False}, {}),
     "the papers' drafter, hard labels": (PAPERS, {"loss": "hard"}),
     "the papers' drafter, soft labels": (PAPERS, {"loss": "soft"}),
 }

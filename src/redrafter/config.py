@@ -143,8 +143,8 @@ class RecurrentConfig:
     """Guess only among this many token ids (all when not given)."""
     layers: tuple[int, ...] = (-1,)
     """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
-    unit_inputs: bool = False
-    """Scale hidden states and embeddings to unit size first: layers differ in theirs by orders of magnitude."""
+    normed: bool = False
+    """Scale hidden states, embeddings and what enters each block to unit size: layers differ by orders of magnitude."""
     memory_heads: int = 0
     """Heads of a memory that persists over the accepted text (0: none)."""
     memory_size: int = 64

@@ -81,8 +81,8 @@ def test_a_gated_cell_stands_between_the_old_state_and_the_papers():
         assert torch.allclose(n.next_state(state, E1), new)
 
 
-def test_unit_inputs_forget_how_large_each_layer_is():
-    n = net(unit_inputs=True, layers=(0, -1))
+def test_normed_forget_how_large_each_layer_is():
+    n = net(normed=True, layers=(0, -1))
     louder = torch.cat([1000 * H[:, :3], 0.01 * H[:, 3:]], -1)
     assert torch.allclose(n.context(louder), n.context(H), rtol=1e-3)
     assert torch.allclose(n.token(50 * E1), n.token(E1))

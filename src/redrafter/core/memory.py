@@ -51,7 +51,7 @@ class Memory(nn.Module):
     def read(self, memory: Tensor, state: Tensor) -> Tensor:
         """States (B, w, state) read their row's memory -> (B, w, heads · size)."""
         found = torch.einsum("bwhk,bhkv->bwhv", self.queries(state).to(memory.dtype), memory)
-        return found.flatten(2).to(state.dtype)
+        return bounded(found).flatten(2).to(state.dtype)
 
     def weights(self, length: int, own: bool) -> Tensor:
         """(heads, S, S) how much position t still has of the pair j: γ^(t−j), nothing of later ones.
@@ -79,7 +79,7 @@ class Memory(nn.Module):
         found = torch.matmul(torch.matmul(query, key.transpose(2, 3)) * weights.to(query.dtype), value)
         if own is not None:
             found = found + (query * own[0]).sum(-1, keepdim=True) * own[1]
-        return found.transpose(1, 2).flatten(2)
+        return bounded(found).transpose(1, 2).flatten(2)
 
     def _power(self, exponent: Tensor, dtype: torch.dtype) -> Tensor:
         """(...) ages -> (..., heads) γ to that power."""
@@ -89,4 +89,13 @@ class Memory(nn.Module):
         return x.view(*x.shape[:-1], self.heads, self.size)
 
     def _unit(self, x: Tensor) -> Tensor:
-        return F.normalize(F.silu(self._split(x)), dim=-1).to(x.dtype)  # autocast would keep fp32
+        return F.normalize(self._split(x), dim=-1).to(x.dtype)  # autocast would keep fp32
+
+
+def bounded(reading: Tensor) -> Tensor:
+    """A faint reading as it is, a loud one at unit size: a long text must not shout.
+
+    >>> bounded(torch.tensor([[0.5, 0.0], [3000.0, 4000.0]])).mul(100).round().tolist()
+    [[47.0, 0.0], [85.0, 113.0]]
+    """
+    return reading * (reading.square().mean(-1, keepdim=True) + 1).rsqrt()

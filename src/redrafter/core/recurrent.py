@@ -41,14 +41,15 @@ class RecurrentNet(nn.Module):
 
     def context(self, hidden: Tensor) -> Tensor:
         """The target's hidden states (..., context) as the rest of the network wants them."""
-        if not self.config.unit_inputs:
-            return hidden
         each = hidden.reshape(*hidden.shape[:-1], len(self.config.layers), -1)
-        return F.rms_norm(each, each.shape[-1:]).flatten(-2)
+        return self._unit(each).flatten(-2)
 
     def token(self, embedding: Tensor) -> Tensor:
         """The target's embeddings (..., embedding), likewise."""
-        return F.rms_norm(embedding, embedding.shape[-1:]) if self.config.unit_inputs else embedding
+        return self._unit(embedding)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:]) if self.config.normed else x
 
     def next_state(self, state: Tensor, token: Tensor) -> Tensor:
         """States (..., state) that read one more token (..., embedding)."""
@@ -88,7 +89,11 @@ class RecurrentNet(nn.Module):
             if reading is not None:
                 x = x + F.linear(reading, weight[:, -reading.shape[-1] :])
         for block in self.blocks:
-            x = x + F.silu(block(x))
+            x = x + F.silu(block(self._unit(x)))
+        if (
+            self.config.normed
+        ):  # between unit size and unit length: what an update changes here, the vocabulary amplifies
+            x = self._unit(x) * self.config.exit_size**-0.25
         return self.head(x) if self.config.head == "tied" else x
 
     def vocabulary(self, output_embedding: Tensor) -> Tensor:

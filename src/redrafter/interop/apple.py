@@ -54,7 +54,7 @@ def write(folder: Path, net: RecurrentNet, overwrite: bool = False) -> None:
         (config.first_state == "zero", f"a first state from {config.first_state!r}"),
         (config.cell != "gated", "a gated cell"),
         (config.head == "own", "a tied head"),
-        (not config.unit_inputs, "inputs scaled to unit size"),
+        (not config.normed, "scaling to unit size"),
         (not config.memory_heads, "a memory"),
         (config.draft_vocab_size is None, "a draft vocabulary"),
         (config.layers == (-1,), "a context from several layers"),

@@ -38,7 +38,7 @@ def grouped_attention(
     mask = attention_mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)  # (B, 1, G·n, S)
     queries = query.reshape(batch, key.shape[1], groups * n, size)
     out = F.scaled_dot_product_attention(queries, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.view(batch, heads, n, -1).transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, n, -1).transpose(1, 2).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, grouped_attention)

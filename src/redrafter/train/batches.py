@@ -70,13 +70,19 @@ def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
     )
 
 
-def epoch_updates(texts: Texts, rows: Tensor, positions: int, seed: int, epoch: int) -> list[list[int]]:
-    """One pass over `rows` as updates of about `positions` positions each, in an order of its own."""
+def epoch_groups(
+    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, epoch: int
+) -> list[list[list[int]]]:
+    """One pass over `rows` as updates of about `positions` positions each, in an order of its own.
+
+    Updates come in groups of `together` whose texts are about equally long, so that one pass of the target
+    serves them all.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = rows[torch.randperm(len(rows), generator=generator)]
     counts = count_positions(texts)
     order = order[counts[order] > 0]
-    updates: list[list[int]] = []
+    groups: list[list[list[int]]] = []
     pool = max(1, POOL * positions // max(1, int(counts[order].float().mean())) if len(order) else 1)
     for part in torch.split(order, pool):
         by_length = part[texts.lengths[part].argsort(stable=True)]
@@ -84,23 +90,27 @@ def epoch_updates(texts: Texts, rows: Tensor, positions: int, seed: int, epoch: 
         current: list[int] = []
         made: list[list[int]] = []
         for index, n in zip(by_length.tolist(), counts[by_length].tolist(), strict=True):
-            if current and filled + n > positions:
+            if current and filled + n > positions * together:
                 made.append(current)
                 filled, current = 0, []
             current.append(index)
             filled += n
         made.append(current)
-        shuffled = torch.randperm(len(made), generator=generator).tolist()
-        updates += [made[i] for i in shuffled]
-    return updates
+        for i in torch.randperm(len(made), generator=generator).tolist():
+            mixed = torch.tensor(made[i])[torch.randperm(len(made[i]), generator=generator)].tolist()
+            split = min(together, len(mixed))
+            groups.append([mixed[k::split] for k in range(split)])
+    return groups
 
 
-def all_updates(texts: Texts, rows: Tensor, positions: int, seed: int, start: int) -> Iterator[list[int]]:
-    """Updates `start`, `start` + 1, ... without end, epoch after epoch."""
-    skipped, epoch = 0, 0
+def all_groups(
+    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, start: int
+) -> Iterator[tuple[list[list[int]], int]]:
+    """Groups from the one that holds update `start` on, without end; with each, how many updates to skip."""
+    done, epoch = 0, 0
     while True:
-        updates = epoch_updates(texts, rows, positions, seed, epoch)
-        if skipped + len(updates) > start:
-            yield from updates[max(0, start - skipped) :]
-        skipped += len(updates)
+        for group in epoch_groups(texts, rows, positions, together, seed, epoch):
+            if done + len(group) > start:
+                yield group, max(0, start - done)
+            done += len(group)
         epoch += 1

@@ -39,8 +39,8 @@ class DrafterOptions:
     """Heads of a memory over the accepted text (0: none)."""
     memory_size: int = 128
     """Width of the memory's keys and values."""
-    unit_inputs: bool = True
-    """Scale hidden states and embeddings to unit size first."""
+    normed: bool = True
+    """Scale hidden states, embeddings and what enters each block to unit size."""
 
     def __post_init__(self) -> None:
         _require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
@@ -77,7 +77,7 @@ class DrafterOptions:
             head=self.head,
             draft_vocab_size=self.draft_vocab if 0 < self.draft_vocab < target.vocab_size else None,
             layers=layers,
-            unit_inputs=self.unit_inputs,
+            normed=self.normed,
             memory_heads=self.memory_heads,
             memory_size=self.memory_size,
         )
@@ -87,21 +87,23 @@ class DrafterOptions:
 class TrainConfig:
     """How the drafter is trained. What an *update* learns from is counted in positions of answers."""
 
-    updates: int = 5000
+    updates: int = 8000
     """Optimiser updates."""
-    positions: int = 16384
+    positions: int = 8192
     """Positions an update learns from; each guesses `depth` tokens ahead."""
     micro_batch: int | None = None
     """Positions computed at once (default: all of an update's); halved by itself when memory runs out."""
+    together: int = 4
+    """Updates whose hidden states the target computes in one pass."""
     depth: int = 6
     """How many tokens ahead it learns to guess."""
     loss: LossName = "soft"
     """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q)."""
     depth_decay: float = 0.9
     """Weight of each depth, relative to the one before."""
-    lr: float = 2e-3
+    lr: float = 1e-3
     """Learning rate after the warm-up; it falls to zero along a cosine."""
-    warmup: int = 100
+    warmup: int = 200
     """Updates until the learning rate is reached."""
     weight_decay: float = 0.01
     """AdamW's."""
@@ -125,7 +127,7 @@ class TrainConfig:
     """Compute the drafter in bf16 (default: on a GPU)."""
 
     def __post_init__(self) -> None:
-        for name in ("updates", "positions", "depth", "held_out", "checkpoint_every", "chunk"):
+        for name in ("updates", "positions", "together", "depth", "held_out", "checkpoint_every", "chunk"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("micro_batch", "evaluate_every"):
             value = getattr(self, name)

@@ -24,6 +24,10 @@ class States:
     last: Tensor  # (B, S, H) after the final norm
     rollouts: Tensor | None = None  # (n, T, H) after the final norm, of each position's own rollout
 
+    def rows(self, places: Tensor, width: int) -> "States":
+        """Of some texts only, cut to the longest of them."""
+        return States(self.context[places, :width], self.last[places, :width])
+
 
 @dataclass(frozen=True)
 class Score:

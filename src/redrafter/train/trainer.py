@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,10 +17,10 @@ from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import RecurrentDrafter, checkpoint
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
-from redrafter.train.batches import all_updates, count_positions, make_batch
+from redrafter.train.batches import Batch, all_groups, count_positions, make_batch
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.journal import Journal, Record
-from redrafter.train.objective import Objective, Score
+from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed
 from redrafter.train.simulate import Walked, simulate
 from redrafter.train.states import StateSource
@@ -159,6 +159,7 @@ class _Training:
         cache = run.folder / "states" if config.states == "cache" else None
         self.source = StateSource(target, self.net.config.layers, texts, cache)
         self.micro = config.micro_batch or config.positions
+        self.ahead: tuple[dict[int, int], States] | None = None
         self.update, self.seconds = 0, 0.0
         self.best, self.best_update = 0.0, 0
         self._resume()
@@ -169,12 +170,10 @@ class _Training:
         config = self.config
         began, before = time.perf_counter(), self.seconds
         shown, shown_at = self.update, began
-        world, me = self.accelerator.num_processes, self.accelerator.process_index
-        order = all_updates(self.texts, self.learn, config.positions * world, config.seed, self.update)
         stale = (self.update - self.best_update) // config.evaluation_interval
+        order = self._order()
         while self.update < config.updates and not (config.patience and stale >= config.patience):
-            rows = next(order)
-            self._one_update(rows[me::world], sum_positions(self.texts, rows))
+            self._one_update(*next(order))
             self.update += 1
             self.seconds = before + time.perf_counter() - began
             last = self.update == config.updates
@@ -190,6 +189,31 @@ class _Training:
         records = self.journal.records if self.journal is not None else []
         parameters = sum(p.numel() for p in self.net.parameters())
         return Trained(self.update, self.best, self.seconds, parameters, records)
+
+    def _order(self) -> Iterator[tuple[list[int], int]]:
+        """This process's rows of each update to come, and the positions of all processes' rows."""
+        config, world, me = self.config, self.accelerator.num_processes, self.accelerator.process_index
+        groups = all_groups(self.texts, self.learn, config.positions * world, config.together, config.seed, self.update)
+        for group, skip in groups:
+            self._look_ahead([row for rows in group for row in rows[me::world]])
+            for rows in group[skip:]:
+                yield rows[me::world], sum_positions(self.texts, rows)
+
+    def _look_ahead(self, rows: list[int]) -> None:
+        """Hidden states of a group of updates in one pass, while memory allows."""
+        self.ahead = None
+        if self.micro < self.config.positions or self.texts.rollouts is not None:
+            return
+        with contextlib.suppress(torch.OutOfMemoryError):
+            batch = make_batch(self.texts, rows).to(self.target.device)
+            self.ahead = ({row: place for place, row in enumerate(rows)}, self.source.fetch(batch, rows))
+
+    def _states(self, batch: Batch, rows: list[int]) -> States:
+        if self.ahead is None:
+            return self.source.fetch(batch, rows)
+        places, states = self.ahead
+        where = torch.tensor([places[row] for row in rows], device=batch.tokens.device)
+        return states.rows(where, batch.tokens.shape[1])
 
     def _one_update(self, rows: list[int], total: int) -> None:
         """Gradients of all rows, in micro-batches that fit; then one step of the optimiser."""
@@ -210,6 +234,7 @@ class _Training:
                         "shorter texts"
                     ) from None
                 self.micro = max(1, min(self.micro, sum_positions(self.texts, rows)) // 2)
+                self.ahead = None
                 scores.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
@@ -220,7 +245,7 @@ class _Training:
 
     def _gradient(self, rows: list[int], total: int, is_last: bool) -> Score:
         batch = make_batch(self.texts, rows).to(self.target.device)
-        states = self.source.fetch(batch, rows)
+        states = self._states(batch, rows)
         world = self.accelerator.num_processes
         together = contextlib.nullcontext() if world == 1 or is_last else self.accelerator.no_sync(self.objective)
         with together:
