@@ -53,7 +53,10 @@ def read_all(memory: Memory, own: torch.Tensor | None = None) -> torch.Tensor:
     mine = None
     if own is not None:
         mine = (heads_first(memory.pairs(own)[0]), heads_first(memory.pairs(own)[1]))
-    return memory.read_all(query, key, value, memory.weights(S, own is not None), mine)
+    twice = torch.stack([query, query.flip(0)], 2)  # two depths at each position
+    found = memory.read_all(twice, key, value, memory.weights(S, own is not None), mine)
+    assert not torch.equal(found[:, :, 0], found[:, :, 1])
+    return found[:, :, 0]
 
 
 @torch.no_grad()

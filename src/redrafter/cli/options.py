@@ -39,9 +39,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument(
         "--drafter",
-        default="ngram",
-        help="'ngram' (default; needs no training), 'none', or a folder or Hub id of a recurrent drafter or of a "
-        "smaller causal LM",
+        default="auto",
+        help="'auto' (default: the one that comes with the package for this model, else 'ngram'), 'ngram' (needs no "
+        "training), 'none', or a folder or Hub id of a recurrent drafter or of a smaller causal LM",
     )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])

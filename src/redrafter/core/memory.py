@@ -71,15 +71,18 @@ class Memory(nn.Module):
         weights: Tensor,
         own: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Position t of every row reads the pairs up to t, as if it were the last; -> (B, S, heads · size).
+        """Position t of every row reads the pairs up to t, as if it were the last; -> (B, S, T, heads · size).
 
-        All are (B, heads, S, size). A position that guesses after a token which is not the text's has a pair
-        of its `own` in the place of the text's.
+        Keys and values are (B, heads, S, size), queries (B, heads, T, S, size): T of them at each position. A
+        position that guesses after a token which is not the text's has a pair of its `own` in the text's place.
         """
-        found = torch.matmul(torch.matmul(query, key.transpose(2, 3)) * weights.to(query.dtype), value)
+        batch, heads, depth, length, _ = query.shape
+        match = torch.matmul(query.flatten(2, 3), key.transpose(2, 3)).view(batch, heads, depth, length, length)
+        match = match * weights.to(query.dtype)[:, None]
+        found = torch.matmul(match.flatten(2, 3), value).view_as(query)
         if own is not None:
-            found = found + (query * own[0]).sum(-1, keepdim=True) * own[1]
-        return bounded(found).transpose(1, 2).flatten(2)
+            found = found + (query * own[0][:, :, None]).sum(-1, keepdim=True) * own[1][:, :, None]
+        return bounded(found).permute(0, 3, 2, 1, 4).flatten(3)
 
     def _power(self, exponent: Tensor, dtype: torch.dtype) -> Tensor:
         """(...) ages -> (..., heads) γ to that power."""

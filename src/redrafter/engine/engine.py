@@ -26,7 +26,7 @@ Messages = Sequence[dict[str, str]]
 
 def load(
     model: Any = None,
-    drafter: Any = "ngram",
+    drafter: Any = "auto",
     *,
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
@@ -38,8 +38,9 @@ def load(
     """Load a target and what guesses for it.
 
     model: a Hugging Face id, a folder, a loaded transformers model; the embedded default if left out.
-    drafter: "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal
-        LM; a drafter object; None for plain decoding.
+    drafter: "auto" (the one that comes with the package for this model, else "ngram"); "ngram"; a folder or
+        Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal LM; a drafter object; None for
+        plain decoding.
     shape: beam width, length and node budget; by default what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     """

@@ -4,16 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint, shipped
 from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import apple
 from redrafter.targets import Target, load_target
 
 
 def resolve_drafter(drafter: Any, target: Target) -> Drafter:
-    """None or "none", "ngram", a folder or Hub id (recurrent, Apple's, or a causal LM), or a drafter."""
+    """None or "none", "auto", "ngram", a folder or Hub id (recurrent, Apple's, or a causal LM), or a drafter."""
     if drafter is None or drafter == "none":
         return NoDrafter()
+    if drafter == "auto":
+        drafter = shipped.find(target) or "ngram"
     if drafter == "ngram":
         return NgramDrafter()
     if not isinstance(drafter, str | Path):
@@ -42,5 +44,5 @@ def _folder(drafter: str) -> Path:
         return Path(snapshot_download(drafter))
     except Exception as error:
         raise ModelNotFound(
-            f"no drafter {drafter!r}: it is neither 'ngram', 'none', a folder here, nor a Hub id that can be reached"
+            f"no drafter {drafter!r}: it is neither 'auto', 'ngram', 'none', a folder here nor a Hub id within reach"
         ) from error

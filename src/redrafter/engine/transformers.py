@@ -35,7 +35,7 @@ def custom_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: Any = "ngram",
+    drafter: Any = "auto",
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
     seed: int | None = None,

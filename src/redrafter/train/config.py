@@ -121,7 +121,7 @@ class TrainConfig:
     """Updates between two checkpoints."""
     states: Literal["recompute", "cache"] = "recompute"
     """The target's hidden states: `recompute` them for each update, or `cache` them on disk at first use."""
-    chunk: int = 4096
+    chunk: int = 8192
     """Positions whose logits over the vocabulary exist at once."""
     bf16: bool | None = None
     """Compute the drafter in bf16 (default: on a GPU)."""

@@ -60,7 +60,7 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
         device = batch.tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            features = torch.stack(self._features(batch, states))  # (T, n, F)
+            features = self._features(batch, states)  # (T, n, F)
             vocabulary = self.net.vocabulary(self.teacher.weight)
         if self.bf16:
             vocabulary = vocabulary.bfloat16()
@@ -69,33 +69,31 @@ class Objective(nn.Module):
         )
         return total, Score(total.detach(), right, count)
 
-    def _features(self, batch: Batch, states: States) -> list[Tensor]:
-        """One (n, F) per depth."""
+    def _features(self, batch: Batch, states: States) -> Tensor:
+        """(T, n, F). Only the cell goes depth by depth; all else sees all depths at once."""
         net, row, at = self.net, batch.row, batch.at
-        tokens = [self._token(batch, d) for d in range(self.depth)]
-        embeddings = [self._embedded(t) for t in tokens]  # (n, E) of the token read at each depth
+        tokens = torch.stack([self._token(batch, d) for d in range(self.depth)])
+        embeddings = self._embedded(tokens)  # (T, n, E) of the token read at each depth
         every = net.context(self._own(states.context))  # (B, S, C)
         context = every[row, at]
-        share = net.share(context)
+        read = [net.first_state(embeddings[0], context)]
+        for embedding in embeddings[1:]:
+            read.append(net.next_state(read[-1], embedding))
+        state = torch.stack(read)  # (T, n, state)
+        reading = None
         if net.memory is not None:
             following = F.pad(batch.tokens[:, 1:], (0, 1))
             pairs = net.memory.pairs(torch.cat([every, self._embedded(following)], -1))
             key, value = (x.transpose(1, 2).contiguous() for x in pairs)  # (B, heads, S, size)
-            weights = net.memory.weights(batch.tokens.shape[1], own=batch.rollouts is not None)
-            weights = weights.to(key.dtype)
             own = None
             if batch.rollouts is not None:
                 mine = net.memory.pairs(torch.cat([context, embeddings[0]], -1))
-                own = (self._padded(mine[0], batch), self._padded(mine[1], batch))
-        state, found = None, []
-        for embedding in embeddings:
-            state = net.first_state(embedding, context) if state is None else net.next_state(state, embedding)
-            reading = None
-            if net.memory is not None:
-                queries = self._padded(net.memory.queries(state), batch)
-                reading = net.memory.read_all(queries, key, value, weights, own)[row, at]
-            found.append(net.features(state, share, reading))
-        return found
+                own = (self._padded(mine[0], batch).transpose(1, 2), self._padded(mine[1], batch).transpose(1, 2))
+            weights = net.memory.weights(batch.tokens.shape[1], own=own is not None)
+            query = self._padded(net.memory.queries(state).transpose(0, 1), batch)  # (B, S, T, heads, size)
+            query = query.permute(0, 3, 2, 1, 4).contiguous()
+            reading = net.memory.read_all(query, key, value, weights, own)[row, at].transpose(0, 1)
+        return net.features(state, net.share(context).expand(self.depth, -1, -1), reading)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.net.token(self._own(self.embed[0](tokens).detach()))
@@ -116,9 +114,9 @@ class Objective(nn.Module):
         return self.labels[self._token(batch, depth + 1)]
 
     def _padded(self, x: Tensor, batch: Batch) -> Tensor:
-        """(n, heads, size) -> (B, heads, S, size), zero where there is no position."""
+        """(n, ...) -> (B, S, ...), zero where there is no position."""
         room = x.new_zeros(*batch.tokens.shape, *x.shape[1:])
-        return room.index_put_((batch.row, batch.at), x).transpose(1, 2).contiguous()
+        return room.index_put_((batch.row, batch.at), x)
 
     def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
         """The target's probabilities (stop − start, V') at each depth for these positions."""

@@ -22,7 +22,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Walked:
-    """Sums over texts."""
+    """One text, or sums over several."""
 
     tokens: int
     steps: int
@@ -38,17 +38,22 @@ class Walked:
         return Walked(self.tokens + other.tokens, self.steps + other.steps, reached)
 
 
-@torch.no_grad()
 def simulate(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> Walked:
-    """As `Engine` would count it: a text's first token belongs to its prompt's pass."""
-    total = Walked(0, 0, (0,) * shape.length)
+    """Over all texts."""
+    return sum(walks(target, drafter, texts, shape), start=Walked(0, 0, (0,) * shape.length))
+
+
+@torch.no_grad()
+def walks(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> list[Walked]:
+    """Each text, as `Engine` would count it: a text's first token belongs to its prompt's pass."""
+    found: list[Walked] = []
     for start in range(0, len(texts), ROWS):
         rows = range(start, min(start + ROWS, len(texts)))
-        total += _walk(target, drafter, texts.select(list(rows)), shape)
-    return total
+        found += _walk(target, drafter, texts.select(list(rows)), shape)
+    return found
 
 
-def _walk(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> Walked:
+def _walk(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> list[Walked]:
     device = target.device
     lengths, at = texts.lengths.to(device), texts.prompts.to(device)
     width = int(texts.lengths.max())
@@ -72,7 +77,9 @@ def _walk(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> Walke
     one = torch.ones_like(at)
     first = Accepted(torch.zeros_like(at)[:, None], known(tokens, at[:, None]), one, torch.zeros_like(at))
     state = drafter.advance(state, first, known(hidden, at[:, None] - 1))
-    steps, reached = 0, torch.zeros(shape.length + 1, dtype=torch.long, device=device)
+    steps = torch.zeros_like(at)
+    reached = at.new_zeros(len(texts), shape.length)
+    depth = torch.arange(shape.length, device=device)
     # `at` is where each row's last token stands; the text's own last token is never guessed after.
     while bool((live := at < lengths - 1).any()):
         search = rule.search(sampling, seeds, at)
@@ -85,9 +92,9 @@ def _walk(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> Walke
         accepted = replace(accepted, count=count)
         along = at[:, None] + torch.arange(accepted.path.shape[1], device=device)
         state = drafter.advance(state, accepted, known(hidden, along))
-        steps += int(live.sum())
+        steps += live
         gained = torch.where(live, torch.minimum(accepted.drafted, count), 0)
-        reached += (gained[:, None] > torch.arange(shape.length + 1, device=device)).sum(0)
+        reached += gained[:, None] > depth
         at = at + count
-    tokens_gained = int((texts.lengths - texts.prompts - 1).clamp(min=0).sum())
-    return Walked(tokens_gained, steps, tuple(reached[: shape.length].tolist()))
+    tokens_gained = (texts.lengths - texts.prompts - 1).clamp(min=0).tolist()
+    return [Walked(*row) for row in zip(tokens_gained, steps.tolist(), map(tuple, reached.tolist()), strict=True)]

@@ -1,0 +1,101 @@
+"""How well a drafter guesses along the target's answers to MT-Bench, with and without answers that loop.
+
+    python benchmarks/drafter.py --drafter FOLDER --dtype fp32 --minutes 12.3 --ablations a.json b.json
+
+The answers are written once, in the dtype given, at temperature 0 and 1; then tokens/step are simulated along
+them for each shape, which gives what decoding would (see train/simulate.py). An answer loops when its end
+repeats with a period of at most 64 tokens: at least three times over and for at least 32 tokens.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ablations import written
+from common import arguments
+from redrafter.cli.eval import label, parse_shape
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.results import write_results
+from redrafter.targets import load_target
+from redrafter.train.questions import read_questions
+from redrafter.train.simulate import Walked, walks
+
+SHAPES = {
+    0.0: ["16x5:63", "16x6:63", "16x7:63", "24x8:63", "32x8:63", "4x3:7", "4x4:7", "4x5:7", "7x4:7", "8x6:15", "1x5"],
+    1.0: ["16x5:63", "16x6:63", "24x6:63", "32x6:63", "32x8:63", "4x4:7"],
+}
+
+
+def loops(tokens: list[int]) -> bool:
+    """Whether the end of a text repeats.
+
+    >>> loops(list(range(100))), loops(list(range(60)) + [7, 8, 9] * 11)
+    (False, True)
+    """
+    for period in range(1, 65):
+        length = max(3 * period, 32)
+        end = tokens[-length:]
+        if len(end) == length and all(a == b for a, b in zip(end, end[period:], strict=False)):
+            return True
+    return False
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0], "drafter_smollm2.json")
+    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--drafter", default="auto", help="(default: the one that comes with the package)")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--minutes", type=float, help="how long making its data and training it took, as measured")
+    parser.add_argument("--ablations", type=Path, nargs="*", default=[], help="results of ablations.py to take along")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    args = parser.parse_args()
+    target = load_target(args.model, dtype=args.dtype)
+    drafter = resolve_drafter(args.drafter, target)
+    categories = [q.category for q in read_questions(args.questions)]
+    rows: list[dict[str, Any]] = []
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for temperature, shapes in SHAPES.items():
+            known = written(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
+            looping = [loops(known.row(i)[int(known.prompts[i]) :].tolist()) for i in range(len(known))]
+            for shape in map(parse_shape, shapes):
+                every = walks(target, drafter, known, shape)
+                nothing = Walked(0, 0, (0,) * shape.length)
+                for name in ["all", "no loops", *dict.fromkeys(categories)]:
+                    chosen = [
+                        w
+                        for w, c, loop in zip(every, categories, looping, strict=True)
+                        if name in ("all", c) or (name == "no loops" and not loop)
+                    ]
+                    total = sum(chosen, start=nothing)
+                    before = (total.steps, *total.reached)
+                    rows.append(
+                        {
+                            "kind": "tokens/step",
+                            "temperature": temperature,
+                            "shape": label(shape),
+                            "answers": name,
+                            "count": len(chosen),
+                            "tokens": total.tokens,
+                            "steps": total.steps,
+                            "tokens_per_step": round(total.tokens_per_step, 4),
+                            "accepted_by_depth": [
+                                round(a / b, 4) if b else None for a, b in zip(total.reached, before, strict=False)
+                            ],
+                        }
+                    )
+                    if name in ("all", "no loops"):
+                        suffix = "" if name == "all" else "_no_loops"
+                        key = f"mt_bench_t{temperature:g}_n{shape.budget}{suffix}"
+                        best[key] = max(best.get(key, 0.0), round(total.tokens_per_step, 4))
+                print(label(shape), temperature, rows[-len(set(categories)) - 2]["tokens_per_step"], flush=True)
+    for path in args.ablations:
+        rows += [{"kind": "ablation"} | row for row in json.loads(path.read_text())["rows"]]
+    if args.minutes is not None:
+        best["minutes_to_train"] = args.minutes
+    write_results(args.save, best, rows)
+
+
+if __name__ == "__main__":
+    main()

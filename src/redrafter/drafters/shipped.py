@@ -1,0 +1,19 @@
+"""Drafters that come with the package, each for one model."""
+
+import json
+from pathlib import Path
+
+from redrafter.drafters.checkpoint import CONFIG_FILE, identity
+from redrafter.targets import Target
+
+FOLDER = Path(__file__).parent / "shipped"
+
+
+def find(target: Target) -> Path | None:
+    """The folder of the drafter made for just this model, if there is one."""
+    own = identity(target)
+    for config in sorted(FOLDER.glob(f"*/{CONFIG_FILE}")):
+        made_for = json.loads(config.read_text())["target"]
+        if made_for["weights"] == own["weights"] and own.get("tokenizer") in (made_for["tokenizer"], None):
+            return config.parent
+    return None
