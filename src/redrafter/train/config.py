@@ -101,7 +101,7 @@ class TrainConfig:
     """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q)."""
     depth_decay: float = 0.9
     """Weight of each depth, relative to the one before."""
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Learning rate after the warm-up; it falls to zero along a cosine."""
     warmup: int = 200
     """Updates until the learning rate is reached."""
