@@ -19,10 +19,23 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import write_results
 from redrafter.targets import load_target
 from redrafter.train.questions import read_questions
-from redrafter.train.simulate import Walked, walks
+from redrafter.train.simulate import Walked, read_along
 
 SHAPES = {
-    0.0: ["16x5:63", "16x6:63", "16x8:63", "24x8:63", "16x10:63", "24x10:63", "4x3:7", "4x4:7", "4x5:7", "7x4:7", "8x6:15", "1x5"],
+    0.0: [
+        "16x5:63",
+        "16x6:63",
+        "16x8:63",
+        "24x8:63",
+        "16x10:63",
+        "24x10:63",
+        "4x3:7",
+        "4x4:7",
+        "4x5:7",
+        "7x4:7",
+        "8x6:15",
+        "1x5",
+    ],
     1.0: ["16x5:63", "16x6:63", "24x6:63", "32x6:63", "24x8:63", "4x4:7"],
 }
 
@@ -49,6 +62,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="how long making its data and training it took, as measured")
     parser.add_argument("--ablations", type=Path, nargs="*", default=[], help="results of ablations.py to take along")
     parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--shapes", nargs="+", help="only these (default: all)")
     args = parser.parse_args()
     target = load_target(args.model, dtype=args.dtype)
     drafter = resolve_drafter(args.drafter, target)
@@ -56,11 +70,14 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for temperature, shapes in SHAPES.items():
+        for temperature, every_shape in SHAPES.items():
+            shapes = [s for s in every_shape if not args.shapes or s in args.shapes]
             known = written(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
             looping = [loops(known.row(i)[int(known.prompts[i]) :].tolist()) for i in range(len(known))]
+            known_with_states = list(read_along(target, drafter.layers, known))
             for shape in map(parse_shape, shapes):
-                every = walks(target, drafter, known, shape)
+                found = {r: w for a in known_with_states for r, w in zip(a.rows, a.walk(drafter, shape), strict=True)}
+                every = [found[row] for row in range(len(known))]
                 nothing = Walked(0, 0, (0,) * shape.length)
                 for name in ["all", "no loops", *dict.fromkeys(categories)]:
                     chosen = [

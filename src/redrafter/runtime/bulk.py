@@ -24,8 +24,8 @@ ROUND = 16
 """Steps between two looks of the host."""
 EXTENT = 64
 """Attention reads a multiple of this many slots, so that few graphs serve all lengths."""
-PREFILL_ROWS = 128
-"""Prompts read at once: bounds the memory of their logits."""
+PREFILL_ROWS, PREFILL_TOKENS = 128, 8192
+"""Prompts read at once, and their tokens: bounds the memory of their logits and what padding costs."""
 
 
 def write_texts(
@@ -54,7 +54,8 @@ class _Desk:
     def __init__(self, target: Target, starts: Sequence[Start], temperatures: Sequence[float], rows: int) -> None:
         self.target, self.starts, self.temperatures = target, starts, temperatures
         self.texts: list[list[int]] = [[] for _ in starts]
-        self.waiting = list(range(len(starts)))[::-1]
+        # Longest first: prompts read together are about equally long, and no long text is left for the end.
+        self.waiting = sorted(range(len(starts)), key=lambda i: len(starts[i].prompt))
         self.holds = [-1] * rows
         self.most = max(s.budget for s in starts)
         longest = max(len(s.prompt) + s.budget for s in starts) + 1
@@ -83,8 +84,10 @@ class _Desk:
         """Fill empty rows, write for a while, take what is finished; how many tokens were taken."""
         free = [r for r, h in enumerate(self.holds) if h < 0]
         while free and self.waiting:
-            taken, free = free[:PREFILL_ROWS], free[PREFILL_ROWS:]
-            self._begin(taken[: len(self.waiting)])
+            longest = len(self.starts[self.waiting[-1]].prompt)
+            count = max(1, min(PREFILL_ROWS, PREFILL_TOKENS // longest, len(self.waiting)))
+            taken, free = free[:count], free[count:]
+            self._begin(taken)
         if not self.waiting and self.target.device.type != "cuda":
             self._shrink()
         # A row that ends within the round stands still from then on, so no row outgrows its own budget.
