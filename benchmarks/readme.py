@@ -1,4 +1,4 @@
-"""Fills the README's figures from benchmarks/results/*.json: python benchmarks/readme.py [--check]."""
+"""Fills figures of the README and of the drafter's card from results: python benchmarks/readme.py [--check]."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+CARD = HERE.parent / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md"
 
 
 def source(result: dict[str, Any]) -> str:
@@ -65,34 +66,54 @@ def bf16_divergence(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drafter(result: dict[str, Any]) -> str:
+    """Every shape measured; answers that loop flatter, so both ways."""
+    rows = [r for r in result["rows"] if r["kind"] == "tokens/step"]
+    both = {(r["temperature"], r["shape"], r["answers"]): r["tokens_per_step"] for r in rows}
+    lines = [
+        "| T | beam W×L, nodes N | tokens/step | without answers that loop |",
+        "|---|---|---|---|",
+    ]
+    for temperature, shape in dict.fromkeys((t, s) for t, s, _ in both):
+        beam, nodes = shape.replace("x", "×").split(":")
+        whole, rest = (both[temperature, shape, name] for name in ("all", "no loops"))
+        lines.append(f"| {temperature:g} | {beam}, {nodes} | {whole:.2f} | {rest:.2f} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
     "bf16": ("bf16_divergence.json", bf16_divergence),
     "bf16_cpu": ("bf16_divergence_cpu.json", bf16_divergence),
+    "drafter": ("drafter_smollm2.json", drafter),
 }
+PAGES = {README: list(BLOCKS), CARD: ["drafter"]}
 
 
-def filled(text: str) -> str:
-    """The README with every block between <!-- name --> and <!-- /name --> made anew."""
-    for name, (file, table) in BLOCKS.items():
+def filled(page: Path) -> str:
+    """The page with every block between <!-- name --> and <!-- /name --> made anew."""
+    text = page.read_text()
+    for name in PAGES[page]:
+        file, table = BLOCKS[name]
         result = json.loads((HERE / "results" / file).read_text())
         block = f"<!-- {name} -->\n{table(result)}\n\n<sub>{source(result)}</sub>\n<!-- /{name} -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, b=block: b, text, flags=re.DOTALL)
         if count != 1:
-            sys.exit(f"{README.name} has {count} blocks named {name}, expected one")
+            sys.exit(f"{page} has {count} blocks named {name}, expected one")
     return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     args = parser.parse_args()
-    old = README.read_text()
-    new = filled(old)
-    if args.check:
-        sys.exit(0 if new == old else "README.md does not match its results: run python benchmarks/readme.py")
-    README.write_text(new)
+    for page in PAGES:
+        new = filled(page)
+        if not args.check:
+            page.write_text(new)
+        elif new != page.read_text():
+            sys.exit(f"{page.name} does not match its results: run python benchmarks/readme.py")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import torch
 from rich.console import Console
 
 from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
@@ -50,9 +52,16 @@ def run(args: argparse.Namespace) -> None:
     if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
         raise ConfigError("--init-from takes the other drafter's shape: leave the drafter's own options out")
     plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
-    console = Console(highlight=False)
+    # Set by `accelerate launch`: each process has its own GPU, and only the first one talks.
+    rank = int(os.environ.get("RANK", 0))
+    if plan is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("several processes train on data that is there: make it with redrafter distill, give --data")
+    device = args.device
+    if device is None and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    console = Console(highlight=False, quiet=rank > 0)
     with console.status("loading"):
-        target = load_target(args.model, dtype=args.dtype, device=args.device)
+        target = load_target(args.model, dtype=args.dtype, device=device)
     folder = args.data or args.out / "data"
     if plan is not None:
         made, _ = make_texts(target, folder, *plan, console)
@@ -69,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
             init_from=args.init_from,
             watcher=live,
         )
+    if rank > 0:
+        return
     report = write_report(args.out, facts(target, config, shape, len(texts), done))
     console.print(
         f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts, {done.parameters / 1e6:.1f} M "

@@ -36,11 +36,30 @@ def write_texts(
     rows: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
-    """New tokens of every start, its ending token included; `rows` of them are written at once."""
+    """New tokens of every start, its ending token included; `rows` of them are written at once, fewer if need be."""
     if not starts:
         return []
+    rows = min(rows, len(starts))
+    while True:
+        try:
+            return _write(target, starts, temperatures, rows, progress)
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+        rows //= 2  # outside the handler, so that nothing of the failed attempt is held on to
+        torch.cuda.empty_cache()
+        log.info("out of memory: writing %d texts at once", rows)
+
+
+def _write(
+    target: Target,
+    starts: Sequence[Start],
+    temperatures: Sequence[float],
+    rows: int,
+    progress: Callable[[int], None] | None,
+) -> list[list[int]]:
     with grouped(target), torch.no_grad():
-        desk = _Desk(target, starts, temperatures, min(rows, len(starts)))
+        desk = _Desk(target, starts, temperatures, rows)
         while desk.open:
             told = desk.round()
             if progress is not None:

@@ -1,1 +1,1 @@
-"""Making drafters better: measuring them now."""
+"""Making drafters: data from the target, training, and how well a drafter guesses."""

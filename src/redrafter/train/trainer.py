@@ -103,7 +103,9 @@ def make_net(
     if init_from is not None:
         net, identity = checkpoint.read(init_from)
         checkpoint.compare(identity, target, str(init_from))
-        if net.config.vocab_size != target.vocab_size or net.config.embedding_size != target.hidden_size:
+        sizes = (net.config.vocab_size, net.config.embedding_size, net.config.context_size)
+        own = (target.vocab_size, target.input_embedding.weight.shape[1], target.hidden_size * len(net.config.layers))
+        if sizes != own:
             raise DrafterMismatch(f"the drafter {init_from} does not fit {target.name}: it has other sizes")
         return net.float()
     with torch.random.fork_rng(devices=[]):
@@ -186,6 +188,8 @@ class _Training:
                 shown_at = time.perf_counter()
             if self.update % config.checkpoint_every == 0 or last:
                 self._save()
+        if self.update % config.checkpoint_every and self.update < config.updates:
+            self._save()  # stopped early: so that the same command finds nothing left to do
         records = self.journal.records if self.journal is not None else []
         parameters = sum(p.numel() for p in self.net.parameters())
         return Trained(self.update, self.best, self.seconds, parameters, records)
