@@ -1,5 +1,8 @@
 """What only a GPU can show: the same numbers as the CPU, and a step that never waits for the host."""
 
+import copy
+import shutil
+
 import pytest
 import torch
 
@@ -10,16 +13,17 @@ from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import EagerRun, Start
 from redrafter.targets import load_target
+from redrafter.train.trainer import train
+from test_training import CONFIG, OPTIONS, make_texts
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def cuda_target(kind: str = "llama"):
-    import copy
-
     return load_target(copy.deepcopy(make_model(kind)).cuda())
 
 
@@ -83,3 +87,24 @@ def test_a_step_never_waits_for_the_host_twin():
             torch.ones(1, device="cuda").item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_bulk_texts_are_the_cpus(kind):
+    """Recorded as a graph, or not where a model waits for the host (experts)."""
+    starts = [Start(p, i, 40, (11, 23)) for i, p in enumerate(PROMPTS)]
+    temperatures = [0.0, 1.0, 0.7, 0.0, 1.0]
+    cpu = write_texts(load_target(make_model(kind)), starts, temperatures, rows=2)
+    assert write_texts(cuda_target(kind), starts, temperatures, rows=2) == cpu
+
+
+def test_training_resumes_bit_for_bit(tmp_path):
+    target = load_target(copy.deepcopy(make_model(dtype=torch.float32)).cuda())
+    texts = make_texts(target)
+    train(target, texts, tmp_path / "whole", options=OPTIONS, config=CONFIG)
+    train(target, texts, tmp_path / "parts", options=OPTIONS, config=CONFIG)
+    last = "checkpoints/update-00000012"
+    shutil.rmtree(tmp_path / "parts" / last)
+    train(target, texts, tmp_path / "parts", options=OPTIONS, config=CONFIG)
+    whole, parts = ((tmp_path / n / last / "state.safetensors").read_bytes() for n in ("whole", "parts"))
+    assert whole == parts

@@ -1,6 +1,5 @@
 """Training at toy scale: it learns, resumes bit for bit, and survives what a machine can do to it."""
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -17,12 +16,13 @@ from redrafter.core.noise import fold
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter.engine import Engine
-from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
 from redrafter.train import trainer
-from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch
+from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch, sum_positions
+from redrafter.train.begin import make_net
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.local import roll_out_rows
 from redrafter.train.losses import LOSSES
@@ -141,7 +141,7 @@ def test_the_objective_is_the_sum_over_positions_and_depths(name: str, changes: 
     """Loss and gradients in chunks, against the plain double loop over positions and depths."""
     target = Target(make_model())
     texts = make_texts(target, count=3, length=9)
-    net = trainer.make_net(target, texts, replace(OPTIONS, **changes), seed=1).double()
+    net = make_net(target, texts, replace(OPTIONS, **changes), seed=1).double()
     objective = Objective(net, target, depth=3, loss=name, decay=0.8, chunk=5, bf16=False)
     batch = make_batch(texts, [2, 0, 1])
     states = StateSource(target, net.config.layers, texts).fetch(batch, [2, 0, 1])
@@ -166,7 +166,7 @@ def test_rollouts_are_learned_from_like_the_text_they_would_be(target: Target) -
     texts = make_texts(target, count=4, length=12)
     rollouts = roll_out_rows(target, [texts.row(i).tolist() for i in range(4)], 4)
     with_rollouts = replace(texts, rollouts=torch.cat(rollouts).int())
-    net = trainer.make_net(target, texts, OPTIONS, seed=1).double()
+    net = make_net(target, texts, OPTIONS, seed=1).double()
     for loss in LOSSES:
         objective = Objective(net, target, depth=3, loss=loss, decay=0.8, chunk=64, bf16=False)
         values = []
@@ -220,7 +220,7 @@ def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float
     target = Target(make_model(kind))
     texts = make_texts(target, temperature=temperature)
     shape = Shape(width=4, length=3, nodes=7)
-    net = trainer.make_net(target, texts, OPTIONS, seed=1)
+    net = make_net(target, texts, OPTIONS, seed=1)
     for drafter in (RecurrentDrafter(net, target), NgramDrafter(), NoDrafter()):
         walked = simulate(target, drafter, texts, shape)
         engine = Engine(target, drafter, shape=shape)
@@ -253,7 +253,7 @@ def test_it_learns(tmp_path: Path, kind: str) -> None:
     losses = [r["loss"] for r in done.records if "loss" in r]
     assert losses[-1] < losses[0]
     before = simulate(
-        target, RecurrentDrafter(trainer.make_net(target, texts, OPTIONS, 0), target), texts, Shape(width=4, length=3)
+        target, RecurrentDrafter(make_net(target, texts, OPTIONS, 0), target), texts, Shape(width=4, length=3)
     )
     after = simulate(target, RecurrentDrafter.load(tmp_path, target), texts, Shape(width=4, length=3))
     assert after.tokens_per_step > before.tokens_per_step + 0.1
@@ -293,6 +293,24 @@ def test_resumed_bit_for_bit(tmp_path: Path, target: Target, texts: Texts, state
     assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "parts" / last).read_bytes()
 
 
+def test_unreadable_checkpoints_are_not_begun_anew(tmp_path: Path, target: Target, texts: Texts) -> None:
+    train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    before = weights(tmp_path)
+    for state in tmp_path.glob("checkpoints/*/state.safetensors"):
+        state.write_bytes(b"")
+    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* can be read"):
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    assert weights(tmp_path) == before
+
+
+def test_every_process_has_a_text_in_every_update(texts: Texts) -> None:
+    rows = torch.arange(len(texts))
+    for epoch in range(5):
+        groups = epoch_groups(texts, rows, 40, 2, 5, epoch, least=3)
+        assert min(len(u) for g in groups for u in g) >= 3
+    assert min(len(u) for g in epoch_groups(texts, rows, 40, 2, 5, 0) for u in g) < 3
+
+
 def test_another_seed_is_another_drafter(tmp_path: Path, target: Target, texts: Texts) -> None:
     """Twin of the one above: the bytes do differ when anything does."""
     train(target, texts, tmp_path / "a", options=OPTIONS, config=CONFIG)
@@ -315,7 +333,7 @@ def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, targ
     notes: list[str] = []
 
     def small_machine(self: Any, rows: list[int], total: int, is_last: bool) -> Any:
-        if trainer.sum_positions(self.texts, rows) > 40:
+        if sum_positions(self.texts, rows) > 40:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return gradient(self, rows, total, is_last)
 
@@ -344,23 +362,25 @@ def test_micro_batches_add_up_to_the_same_update(tmp_path: Path, target: Target,
         assert torch.allclose(a, b, atol=1e-3)
 
 
-def test_a_loss_that_is_no_number_stops_before_it_is_saved(tmp_path: Path, target: Target, texts: Texts, monkeypatch):
-    def broken(logits: Tensor, p: Tensor | None, label: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = LOSSES["hard"](logits, p, label)
-        return value * math.nan, gradient * math.nan
+@pytest.mark.parametrize("when", [6, 8])
+def test_a_loss_that_is_no_number_stops_before_it_is_saved(
+    tmp_path: Path, target: Target, texts: Texts, monkeypatch, when: int
+) -> None:
+    """Noticed at the update itself, or at the checkpoint whose own update broke the weights."""
+    one_update = trainer._Training._one_update
 
-    good = train(target, texts, tmp_path, options=OPTIONS, config=replace(CONFIG, updates=4))
-    assert good.updates == 4
-    kept = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    before = weights(tmp_path)
-    monkeypatch.setitem(LOSSES, "soft", broken)
-    run = json.loads((tmp_path / "run.json").read_text())
-    run["train"]["updates"] = 8
-    (tmp_path / "run.json").write_text(json.dumps(run))
+    def breaks(self: Any, rows: list[int], total: int) -> None:
+        if self.update == when - 1:
+            next(self.net.parameters()).data.view(-1)[0] = math.nan
+        one_update(self, rows, total)
+
+    monkeypatch.setattr(trainer._Training, "_one_update", breaks)
     with pytest.raises(TrainingFailed, match=r"not a number at update 8.*smaller --lr"):
-        train(target, texts, tmp_path, options=OPTIONS, config=replace(CONFIG, updates=8))
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == kept
-    assert weights(tmp_path) == before
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-00000004"]
+    assert all(bool(p.isfinite().all()) for p in RecurrentDrafter.load(tmp_path, target).net.parameters())
+    monkeypatch.undo()
+    assert train(target, texts, tmp_path, options=OPTIONS, config=CONFIG).updates == 12
 
 
 def test_it_stops_early_when_nothing_gets_better(tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
@@ -384,13 +404,13 @@ def test_init_from_another_drafter(tmp_path: Path, target: Target, texts: Texts)
     first = [next(r["held_out"]["loss"] for r in t.records if "held_out" in r) for t in (warm, fresh)]
     assert first[0] < first[1]
     other = Target(make_model("llama", torch.float32, hidden_size=16))
-    with pytest.raises(DrafterMismatch, match=r"does not fit"):
+    with pytest.raises(DrafterMismatch, match="expects"):
         train(other, texts, tmp_path / "no", config=config, init_from=tmp_path / "old")
 
 
 def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, target: Target, texts: Texts) -> None:
     train(target, texts, tmp_path / "run", options=OPTIONS, config=CONFIG)
-    with pytest.raises(ConfigError, match=r"was begun with train=.*the same settings"):
+    with pytest.raises(ConfigError, match=r"was begun with train's lr 0.01, now it is 1.0: give the same"):
         train(target, texts, tmp_path / "run", options=OPTIONS, config=replace(CONFIG, lr=1.0))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
@@ -410,11 +430,12 @@ def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, target: Targ
             TrainConfig(**bad)
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
+@pytest.mark.parametrize("place", ["redrafter.train.run.save_file", "redrafter.drafters.checkpoint.save_file"])
+def test_a_full_disk_loses_nothing(tmp_path: Path, target: Target, texts: Texts, monkeypatch, place: str) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("redrafter.train.run.save_file", full)
+    monkeypatch.setattr(place, full)
     with pytest.raises(TrainingFailed, match=r"no space left in .* goes on from the last checkpoint"):
         train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
     monkeypatch.undo()
@@ -422,7 +443,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, target: Target, texts: Texts,
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens(target: Target, texts: Texts) -> None:
-    net = trainer.make_net(target, texts, replace(OPTIONS, draft_vocab=5), seed=0)
+    net = make_net(target, texts, replace(OPTIONS, draft_vocab=5), seed=0)
     counts = torch.bincount(texts.tokens.long(), minlength=VOCAB)
     assert net.token_ids is not None
     assert sorted(counts[net.token_ids].tolist()) == counts.sort().values[-5:].tolist()

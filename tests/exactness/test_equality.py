@@ -51,6 +51,26 @@ def test_speculative_is_plain(kind, options):
 
 
 @pytest.mark.parametrize("options", [{}, HOT | PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "qwen2-mixed"])
+def test_a_drafter_with_a_memory(kind, options):
+    """Its state is carried over accepted tokens, and rows leave the batch at different times."""
+    target = load_target(make_model(kind))
+    plain = texts(Engine(target, NoDrafter()), **options)
+    drafter = recurrent_drafter(
+        target, cell="gated", first_state="context", normed=True, memory_heads=2, memory_size=8, layers=(0, 1, -1),
+        context_size=3 * target.hidden_size, head="tied", draft_vocab_size=30,
+    )  # fmt: skip
+    for shape in (Shape(width=1, length=3), Shape(width=5, length=4, nodes=12)):
+        engine = Engine(target, drafter, shape=shape)
+        assert texts(engine, **options) == plain
+        assert [t for p in PROMPTS for t in texts_of(engine, p, **options)] == [t for text in plain for t in text]
+
+
+def texts_of(engine: Engine, prompt, **options):
+    return engine.generate([prompt], max_new_tokens=NEW, **options)[0].tokens
+
+
+@pytest.mark.parametrize("options", [{}, HOT | PENALISED], ids=["greedy", "penalised"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_drafter_always_never_sometimes_right(kind, options):
     target = load_target(make_model(kind))

@@ -16,11 +16,13 @@ from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
 from redrafter.errors import ConfigError
 from redrafter.targets import Target, load_target
+from redrafter.train.begin import check
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.journal import read_journal
 from redrafter.train.report import write_report
+from redrafter.train.run import Run, disk_errors
 from redrafter.train.texts import read_texts
-from redrafter.train.trainer import Trained, train
+from redrafter.train.trainer import Trained, settings, train
 
 EPILOG = """examples:
   redrafter train --out my-drafter --model my-model               no data needed: the model writes its own
@@ -30,7 +32,7 @@ EPILOG = """examples:
 
 Then: redrafter generate --model my-model --drafter my-drafter "..."
 A run that was stopped goes on where it was: give the same command again.
-Several GPUs: accelerate launch -m redrafter.cli.main train ... (make the data first, with redrafter distill)."""
+Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (made first, with redrafter distill)."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +53,11 @@ def run(args: argparse.Namespace) -> None:
     shape = parse_shape(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
     if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
         raise ConfigError("--init-from takes the other drafter's shape: leave the drafter's own options out")
+    for name in ("prompts", "text", "self_prompt", "local"):
+        if args.data and getattr(args, name):
+            raise ConfigError(f"--data is data made before: leave --{name.replace('_', '-')} out")
     plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
-    # Set by `accelerate launch`: each process has its own GPU, and only the first one talks.
+    # Set by torchrun or accelerate launch: each process has its own GPU, and only the first one talks.
     rank = int(os.environ.get("RANK", 0))
     if plan is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError("several processes train on data that is there: make it with redrafter distill, give --data")
@@ -62,6 +67,9 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False, quiet=rank > 0)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=device)
+    planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
     folder = args.data or args.out / "data"
     if plan is not None:
         made, _ = make_texts(target, folder, *plan, console)
@@ -80,7 +88,8 @@ def run(args: argparse.Namespace) -> None:
         )
     if rank > 0:
         return
-    report = write_report(args.out, facts(target, config, shape, len(texts), done))
+    with disk_errors(args.out):
+        report = write_report(args.out, facts(target, config, shape, len(texts), done))
     console.print(
         f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts, {done.parameters / 1e6:.1f} M "
         f"parameters, {done.seconds / 60:.1f} minutes of training\n"

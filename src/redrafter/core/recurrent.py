@@ -41,7 +41,8 @@ class RecurrentNet(nn.Module):
 
     def context(self, hidden: Tensor) -> Tensor:
         """The target's hidden states (..., context) as the rest of the network wants them."""
-        each = hidden.reshape(*hidden.shape[:-1], len(self.config.layers), -1)
+        count = len(self.config.layers)
+        each = hidden.reshape(*hidden.shape[:-1], count, self.config.context_size // count)
         return self._unit(each).flatten(-2)
 
     def token(self, embedding: Tensor) -> Tensor:

@@ -33,13 +33,13 @@ class RecurrentDrafter:
     name = "recurrent"
 
     def __init__(self, net: RecurrentNet, target: Target) -> None:
-        _check_shapes(net.config, target)
+        check_shapes(net.config, target)
         like = next(net.parameters())
         if net.training or like.dtype != target.dtype or like.device != target.device:
             net = copy.deepcopy(net)  # the caller's network, in training perhaps, stays as it is
         self.net = net.to(device=target.device, dtype=target.dtype).eval()
         self.embed = target.input_embedding
-        weight = target.output_embedding.weight.detach()
+        weight = target.output_embedding.weight.detach().to(target.device)
         if net.config.head == "tied" and net.token_ids is not None:
             weight = weight[net.token_ids]
         self.vocabulary = self.net.vocabulary(weight)
@@ -113,7 +113,12 @@ def _pick(hidden: Tensor, index: Tensor) -> Tensor:
     return hidden.gather(1, index[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
 
 
-def _check_shapes(config: RecurrentConfig, target: Target) -> None:
+def check_shapes(config: RecurrentConfig, target: Target) -> None:
+    """Raise unless a drafter of this shape can read this target."""
+    count = target.layer_count
+    for layer in config.layers:
+        if not -count - 1 <= layer <= count:
+            raise DrafterMismatch(f"the drafter reads hidden state {layer}, but {target.name} has {count} layers")
     for what, drafter, own in (
         ("a vocabulary of", config.vocab_size, target.vocab_size),
         ("a context of", config.context_size, target.hidden_size * len(config.layers)),

@@ -71,12 +71,12 @@ def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
 
 
 def epoch_groups(
-    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, epoch: int
+    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, epoch: int, least: int = 1
 ) -> list[list[list[int]]]:
     """One pass over `rows` as updates of about `positions` positions each, in an order of its own.
 
     Updates come in groups of `together` whose texts are about equally long, so that one pass of the target
-    serves them all.
+    serves them all. An update has `least` texts or more: one for each process.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = rows[torch.randperm(len(rows), generator=generator)]
@@ -96,21 +96,42 @@ def epoch_groups(
             current.append(index)
             filled += n
         made.append(current)
+        if len(current) < least and len(made) > 1:
+            made[-2] += made.pop()
         for i in torch.randperm(len(made), generator=generator).tolist():
             mixed = torch.tensor(made[i])[torch.randperm(len(made[i]), generator=generator)].tolist()
-            split = min(together, len(mixed))
+            split = max(1, min(together, len(mixed) // least))
             groups.append([mixed[k::split] for k in range(split)])
     return groups
 
 
 def all_groups(
-    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, start: int
+    texts: Texts, rows: Tensor, positions: int, together: int, seed: int, start: int, least: int = 1
 ) -> Iterator[tuple[list[list[int]], int]]:
     """Groups from the one that holds update `start` on, without end; with each, how many updates to skip."""
     done, epoch = 0, 0
     while True:
-        for group in epoch_groups(texts, rows, positions, together, seed, epoch):
+        for group in epoch_groups(texts, rows, positions, together, seed, epoch, least):
             if done + len(group) > start:
                 yield group, max(0, start - done)
             done += len(group)
         epoch += 1
+
+
+def sum_positions(texts: Texts, rows: Sequence[int]) -> int:
+    return max(1, int(count_positions(texts)[torch.as_tensor(rows, dtype=torch.long)].sum()))
+
+
+def micro_batches(texts: Texts, rows: list[int], positions: int) -> list[list[int]]:
+    """Rows in groups of at most so many positions, but at least one row."""
+    counts = count_positions(texts)
+    parts: list[list[int]] = []
+    filled = 0
+    for row in rows:
+        n = int(counts[row])
+        if not parts or filled + n > positions:
+            parts.append([])
+            filled = 0
+        parts[-1].append(row)
+        filled += n
+    return parts

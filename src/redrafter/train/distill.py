@@ -195,6 +195,8 @@ class _Writer:
         if not texts:
             return []
         tokenizer, whole = self.target.tokenizer, texts
+        if tokenizer is None:
+            raise ConfigError(f"{self.target.name} came without a tokenizer: prompts need one")
         if has_template(self.target):
             messages = [[{"role": "user", "content": text}] for text in texts]
             whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, RedrafterError
+
+log = logging.getLogger(__name__)
 
 SETTINGS = "run.json"
 KEPT = 2
@@ -31,31 +34,34 @@ class Run:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
-        """The same settings as before go on; others are refused, for they would not continue this run."""
-        plain = json.loads(json.dumps(settings))
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """The same settings as before go on; others are refused, for they would not continue this run.
+
+        A run that has no checkpoint yet has nothing to continue: it may begin anew with any.
+        """
         path = self.folder / SETTINGS
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                if (self.folder / "config.json").exists():
-                    raise ConfigError(f"{self.folder} holds a drafter or model already; choose another folder")
-                _write(path, json.dumps(plain, indent=2) + "\n")
-                return
+        if not path.exists():
+            if (self.folder / "config.json").exists():
+                raise ConfigError(f"{self.folder} holds a drafter or model already; choose another folder")
+            return
+        if not self._all():
+            return
         try:
-            before = json.loads(path.read_text())
+            before = _flat(json.loads(path.read_text()))
         except ValueError as error:
             raise CorruptCheckpoint(f"{path} is damaged ({error}); choose another folder") from error
-        for name in sorted(before.keys() | plain.keys()):
-            if before.get(name) != plain.get(name):
+        for name, value in _flat(json.loads(json.dumps(settings))).items():
+            if before.get(name) != value:
                 raise ConfigError(
-                    f"{self.folder} was begun with {name}={before.get(name)}, now it is {plain.get(name)}: "
-                    "give the same settings to go on, or another folder"
+                    f"{self.folder} was begun with {name} {before.get(name)}, now it is {value}: give the same "
+                    "settings to go on, or another folder"
                 )
 
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "report.html").exists()
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        self.check(settings)
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
     def save(self, update: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
         """A checkpoint appears whole or not at all; older ones go."""
@@ -72,17 +78,32 @@ class Run:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """The newest checkpoint that can be read, or None."""
-        for folder in reversed(self._all()):
+        """The newest checkpoint that can be read; None if there never was one."""
+        found = self._all()
+        for folder in reversed(found):
             try:
                 facts = json.loads((folder / "state.json").read_text())
                 return load_file(folder / "state.safetensors"), facts
-            except (OSError, ValueError, SafetensorError):
-                continue
+            except (OSError, ValueError, SafetensorError) as error:
+                log.warning("the checkpoint %s cannot be read (%s)", folder, error)
+        if found:
+            raise CorruptCheckpoint(f"no checkpoint in {self.checkpoints} can be read; choose another folder")
         return None
 
     def _all(self) -> list[Path]:
         return sorted(self.checkpoints.glob("update-*"))
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: what a setting is called when it differs.
+
+    >>> _flat({"train": {"lr": 1.0}, "texts": 3})
+    {"train's lr": 1.0, 'texts': 3}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= {f"{name}'s {k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,8 +18,8 @@ class Teacher:
         head = target.output_embedding
         bias = getattr(head, "bias", None)
         every = slice(None) if token_ids is None else token_ids
-        self.weight = head.weight.detach()[every]
-        self.bias = None if bias is None else bias.detach()[every]
+        self.weight = head.weight.detach().to(target.device)[every]
+        self.bias = None if bias is None else bias.detach().to(target.device)[every]
         config = target.config
         # What a few families do to logits behind the head; `check` sees whether that was all.
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(

@@ -12,18 +12,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from redrafter.config import Shape
+from redrafter.config import RecurrentConfig, Shape
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import RecurrentDrafter, checkpoint
-from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.errors import ConfigError
 from redrafter.targets import Target
-from redrafter.train.batches import Batch, all_groups, count_positions, make_batch
+from redrafter.train.batches import Batch, all_groups, make_batch, micro_batches, sum_positions
+from redrafter.train.begin import check, make_net, split
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.journal import Journal, Record
 from redrafter.train.objective import Objective, Score, States
-from redrafter.train.run import Run, TrainingFailed
+from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.simulate import Walked, simulate
 from redrafter.train.states import StateSource
+from redrafter.train.teacher import Teacher
 from redrafter.train.texts import Texts
 
 SHOW_EVERY = 20
@@ -68,54 +70,46 @@ def train(
     run = Run(folder)
     shape = shape or Shape(width=16, length=config.depth, nodes=63)
     accelerator = Accelerator(cpu=target.device.type == "cpu")
+    options = options or DrafterOptions()
+    rollouts = 0 if texts.rollouts is None else texts.rollouts.shape[1]
+    planned = check(target, options, config, shape, init_from, rollouts)
     held, learn = split(texts, config.held_out)
-    net = make_net(target, texts.select(learn), options or DrafterOptions(), config.seed, init_from)
-    if accelerator.is_main_process:
-        settings = {"train": asdict(config), "drafter": asdict(net.config), "target": checkpoint.identity(target)}
-        run.begin(settings | {"texts": len(texts), "tokens": len(texts.tokens), "init_from": str(init_from)})
-    accelerator.wait_for_everyone()
+    if len(learn) < accelerator.num_processes:
+        raise ConfigError(f"{len(learn)} texts cannot keep {accelerator.num_processes} processes busy")
+    net = make_net(target, texts.select(learn), options, config.seed, init_from)
+    if config.loss != "hard":
+        Teacher(target, None).check(texts.row(int(held[0])).long()[None].to(target.device))
+    whole = settings(target, planned, config, shape, init_from, accelerator.num_processes)
+    whole |= {"texts": len(texts), "tokens": len(texts.tokens)}
+    run.check(whole)
     training = _Training(target, texts, run, net, config, shape, accelerator, held, learn, watcher)
     try:
+        if accelerator.is_main_process:
+            run.begin(whole)
+        accelerator.wait_for_everyone()
         return training.finish()
     finally:
         if training.journal is not None:
             training.journal.close()
 
 
-def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
-    """Rows to simulate on, spread over the data and greedy ones if there are any; and rows to learn from."""
-    useful = (count_positions(texts) > 0).nonzero()[:, 0]
-    if len(useful) < 2:
-        raise ConfigError(f"the data has {len(useful)} texts with something to guess; training needs at least 2")
-    greedy = useful[texts.temperatures[useful] == 0]
-    pool = greedy if len(greedy) > 1 else useful
-    count = min(held_out, max(1, len(useful) // 10), len(pool))
-    held = pool[torch.arange(count) * len(pool) // count]
-    mask = torch.ones(len(texts), dtype=torch.bool)
-    mask[held] = False
-    return held, useful[mask[useful]]
-
-
-def make_net(
-    target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None
-) -> RecurrentNet:
-    """A fresh network for the target, guessing among the data's most frequent tokens; or a copy of another."""
-    if init_from is not None:
-        net, identity = checkpoint.read(init_from)
-        checkpoint.compare(identity, target, str(init_from))
-        sizes = (net.config.vocab_size, net.config.embedding_size, net.config.context_size)
-        own = (target.vocab_size, target.input_embedding.weight.shape[1], target.hidden_size * len(net.config.layers))
-        if sizes != own:
-            raise DrafterMismatch(f"the drafter {init_from} does not fit {target.name}: it has other sizes")
-        return net.float()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = RecurrentNet(options.shape(target))
-    if net.token_ids is not None:
-        counts = torch.bincount(texts.tokens.long(), minlength=target.vocab_size)[: target.vocab_size]
-        frequent = counts.argsort(descending=True, stable=True)[: len(net.token_ids)]
-        net.token_ids.copy_(frequent.sort().values)
-    return net
+def settings(
+    target: Target,
+    drafter: RecurrentConfig,
+    config: TrainConfig,
+    shape: Shape,
+    init_from: Path | None,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """What a run must have in common with the one it continues."""
+    return {
+        "train": asdict(config),
+        "drafter": asdict(drafter),
+        "shape": asdict(shape),
+        "target": checkpoint.identity(target),
+        "init_from": str(init_from),
+        "processes": processes,
+    }
 
 
 class _Training:
@@ -146,13 +140,6 @@ class _Training:
             chunk=config.chunk,
             bf16=bf16,
         )
-        if texts.rollouts is not None and config.depth >= texts.rollouts.shape[1]:
-            raise ConfigError(
-                f"rollouts of {texts.rollouts.shape[1]} tokens teach a depth of {texts.rollouts.shape[1] - 1} at most, "
-                f"not {config.depth}: give --depth"
-            )
-        if objective.needs_teacher:
-            objective.teacher.check(texts.row(int(held[0])).long()[None].to(target.device))
         target.model.requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
@@ -167,6 +154,7 @@ class _Training:
         self._resume()
         self.journal = Journal(run.folder, after=self.update) if accelerator.is_main_process else None
         self.window: list[Score] = []
+        self.steepest = torch.zeros((), device=target.device)  # largest gradient since the last look; nan stays
 
     def finish(self) -> Trained:
         config = self.config
@@ -179,14 +167,16 @@ class _Training:
             self.update += 1
             self.seconds = before + time.perf_counter() - began
             last = self.update == config.updates
-            if self.update - shown >= SHOW_EVERY or last or self.update % config.checkpoint_every == 0:
+            saves = self.update % config.checkpoint_every == 0 or last
+            evaluates = self.update % config.evaluation_interval == 0 or last
+            if self.update - shown >= SHOW_EVERY or saves or evaluates:
                 self._show(time.perf_counter() - shown_at)
                 shown, shown_at = self.update, time.perf_counter()
-            if self.update % config.evaluation_interval == 0 or last:
+            if evaluates:
                 self._evaluate()
                 stale = (self.update - self.best_update) // config.evaluation_interval
                 shown_at = time.perf_counter()
-            if self.update % config.checkpoint_every == 0 or last:
+            if saves:
                 self._save()
         if self.update % config.checkpoint_every and self.update < config.updates:
             self._save()  # stopped early: so that the same command finds nothing left to do
@@ -197,7 +187,9 @@ class _Training:
     def _order(self) -> Iterator[tuple[list[int], int]]:
         """This process's rows of each update to come, and the positions of all processes' rows."""
         config, world, me = self.config, self.accelerator.num_processes, self.accelerator.process_index
-        groups = all_groups(self.texts, self.learn, config.positions * world, config.together, config.seed, self.update)
+        groups = all_groups(
+            self.texts, self.learn, config.positions * world, config.together, config.seed, self.update, world
+        )
         for group, skip in groups:
             self._look_ahead([row for rows in group for row in rows[me::world]])
             for rows in group[skip:]:
@@ -232,6 +224,8 @@ class _Training:
                     scores.append(self._gradient(part, total, is_last=i == len(parts) - 1))
                 break
             except torch.OutOfMemoryError:
+                if self.accelerator.num_processes > 1:  # the others cannot know that this one must begin again
+                    raise TrainingFailed("out of memory on one of several GPUs: give a smaller --micro-batch") from None
                 if self.micro <= 1 or max(len(p) for p in parts) == 1:
                     raise TrainingFailed(
                         "out of memory even with one text at a time: give a smaller --chunk, --depth or drafter, or "
@@ -243,7 +237,8 @@ class _Training:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
                 self._note(f"out of memory: going on with {self.micro} positions at once")
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
+        self.steepest = torch.maximum(self.steepest, norm)
         self.optimizer.step()
         self.window += scores
 
@@ -263,7 +258,9 @@ class _Training:
         score = add_scores(self.window)
         self.window = []
         loss, right, count = float(score.loss), score.right.tolist(), score.count.tolist()
-        if not math.isfinite(loss):
+        steepest = float(self.steepest)
+        self.steepest.zero_()
+        if not (math.isfinite(loss) and math.isfinite(steepest)):
             raise TrainingFailed(
                 f"the loss is not a number at update {self.update}, the last checkpoint is intact: try again in "
                 f"another folder with a smaller --lr than {self.config.lr:g}"
@@ -282,7 +279,7 @@ class _Training:
     @torch.no_grad()
     def _evaluate(self) -> None:
         """Simulate; the best drafter so far becomes the one in the folder. Other processes wait."""
-        figure = torch.zeros(2, device=self.target.device)
+        figure = torch.zeros(2, dtype=torch.float64, device=self.target.device)
         if self.accelerator.is_main_process:
             walked, score = self._held_out()
             count = score.count.tolist()
@@ -294,8 +291,9 @@ class _Training:
             self._record({"update": self.update, "seconds": self.seconds, "held_out": held})
             if walked.tokens_per_step > self.best:
                 self.best, self.best_update = walked.tokens_per_step, self.update
-                checkpoint.write(self.run.folder, self.net, self.target, overwrite=True)
-            figure = torch.tensor([self.best, self.best_update], device=self.target.device)
+                with disk_errors(self.run.folder):
+                    checkpoint.write(self.run.folder, self.net, self.target, overwrite=True)
+            figure = torch.tensor([self.best, self.best_update], dtype=torch.float64, device=self.target.device)
         if self.accelerator.num_processes > 1:
             torch.distributed.broadcast(figure, 0)
             self.best, self.best_update = float(figure[0]), int(figure[1])
@@ -314,7 +312,8 @@ class _Training:
 
     def _record(self, record: Record) -> None:
         if self.journal is not None:
-            self.journal.write(record)
+            with disk_errors(self.run.folder):
+                self.journal.write(record)
         if self.watcher is not None and self.accelerator.is_main_process:
             (self.watcher.held_out if "held_out" in record else self.watcher.training)(record)
 
@@ -359,25 +358,6 @@ def learning_rate(config: TrainConfig, update: int) -> float:
         return config.lr * (update + 1) / warm
     done = (update - warm) / max(1, config.updates - warm)
     return config.lr * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def sum_positions(texts: Texts, rows: Sequence[int]) -> int:
-    return max(1, int(count_positions(texts)[torch.as_tensor(rows, dtype=torch.long)].sum()))
-
-
-def micro_batches(texts: Texts, rows: list[int], positions: int) -> list[list[int]]:
-    """Rows in groups of at most so many positions, but at least one row."""
-    counts = count_positions(texts)
-    parts: list[list[int]] = []
-    filled = 0
-    for row in rows:
-        n = int(counts[row])
-        if not parts or filled + n > positions:
-            parts.append([])
-            filled = 0
-        parts[-1].append(row)
-        filled += n
-    return parts
 
 
 def add_scores(scores: Sequence[Score]) -> Score:
