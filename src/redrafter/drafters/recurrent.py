@@ -48,7 +48,7 @@ class RecurrentDrafter:
     def default_shape(self) -> Shape:
         """A GPU verifies 64 tokens about as fast as one; a CPU pays for each."""
         on_gpu = self.vocabulary.device.type == "cuda"
-        return Shape(width=16, length=8, nodes=63) if on_gpu else Shape(width=4, length=4, nodes=7)
+        return Shape(width=16, length=8, nodes=63) if on_gpu else Shape(width=3, length=3, nodes=5)
 
     @property
     def layers(self) -> tuple[int, ...]:
