@@ -32,7 +32,7 @@ EPILOG = """examples:
 
 Then: redrafter generate --model my-model --drafter my-drafter "..."
 A run that was stopped goes on where it was: give the same command again.
-Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (made first, with redrafter distill)."""
+Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (by redrafter distill)."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
