@@ -36,38 +36,39 @@ class Batch:
         return Batch(**moved)
 
 
-def count_positions(texts: Texts) -> Tensor:
+def count_positions(texts: Texts, rows: Tensor | Sequence[int] | None = None) -> Tensor:
     """(R,) positions of each text: from the one that chose the answer's first token, while a guess can be checked.
 
     Without rollouts the last answer token has no successor to guess.
     """
-    return (texts.lengths - texts.prompts - int(texts.rollouts is None)).clamp(min=0)
+    where = slice(None) if rows is None else torch.as_tensor(rows, dtype=torch.long)
+    lengths = texts.starts[1:][where] - texts.starts[:-1][where]
+    return (lengths - texts.prompts[where] - int(texts.rollouts is None)).clamp(min=0)
 
 
 def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
-    """Pad texts and list their positions."""
-    lengths = texts.lengths[torch.as_tensor(rows)]
-    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    row, at, left, rollouts = [], [], [], []
-    counts = count_positions(texts)
-    for place, index in enumerate(rows):
-        text = texts.row(index)
-        tokens[place, : len(text)] = text
-        n = int(counts[index])
-        first = int(texts.prompts[index]) - 1
-        where = torch.arange(first, first + n)
-        row.append(torch.full((n,), place))
-        at.append(where)
-        if texts.rollouts is None:
-            left.append(len(text) - 2 - where)
-        else:
-            start = int(texts.starts[index])
-            own = texts.rollouts[start : start + len(text)][where].long()
-            rollouts.append(own)
-            left.append(torch.full((n,), own.shape[1] - 1))
-    return Batch(
-        tokens, lengths, torch.cat(row), torch.cat(at), torch.cat(left), torch.cat(rollouts) if rollouts else None
-    )
+    """Pad texts and list their positions.
+
+    >>> texts = Texts.of([[5, 6, 7, 8, 9], [1, 2, 3]], [2, 1], [0.0, 0.0], [0, 0])
+    >>> batch = make_batch(texts, [0, 1])
+    >>> batch.row.tolist(), batch.at.tolist(), batch.left.tolist()
+    ([0, 0, 1], [1, 2, 0], [2, 1, 1])
+    """
+    chosen = torch.as_tensor(rows)
+    starts, prompts = texts.starts[chosen], texts.prompts[chosen]
+    lengths = texts.starts[chosen + 1] - starts
+    place = torch.arange(int(lengths.max()))
+    real = place < lengths[:, None]
+    flat = torch.where(real, starts[:, None] + place, 0)
+    tokens = torch.where(real, texts.tokens[flat].long(), 0)
+    counts = count_positions(texts, chosen)
+    row = torch.arange(len(chosen)).repeat_interleave(counts)
+    within = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    at = prompts[row] - 1 + within
+    if texts.rollouts is None:
+        return Batch(tokens, lengths, row, at, left=lengths[row] - 2 - at)
+    rollouts = texts.rollouts[starts[row] + at].long()
+    return Batch(tokens, lengths, row, at, torch.full_like(row, rollouts.shape[1] - 1), rollouts)
 
 
 def epoch_groups(
@@ -119,16 +120,14 @@ def all_groups(
 
 
 def sum_positions(texts: Texts, rows: Sequence[int]) -> int:
-    return max(1, int(count_positions(texts)[torch.as_tensor(rows, dtype=torch.long)].sum()))
+    return max(1, int(count_positions(texts, rows).sum()))
 
 
 def micro_batches(texts: Texts, rows: list[int], positions: int) -> list[list[int]]:
     """Rows in groups of at most so many positions, but at least one row."""
-    counts = count_positions(texts)
     parts: list[list[int]] = []
     filled = 0
-    for row in rows:
-        n = int(counts[row])
+    for row, n in zip(rows, count_positions(texts, rows).tolist(), strict=True):
         if not parts or filled + n > positions:
             parts.append([])
             filled = 0
