@@ -56,7 +56,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "last layer only": ({"layers": (-1,)}, {}),
     "no memory": ({"memory_heads": 0}, {}),
     "2 blocks": ({"blocks": 2}, {}),
-    "inputs as they are": ({"normed": False}, {}),
+    "not normed": ({"normed": False}, {}),
     "the papers' drafter, hard labels": (PAPERS, {"loss": "hard"}),
     "the papers' drafter, soft labels": (PAPERS, {"loss": "soft"}),
 }
