@@ -121,15 +121,15 @@ class TrainConfig:
     """Updates between two checkpoints."""
     states: Literal["recompute", "cache"] = "recompute"
     """The target's hidden states: `recompute` them for each update, or `cache` them on disk at first use."""
-    chunk: int = 8192
-    """Positions whose logits over the vocabulary exist at once."""
+    chunk: int | None = None
+    """Positions whose logits over the vocabulary exist at once (default: 8192 on a GPU, else 512)."""
     bf16: bool | None = None
     """Compute the drafter in bf16 (default: on a GPU)."""
 
     def __post_init__(self) -> None:
-        for name in ("updates", "positions", "together", "depth", "held_out", "checkpoint_every", "chunk"):
+        for name in ("updates", "positions", "together", "depth", "held_out", "checkpoint_every"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("micro_batch", "evaluate_every"):
+        for name in ("micro_batch", "evaluate_every", "chunk"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
         for name in ("warmup", "patience", "weight_decay"):

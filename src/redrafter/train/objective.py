@@ -42,18 +42,20 @@ class Objective(nn.Module):
     """The network with its losses. One forward is one micro-batch; the loss is a sum, not a mean."""
 
     def __init__(
-        self, net: RecurrentNet, target: Target, *, depth: int, loss: str, decay: float, chunk: int, bf16: bool
+        self, net: RecurrentNet, target: Target, *, depth: int, loss: str, decay: float, chunk: int | None, bf16: bool
     ) -> None:
         super().__init__()
         self.net = net
-        self.depth, self.chunk, self.bf16 = depth, chunk, bf16
+        on_gpu = target.device.type == "cuda"
+        self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
         self.reach = loss == "acceptance"  # depths count as far as they are reached
         self.weights = [decay**d for d in range(depth)]
         self.embed = [target.input_embedding]  # in a list: the target's, so neither trained nor saved here
         self.teacher = Teacher(target, net.token_ids)
         self.needs_teacher = loss != "hard"
         self.score: Callable[..., tuple[Tensor, Tensor, Tensor]] = functools.partial(score, LOSSES[loss])
-        if target.device.type == "cuda":  # few passes over the logits instead of many; chunks are all of one size
+        self.one_size = on_gpu  # few passes over the logits instead of many, compiled for chunks of one size
+        if on_gpu:
             self.score = torch.compile(self.score, dynamic=False)
         self.labels = label_table(net.token_ids, target.vocab_size, target.device)
 
@@ -147,7 +149,7 @@ class VocabularyLoss(torch.autograd.Function):
         by_vocabulary = torch.zeros_like(vocabulary, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), device=device)
         right, count = torch.zeros(depth, device=device), torch.zeros(depth, device=device)
-        size = objective.chunk
+        size = objective.chunk if objective.one_size else -(-n // -(-n // objective.chunk))
         fill = -n % size  # the last chunk is as large as the others, its surplus of no weight
         left = F.pad(batch.left, (0, fill))
         labels = [F.pad(objective.label(batch, d), (0, fill)) for d in range(depth)]

@@ -271,7 +271,7 @@ class _Training:
                 "loss": loss / max(1, count[0]),
                 "accuracy": [r / max(1, n) for r, n in zip(right, count, strict=True)],
                 "lr": learning_rate(self.config, self.update - 1),
-                "positions_per_second": count[0] / max(seconds, 1e-9),
+                "positions_per_second": self.accelerator.num_processes * count[0] / max(seconds, 1e-9),
                 "seconds": self.seconds,
             }
         )
