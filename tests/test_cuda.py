@@ -17,7 +17,7 @@ from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import EagerRun, Start
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
-from test_training import CONFIG, OPTIONS, make_texts
+from toys import CONFIG, OPTIONS, make_texts
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

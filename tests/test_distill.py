@@ -1,7 +1,6 @@
 """Training data: the target's own texts, the same after any interruption, and what is wrong with a folder."""
 
 import errno
-import gzip
 import json
 import logging
 import os
@@ -11,81 +10,25 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
-import transformers
 
-from redrafter import Engine
+from letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer
 from redrafter.cli.distill import add_distill_options, distill_config
 from redrafter.cli.main import main
 from redrafter.core.noise import fold
-from redrafter.drafters import NoDrafter
-from redrafter.engine.request import Request, SamplingParams
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, RedrafterError
 from redrafter.targets import Target, load_target
 from redrafter.train import folder as folders
-from redrafter.train import local, texts
+from redrafter.train import texts
 from redrafter.train.distill import DistillConfig, distill
-from redrafter.train.local import read_documents, roll_out
 from redrafter.train.selfprompt import SelfPrompts, user_turn
 from redrafter.train.texts import Texts, concatenate, read_texts
-from zoo import PROMPTS, VOCAB, make_model
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJK"
-END = VOCAB - 1
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content | trim }}<e>{% endfor %}"
-    "{% if add_generation_prompt %}<a>{% endif %}"
-)
-SMALL = DistillConfig(texts=10, max_new_tokens=9, prompt_tokens=64, longest_prompt=70, shard=4, batch=3)
-FILE = ["hello you there", "why is it so", "who are we", "what"]
-
-
-def tokenizer(alphabet: str = ALPHABET, template: str | None = TEMPLATE) -> transformers.PreTrainedTokenizerFast:
-    """Token i is the i-th letter; the last three are special."""
-    special = ["<a>", "<u>", "<e>"]
-    model = tokenizers.models.WordLevel({c: i for i, c in enumerate([*alphabet, *special])}, unk_token="a")
-    raw = tokenizers.Tokenizer(model)
-    raw.add_special_tokens(special)
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    raw.decoder = tokenizers.decoders.Fuse()
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-    made.chat_template = template
-    return made
-
-
-def make_target(template: str | None = TEMPLATE) -> Target:
-    return load_target(make_model("llama", eos_token_id=END), tokenizer=tokenizer(template=template))
+from zoo import VOCAB, make_model
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
     return make_target()
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
-
-
-def plain(target: Target, made: Texts, budget: int = SMALL.max_new_tokens) -> list[list[int]]:
-    """Every row written again by the plain engine with the row's own prompt, seed and temperature."""
-    engine = Engine(target, NoDrafter())
-    rows = []
-    for i in range(len(made)):
-        prompt = made.row(i)[: made.prompts[i]].tolist()
-        request = Request(
-            prompt=prompt,
-            max_new_tokens=budget,
-            seed=int(made.seeds[i]),
-            sampling=SamplingParams(temperature=float(made.temperatures[i])),
-            eos=engine.eos_tokens(),
-        )
-        rows.append(prompt + engine.complete([request])[0].tokens)
-    return rows
-
-
-def rows(made: Texts) -> list[list[int]]:
-    return [made.row(i).tolist() for i in range(len(made))]
 
 
 def test_rows_are_the_targets_own_texts(target, tmp_path):
@@ -174,7 +117,7 @@ import torch
 torch.set_num_threads(1)
 from redrafter.train import texts
 from redrafter.train.distill import distill
-from test_distill import FILE, SMALL, make_target
+from letters import FILE, SMALL, make_target
 put, count = texts._put, [0]
 def killed(path, content):
     count[0] += 1
@@ -303,83 +246,6 @@ def test_a_folder_that_is_a_file(target, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RedrafterError, match="choose another folder"):
         distill(target, tmp_path / "file", SMALL, prompts=FILE)
-
-
-def naive(target: Target, prompt: list[int], depth: int) -> list[int]:
-    return Engine(target, NoDrafter()).generate(prompt, max_new_tokens=depth, ignore_eos=True).tokens
-
-
-@pytest.fixture
-def padded() -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(p) for p in PROMPTS)
-    return torch.tensor([p + [0] * (width - len(p)) for p in PROMPTS]), torch.tensor([len(p) for p in PROMPTS])
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3", "qwen2-mixed", "gpt2", "gpt-neox"])
-def test_rollouts_are_greedy_continuations(kind, padded, monkeypatch):
-    target = load_target(make_model(kind))
-    got = roll_out(target, *padded, 5)
-    for row, prompt in enumerate(PROMPTS):
-        for t in range(len(prompt)):
-            assert got[row, t].tolist() == naive(target, prompt[: t + 1], 5)
-        assert (got[row, len(prompt) :] == -1).all()
-    monkeypatch.setattr(local, "LOGIT_ELEMENTS", 5 * VOCAB * 4)
-    assert torch.equal(roll_out(target, *padded, 5), got), "columns may come in portions"
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_rollouts_twin(kind, padded, monkeypatch):
-    """A mask that lets rollouts see each other is found out."""
-    target = load_target(make_model(kind))
-    right = roll_out(target, *padded, 5)
-    mask = local.rollout_visibility
-
-    def leaky(place, ahead, width):
-        slot = torch.arange((ahead + 1) * width)
-        return mask(place, ahead, width) | ((slot >= width) & (slot % width <= place[:, None]))
-
-    monkeypatch.setattr(local, "rollout_visibility", leaky)
-    assert not torch.equal(roll_out(target, *padded, 5), right)
-
-
-def test_rollouts_of_answers_and_of_given_texts(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "MASK_ELEMENTS", 2 * 30 * 30 * 3)
-    config = DistillConfig(**vars(SMALL) | {"local": 3})
-    distill(target, tmp_path / "answers", config, prompts=FILE)
-    distill(target, tmp_path / "texts", config, documents=["abcdefghi", "jklm", "b" * 200])
-    for folder, count in (("answers", 4), ("texts", 3)):
-        made = read_texts(tmp_path / folder, target)
-        assert len(made) == count
-        assert made.rollouts is not None
-        assert made.rollouts.shape == (len(made.tokens), 3)
-        for i in range(count):
-            row, own = made.row(i).tolist(), made.rollouts[made.starts[i] : made.starts[i + 1]]
-            for t in range(0, min(len(row), 90), 7):
-                assert own[t].tolist() == naive(target, row[: t + 1], 3)
-    assert sorted(made.lengths.tolist()) == [4, 9, 79], "cut at longest_prompt + max_new_tokens"
-    with pytest.raises(ConfigError, match="set local to 1"):
-        distill(target, tmp_path / "x", SMALL, documents=["abc"])
-    with pytest.raises(ConfigError, match="not both"):
-        distill(target, tmp_path / "x", config, documents=["abc"], prompts=FILE)
-    with pytest.raises(ConfigError, match="nothing to start from"):
-        distill(target, tmp_path / "x", config)
-
-
-def test_documents_of_every_form(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n\n" + "word " * 700)
-    found = read_documents(tmp_path / "a.txt")
-    assert found[0] == "one\n\ntwo"
-    assert max(len(f) for f in found) <= local.CHARACTERS
-    assert " ".join(found[1:]) == ("word " * 700).strip()
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write('{"text": "one"}\n\n{"text": "two"}\n')
-    assert read_documents(tmp_path / "a.jsonl.gz") == ["one", "two"]
-    for name, content, says in (("e.txt", " \n", "holds no texts"), ("b.jsonl", '{"prompt": ""}', "line 1")):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(ConfigError, match=says):
-            read_documents(tmp_path / name)
-    with pytest.raises(ConfigError, match="cannot read the texts"):
-        read_documents(tmp_path / "none.txt")
 
 
 def test_selecting_and_joining():

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from letters import END, tokenizer
 from redrafter.cli.main import main
 from redrafter.targets import load_target
-from test_distill import END, tokenizer
 from zoo import make_model
 
 SMALL = [
