@@ -29,7 +29,7 @@ from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.distill import DistillConfig, distill
 from redrafter.train.local import read_documents
 from redrafter.train.simulate import simulate
-from redrafter.train.texts import Texts, concatenate, read_texts
+from redrafter.train.texts import Texts, read_texts
 from redrafter.train.trainer import train
 
 SHAPES = {
@@ -144,7 +144,7 @@ def written(target: Target, questions: Path, tokens: int, temperature: float, fo
 def documents(target: Target, path: Path, count: int, folder: Path) -> Texts:
     config = DistillConfig(texts=count, local=6, max_new_tokens=256)
     distill(target, folder, config, documents=read_documents(path))
-    return concatenate([read_texts(folder, target)])
+    return read_texts(folder, target)
 
 
 if __name__ == "__main__":

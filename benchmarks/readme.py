@@ -78,6 +78,12 @@ def drafter(result: dict[str, Any]) -> str:
         beam, nodes = shape.replace("x", "×").split(":")
         whole, rest = (both[temperature, shape, name] for name in ("all", "no loops"))
         lines.append(f"| {temperature:g} | {beam}, {nodes} | {whole:.2f} | {rest:.2f} |")
+    made = next(r for r in result["rows"] if r["kind"] == "training")
+    lines += [
+        "",
+        f"Made on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes of data, then "
+        f"{made['minutes_of_training_command']:.1f} of training, in two runs.",
+    ]
     return "\n".join(lines)
 
 

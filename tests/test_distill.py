@@ -190,7 +190,7 @@ def test_another_target_needs_another_folder(target, tmp_path):
 def test_data_of_another_tokenizer(target, tmp_path, caplog):
     distill(target, tmp_path, SMALL, prompts=FILE)
     other = load_target(make_model(), tokenizer=tokenizer(ALPHABET[::-1]))
-    with pytest.raises(DrafterMismatch, match=r"the data in .* was made with the tokenizer of llama .* has another"):
+    with pytest.raises(DrafterMismatch, match=r"the data in .* was made for the tokenizer of llama .* has another"):
         read_texts(tmp_path, other)
     smaller = load_target(make_model("llama", vocab_size=12))
     with pytest.raises(CorruptCheckpoint, match="outside the vocabulary of 12"):

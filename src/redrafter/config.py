@@ -13,7 +13,8 @@ FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
 
 
-def _require(ok: bool, message: str) -> None:
+def require(ok: bool, message: str) -> None:
+    """For every configuration: what is wrong, in one line."""
     if not ok:
         raise ConfigError(message)
 
@@ -30,10 +31,10 @@ class Shape:
     """Node budget N: how many of the W·L nodes are verified (all when not given)."""
 
     def __post_init__(self) -> None:
-        _require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
-        _require(self.length >= 1, f"beam length must be at least 1, got {self.length}")
+        require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
+        require(self.length >= 1, f"beam length must be at least 1, got {self.length}")
         if self.nodes is not None:
-            _require(self.nodes >= 1, f"node budget must be at least 1, got {self.nodes}")
+            require(self.nodes >= 1, f"node budget must be at least 1, got {self.nodes}")
 
     @property
     def budget(self) -> int:
@@ -66,21 +67,21 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name != "logit_bias":
-                _require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
+                require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
         for token in self.logit_bias:
-            _require(isinstance(token, Integral), f"logit_bias is keyed by token ids, got {token!r}")
-        _require(0 <= self.temperature < math.inf, f"temperature must be 0 or more, got {self.temperature}")
-        _require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
-        _require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
-        _require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
-        _require(
+            require(isinstance(token, Integral), f"logit_bias is keyed by token ids, got {token!r}")
+        require(0 <= self.temperature < math.inf, f"temperature must be 0 or more, got {self.temperature}")
+        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
+        require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
+        require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
+        require(
             0 < self.repetition_penalty < math.inf,
             f"repetition_penalty must be positive, got {self.repetition_penalty}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
+            require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
         for token, value in self.logit_bias.items():
-            _require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
+            require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +99,16 @@ class RuleConfig:
 
     def __post_init__(self) -> None:
         names = ("seeded", "rejection", "typical")
-        _require(self.name in names, f"rule must be one of {', '.join(names)}, got {self.name!r}")
-        _require(
+        require(self.name in names, f"rule must be one of {', '.join(names)}, got {self.name!r}")
+        require(
             all(b >= 1 for b in self.branching),
             f"every branching factor must be at least 1, got {self.branching}",
         )
-        _require(
+        require(
             not self.branching or self.name == "rejection",
             f"branching belongs to the rejection rule, not to {self.name}",
         )
-        _require(
+        require(
             self.epsilon > 0 and self.delta > 0,
             f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}",
         )
@@ -153,26 +154,26 @@ class RecurrentConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size")
         for name in sizes:
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        _require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
-        _require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
-        _require(self.memory_size >= 1, f"memory_size must be at least 1, got {self.memory_size}")
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
+        require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
+        require(self.memory_size >= 1, f"memory_size must be at least 1, got {self.memory_size}")
         for name, allowed in (
             ("cell", ("rnn", "gated", "none")),
             ("first_state", ("embedding", "zero", "context")),
             ("head", ("own", "tied")),
         ):
             value = getattr(self, name)
-            _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        _require(len(self.layers) >= 1, "layers must name at least one hidden state")
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        require(len(self.layers) >= 1, "layers must name at least one hidden state")
         if self.first_state == "embedding" or self.cell == "none":
-            _require(
+            require(
                 self.state_size == self.embedding_size,
                 f"first_state={self.first_state}, cell={self.cell} need state_size == embedding_size, "
                 f"got {self.state_size} and {self.embedding_size}",
             )
         if self.draft_vocab_size is not None:
-            _require(
+            require(
                 1 <= self.draft_vocab_size <= self.vocab_size,
                 f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
             )

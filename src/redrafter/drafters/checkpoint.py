@@ -35,22 +35,24 @@ def identity(target: Target) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Target, drafter: str) -> None:
-    """Another tokenizer is an error; other weights (a fine-tune, a quantised copy) cost speed, never text."""
+def compare(made_for: dict[str, str], target: Target, what: str, otherwise: str) -> None:
+    """Another tokenizer is an error; for other weights (a fine-tune, a quantised copy) a warning says what it costs."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
     if "tokenizer" in made_for and "tokenizer" in own and made_for["tokenizer"] != own["tokenizer"]:
         raise DrafterMismatch(
-            f"the drafter {drafter} was made for the tokenizer of {name} ({made_for['tokenizer']}), "
-            f"but the target {target.name} has another ({own['tokenizer']})"
+            f"{what} was made for the tokenizer of {name} ({made_for['tokenizer']}), but the target {target.name} has "
+            f"another ({own['tokenizer']})"
         )
     if "weights" in made_for and made_for["weights"] != own["weights"]:
-        log.warning(
-            "the drafter %s was made for %s; %s has other weights: the text stays exact, guesses may be fewer",
-            drafter,
-            name,
-            target.name,
-        )
+        log.warning("%s was made for %s; %s has other weights: %s", what, name, target.name, otherwise)
+
+
+def read_for(folder: Path, target: Target) -> RecurrentNet:
+    """The drafter in a folder, for a target of the same tokenizer."""
+    net, made_for = read(folder)
+    compare(made_for, target, f"the drafter {folder}", "the text stays exact, guesses may be fewer")
+    return net
 
 
 def write(folder: Path, net: RecurrentNet, target: Target, overwrite: bool = False, storage: str = "exact") -> None:

@@ -56,9 +56,7 @@ class RecurrentDrafter:
 
     @classmethod
     def load(cls, folder: str | Path, target: Target) -> "RecurrentDrafter":
-        net, identity = checkpoint.read(Path(folder))
-        checkpoint.compare(identity, target, str(folder))
-        return cls(net, target)
+        return cls(checkpoint.read_for(Path(folder), target), target)
 
     def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)

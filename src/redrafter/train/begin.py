@@ -41,8 +41,7 @@ def check(
 
 
 def _read_fitting(target: Target, folder: Path) -> RecurrentNet:
-    net, identity = checkpoint.read(folder)
-    checkpoint.compare(identity, target, str(folder))
+    net = checkpoint.read_for(folder, target)
     check_shapes(net.config, target)
     return net.float()
 

@@ -3,16 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from redrafter.config import Cell, FirstState, HeadKind, RecurrentConfig
-from redrafter.errors import ConfigError
+from redrafter.config import Cell, FirstState, HeadKind, RecurrentConfig, require
 from redrafter.targets import Target
 
 LossName = Literal["hard", "soft", "acceptance"]
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +37,24 @@ class DrafterOptions:
     """Scale hidden states, embeddings and what enters each block to unit size."""
 
     def __post_init__(self) -> None:
-        _require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
+        require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
         for name in ("state_size", "exit_size"):
             size = getattr(self, name)
-            _require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
+            require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
 
     def shape(self, target: Target) -> RecurrentConfig:
         """All sizes spelled out for a target."""
         count = target.layer_count
         layers = self.layers or (*sorted({min(2, count - 1), count // 2}), -1)
         for layer in layers:
-            _require(
+            require(
                 -count - 1 <= layer <= count,
                 f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
             )
         embedding = target.input_embedding.weight.shape[1]
         state = self.state_size or max(1024, target.hidden_size)
         if self.first_state == "embedding" or self.cell == "none":
-            _require(
+            require(
                 self.state_size in (None, embedding),
                 f"first_state={self.first_state}, cell={self.cell} need the embedding's state_size, {embedding}",
             )
@@ -128,17 +122,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("updates", "positions", "together", "depth", "held_out", "checkpoint_every"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("micro_batch", "evaluate_every", "chunk"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
         for name in ("warmup", "patience", "weight_decay"):
-            _require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("lr", "clip", "depth_decay"):
-            _require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         for name, allowed in (("loss", ("hard", "soft", "acceptance")), ("states", ("recompute", "cache"))):
             value = getattr(self, name)
-            _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
     @property
     def evaluation_interval(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from redrafter.config import require
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
@@ -58,15 +59,11 @@ class DistillConfig:
     def __post_init__(self) -> None:
         for name in ("texts", "max_new_tokens", "prompt_tokens", "longest_prompt", "shard", "batch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if not self.temperatures:
-            raise ConfigError("temperatures must name at least one")
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        require(bool(self.temperatures), "temperatures must name at least one")
         for temperature in self.temperatures:
-            if not 0 <= temperature < math.inf:
-                raise ConfigError(f"temperatures must be 0 or more, got {temperature}")
-        if self.local < 0:
-            raise ConfigError(f"local must be 0 (off) or more, got {self.local}")
+            require(0 <= temperature < math.inf, f"temperatures must be 0 or more, got {temperature}")
+        require(self.local >= 0, f"local must be 0 (off) or more, got {self.local}")
 
 
 class Source(Protocol):

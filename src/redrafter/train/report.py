@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -42,9 +42,9 @@ svg text { fill: var(--soft); } svg .grid { stroke: var(--line); } svg .mark { f
 svg path { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 svg .faint { opacity: .3; stroke-width: 1; }
 svg .column { fill: var(--ink); opacity: 0; } svg .column:hover { opacity: .09; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+table { border-collapse: collapse; }
 th, td { text-align: left; padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 500; color: var(--soft); white-space: nowrap; } .number { text-align: right; }
+th { font-weight: 500; color: var(--soft); white-space: nowrap; }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem; }
 """
 
@@ -73,12 +73,11 @@ class Chart:
 def write_report(
     folder: Path | str,
     facts: Mapping[str, str | float | int],
-    tables: Sequence[tuple[str, list[dict[str, Any]]]] = (),
 ) -> Path:
     """Write `report.html` in a run's folder from its journal, all or nothing; returns where it is."""
     path = Path(folder) / "report.html"
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(page(Path(folder).resolve().name, read_journal(folder), facts, tables), encoding="utf-8")
+    scratch.write_text(page(Path(folder).resolve().name, read_journal(folder), facts), encoding="utf-8")
     scratch.replace(path)
     return path
 
@@ -87,7 +86,6 @@ def page(
     name: str,
     records: list[Record],
     facts: Mapping[str, str | float | int],
-    tables: Sequence[tuple[str, list[dict[str, Any]]]],
 ) -> str:
     """The page, well-formed as XML too."""
     parts = [f"<h1>{escape(name)}</h1>", f'<p class="lead">{lead(records)}</p>', '<div class="charts">']
@@ -95,8 +93,6 @@ def page(
     parts += ["</div>", "<h2>The run</h2>", "<table>"]
     parts += [f"<tr><th>{escape(key)}</th><td>{escape(text(value))}</td></tr>" for key, value in facts.items()]
     parts.append("</table>")
-    for title, rows in tables:
-        parts += [f"<h2>{escape(title)}</h2>", table(rows)]
     body = "\n".join(parts)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>
@@ -311,20 +307,6 @@ def columns(lines: list[Line], across: Callable[[float], float], bottom: float) 
         box = f'x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" height="{bottom - TOP}"'
         found.append(f'<rect class="column" {box}><title>{said}</title></rect>')
     return found
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Every name that any row has is a column; numbers stand to the right."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    right = {n for n in names if all(isinstance(row.get(n), int | float | None) for row in rows)}
-
-    def cell(tag: str, name: str, content: str) -> str:
-        kind = ' class="number"' if name in right else ""
-        return f"<{tag}{kind}>{escape(content)}</{tag}>"
-
-    lines = ["".join(cell("th", n, n) for n in names)]
-    lines += ["".join(cell("td", n, text(row.get(n))) for n in names) for row in rows]
-    return '<div class="scroll"><table>' + "\n".join(f"<tr>{line}</tr>" for line in lines if line) + "</table></div>"
 
 
 def text(value: Any) -> str:

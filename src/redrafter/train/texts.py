@@ -17,8 +17,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from redrafter.core.noise import as_int64
-from redrafter.drafters.checkpoint import identity
-from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError
+from redrafter.drafters.checkpoint import compare
+from redrafter.errors import CorruptCheckpoint, RedrafterError
 from redrafter.targets import Target
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def read_texts(folder: Path, target: Target) -> Texts:
     manifest = read_manifest(folder)
     if manifest is None:
         raise CorruptCheckpoint(f"{folder} is no folder of training data: it has no {MANIFEST}; see redrafter distill")
-    _compare(manifest["target"], target, folder)
+    compare(manifest["target"], target, f"the data in {folder}", "it teaches that model's ways")
     if not manifest["shards"]:
         raise CorruptCheckpoint(f"{folder} holds no texts; run redrafter distill first")
     if not manifest["complete"]:
@@ -232,16 +232,3 @@ def read_texts(folder: Path, target: Target) -> Texts:
             )
         parts.append(texts)
     return concatenate(parts)
-
-
-def _compare(made_with: dict[str, str], target: Target, folder: Path) -> None:
-    """Another tokenizer is an error; another target's texts teach a drafter another target's ways."""
-    own = identity(target)
-    name = made_with.get("name", "an unnamed target")
-    if "tokenizer" in made_with and "tokenizer" in own and made_with["tokenizer"] != own["tokenizer"]:
-        raise DrafterMismatch(
-            f"the data in {folder} was made with the tokenizer of {name} ({made_with['tokenizer']}), but the target "
-            f"{target.name} has another ({own['tokenizer']}); make the data with this target"
-        )
-    if made_with.get("weights") != own["weights"]:
-        log.warning("the data in %s was written by %s; %s has other weights", folder, name, target.name)
