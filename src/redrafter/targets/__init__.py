@@ -2,5 +2,6 @@
 
 from redrafter.targets.load import load_target
 from redrafter.targets.target import Target
+from redrafter.targets.widen import SHAPES, Wide, widen
 
-__all__ = ["Target", "load_target"]
+__all__ = ["SHAPES", "Target", "Wide", "load_target", "widen"]
