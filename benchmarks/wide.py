@@ -1,8 +1,7 @@
 """SmolLM2-135M and its drafter at the size of larger models: their behaviour at those models' cost."""
 
-from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters import RecurrentDrafter, checkpoint, shipped
 from redrafter.drafters.widen import widen_drafter
-from redrafter.engine.resolve import resolve_drafter
 from redrafter.targets import Target, load_target, widen
 from redrafter.targets.load import parse_dtype
 
@@ -23,8 +22,9 @@ def load_wide(
 ) -> tuple[Target, RecurrentDrafter, str]:
     """A checked target with the tokenizer, its drafter, and the label for figures made with them."""
     small = load_target(dtype="fp32", device="cpu")
-    drafter = resolve_drafter("auto", small)
-    assert isinstance(drafter, RecurrentDrafter)
+    folder = shipped.find(small)
+    assert folder is not None
+    drafter = RecurrentDrafter(checkpoint.read_for(folder, small), small)
     model = widen(small.model, shape, dtype=parse_dtype(dtype, device), device=device)
     target = load_target(model, tokenizer=small.tokenizer)
     return target, widen_drafter(drafter, target, drafter_budget), label(shape)

@@ -10,7 +10,7 @@ from redrafter import Engine, Shape
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import NoDrafter, RecurrentDrafter
+from redrafter.drafters import NoDrafter, RecurrentDrafter, checkpoint, shipped
 from redrafter.drafters.widen import (
     BUDGETS,
     fitting,
@@ -18,7 +18,6 @@ from redrafter.drafters.widen import (
     read_per_draft_step,
     widen_drafter,
 )
-from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
 from redrafter.targets import SHAPES, Target, Wide, load_target, widen
 from redrafter.targets.widen import empty_model, wide_config
@@ -223,6 +222,13 @@ def smollm() -> Target:
     return load_target(dtype="fp32", device="cpu")
 
 
+def unrounded(target: Target) -> RecurrentDrafter:
+    """The shipped drafter in the target's own precision, whatever loading makes of it for speed."""
+    folder = shipped.find(target)
+    assert folder is not None
+    return RecurrentDrafter(checkpoint.read(folder)[0], target)
+
+
 def test_the_real_pair(smollm: Target) -> None:
     """SmolLM2 and its drafter, with heads of 128, a layer more and twice the hidden size."""
     target = smollm
@@ -233,8 +239,7 @@ def test_the_real_pair(smollm: Target) -> None:
     with torch.no_grad():
         small, large = (t.model(tokens).logits for t in (target, wide))
     assert float((large - small).abs().max() / small.std()) < 1e-3
-    drafter = resolve_drafter("auto", target)
-    assert isinstance(drafter, RecurrentDrafter)
+    drafter = unrounded(target)
     twin = widen_drafter(drafter, wide, 42_000_000)
     assert twin.net.config.exit_size == 1408
     texts = Texts.of(tokens.tolist(), [len(prompt)], [0.0], [0])
@@ -244,8 +249,7 @@ def test_the_real_pair(smollm: Target) -> None:
 
 def test_the_named_shapes(smollm: Target) -> None:
     """Billions of parameters of each target, millions a draft step reads; only skeletons, no weights."""
-    drafter = resolve_drafter("auto", smollm)
-    assert isinstance(drafter, RecurrentDrafter)
+    drafter = unrounded(smollm)
     found = {}
     for name, shape in SHAPES.items():
         config = wide_config(smollm.config, shape, name)
