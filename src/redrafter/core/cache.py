@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from redrafter.kernels.skinny import naive, ops
+
 
 class KVCache:
     """Slot i of a row holds its i-th token, then come the slots of the tree being verified.
@@ -49,11 +51,9 @@ class KVCache:
         Sources and destinations overlap, so the path is gathered before it is written; no other
         slot is touched.
         """
-        source = lengths[:, None] + path
-        target = lengths[:, None] + torch.arange(path.shape[1], device=path.device)
         for whole in self.tensors():
-            shape = whole[:, :, : path.shape[1]]
-            whole.scatter_(2, _over_heads(target, shape), whole.gather(2, _over_heads(source, shape)))
+            at, nodes = lengths.to(whole.device), path.to(whole.device).contiguous()
+            (ops if ops.movable(whole, at, nodes) else naive).move_path(whole, at, nodes)
 
     def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:
         """Copy the rows of a freshly filled, shorter cache into `rows` of this one, which holds `batch` of them."""

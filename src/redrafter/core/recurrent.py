@@ -76,19 +76,21 @@ class RecurrentNet(nn.Module):
         """What the context adds to every guess of a step, computed once: (..., exit), or itself if not projected."""
         if self.input_proj is None:
             return context
-        start = self.config.state_size
-        columns = self.input_proj.weight[:, start : start + self.config.context_size]
-        return F.linear(context, columns, self.input_proj.bias)
+        return self.columns(context, self.config.state_size, self.input_proj.bias)
+
+    def columns(self, x: Tensor, start: int, bias: Tensor | None = None) -> Tensor:
+        """x times those columns of the projection that begin at `start`."""
+        assert self.input_proj is not None
+        return F.linear(x, self.input_proj.weight[:, start : start + x.shape[-1]], bias)
 
     def features(self, state: Tensor, share: Tensor, reading: Tensor | None = None) -> Tensor:
         """States, shares of the context and readings of the memory -> what the vocabulary is multiplied with."""
         if self.input_proj is None:
             x = torch.cat([state, share] if reading is None else [state, share, reading], dim=-1)
         else:
-            weight = self.input_proj.weight
-            x = F.linear(state, weight[:, : self.config.state_size]) + share
+            x = self.columns(state, 0) + share
             if reading is not None:
-                x = x + F.linear(reading, weight[:, -reading.shape[-1] :])
+                x = x + self.columns(reading, self.config.joint_size - reading.shape[-1])
         for block in self.blocks:
             x = x + F.silu(block(self._unit(x)))
         if (

@@ -76,12 +76,17 @@ def pack_int8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     packed = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.dim() == 2:
-            scale = (tensor.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-            packed[name] = (tensor.float() / scale[:, None]).round().to(torch.int8)
-            packed[name + SCALE] = scale
+            packed[name], packed[name + SCALE] = round_rows(tensor)
         else:
             packed[name] = tensor
     return packed
+
+
+def round_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix as int8 and one fp32 scale a row. What was rounded once is not changed by a second time."""
+    matrix = matrix.detach().float()
+    scale = (matrix.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (matrix / scale[:, None]).round().to(torch.int8), scale
 
 
 def unpack_int8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,7 +14,8 @@ from redrafter.core.batch import keep_rows
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import checkpoint
+from redrafter.drafters import checkpoint, lean
+from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
 
@@ -43,6 +44,7 @@ class RecurrentDrafter:
         if net.config.head == "tied" and net.token_ids is not None:
             weight = weight[net.token_ids]
         self.vocabulary = self.net.vocabulary(weight)
+        self.logits: Product = lambda features: F.linear(features, self.vocabulary)
 
     @property
     def default_shape(self) -> Shape:
@@ -56,7 +58,14 @@ class RecurrentDrafter:
 
     @classmethod
     def load(cls, folder: str | Path, target: Target) -> "RecurrentDrafter":
-        return cls(checkpoint.read_for(Path(folder), target), target)
+        return cls(checkpoint.read_for(Path(folder), target), target).lean()
+
+    def lean(self) -> "RecurrentDrafter":
+        """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
+        if lean.fits(self.vocabulary):
+            lean.lean(self.net)
+            self.logits = lean.rounded(self.vocabulary)
+        return self
 
     def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
@@ -87,7 +96,7 @@ class RecurrentDrafter:
             if net.memory is not None and state.memory is not None:
                 reading = net.memory.read(state.memory, states)
             features = net.features(states, share.expand(-1, tokens.shape[1], -1), reading)
-            return F.linear(features, self.vocabulary), states
+            return self.logits(features), states
 
         return search.tree(advance, None, last, net.token_ids)
 

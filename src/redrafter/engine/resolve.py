@@ -29,7 +29,7 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
     if model_type == checkpoint.MODEL_TYPE:
         return RecurrentDrafter.load(folder, target)
     if model_type == apple.MODEL_TYPE:
-        return RecurrentDrafter(apple.read(folder), target)
+        return RecurrentDrafter(apple.read(folder), target).lean()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.targets.default import NAME, default_model
+from redrafter.targets.lean import lean
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
 
@@ -56,6 +57,7 @@ def load_target(
     if model is None or isinstance(model, str | Path):
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
         check_with_fallback(target)
+        lean(target)
         return target
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")

@@ -1,0 +1,107 @@
+"""Compiles the C++ beside it at first use, once per machine, and loads it. Without a compiler torch does the work."""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp")
+FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
+SIGNATURES = {
+    "linear": [POINTER] * 4 + [LONG] * 4,
+    "linear_int8": [POINTER] * 5 + [LONG] * 4,
+    "linear3": [*([POINTER] * 4 + [LONG]), *([POINTER] * 3 + [LONG]) * 2, *[LONG] * 3],
+    "gated": [POINTER] * 6 + [LONG] * 4,
+    "rms_norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],
+    "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
+    "move_path": [POINTER] * 3 + [LONG] * 6,
+    "attend": [
+        *[POINTER, LONG, LONG, LONG],
+        *[POINTER, LONG, LONG] * 3,
+        *[POINTER] + [LONG] * 6 + [FLOAT, LONG],
+    ],
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None where they cannot be had."""
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        log.info("no C++ compiler (g++ or clang++) here: the CPU path runs on torch alone, which is slower")
+        return None
+    try:
+        loaded = ctypes.CDLL(str(build(compiler, folder())))
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        log.info("the CPU path runs on torch alone, which is slower: %s", said[0] if said else error)
+        return None
+    for name, types in SIGNATURES.items():
+        getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, None
+    return loaded
+
+
+def find_compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+def folder() -> Path:
+    """Where the library is kept: the folder of the converted default model, which lies on floors above."""
+    if chosen := os.environ.get("REDRAFTER_CACHE"):
+        return Path(chosen) / "native"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter" / "native"
+
+
+def build(compiler: str, into: Path) -> Path:
+    """Compile unless it has been done for this source, compiler and CPU. Several at once do no harm: each
+    compiles under a name of its own and moves the result into place."""
+    sources = sorted(HERE.glob("*.cpp"))
+    flags = [*FLAGS, *openmp()]
+    target = into / f"skinny-{key(compiler, flags)}.so"
+    if not target.exists():
+        into.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into) as scratch:
+            fresh = Path(scratch) / target.name
+            subprocess.run(
+                [compiler, *map(str, sources), "-o", str(fresh), *flags], check=True, capture_output=True, text=True
+            )
+            fresh.replace(target)
+    return target
+
+
+def key(compiler: str, flags: list[str]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+        digest.update(file.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest.update("\n".join([version, *flags, platform.machine(), cpu_features()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def cpu_features() -> str:
+    """What `-march=native` looks at: a cache folder may be shared among machines."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    wanted = ("flags", "Features", "model name")
+    return "\n".join(sorted({line for line in info.read_text().splitlines() if line.startswith(wanted)}))
+
+
+def openmp() -> list[str]:
+    """Link torch's own OpenMP if it brings one: two pools of threads would fight for the cores."""
+    home = Path(torch.__file__).parent
+    found = sorted([*(home / "lib").glob("libgomp*.so*"), *home.parent.glob("torch.libs/libgomp*.so*")])
+    return [str(found[0]), "-Wl,--as-needed", f"-Wl,-rpath,{found[0].parent}"] if found else []
