@@ -10,6 +10,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+GUIDE = HERE.parent / "docs/guide.md"
 CARD = HERE.parent / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md"
 
 
@@ -87,14 +88,32 @@ def drafter(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def ablations(result: dict[str, Any]) -> str:
+    """One change at a time, after the same short training."""
+    rows = [r for r in result["rows"] if r["kind"] == "ablation"]
+    shapes = {"1x5, T=0": "1×5", "16x5, T=0": "16×5", "16x5:63, T=0": "16×5, 63", "4x5:7, T=0": "4×5, 7"}
+    shapes["16x5:63, T=1"] = "16×5, 63, T = 1"
+    lines = ["| variant | parameters | " + " | ".join(shapes.values()) + " |", "|---" * (2 + len(shapes)) + "|"]
+    for r in rows:
+        values = " | ".join(f"{r[s]:.2f}" for s in shapes)
+        lines.append(f"| {r['variant']} | {r['parameters'] / 1e6:.1f} M | {values} |")
+    first = rows[0]
+    lines += [
+        "",
+        f"Each after {first['updates']} updates of {first['positions']} positions; {first['hardware']['gpu']}.",
+    ]
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
     "bf16": ("bf16_divergence.json", bf16_divergence),
     "bf16_cpu": ("bf16_divergence_cpu.json", bf16_divergence),
     "drafter": ("drafter_smollm2.json", drafter),
+    "ablation": ("drafter_smollm2.json", ablations),
 }
-PAGES = {README: list(BLOCKS), CARD: ["drafter"]}
+PAGES = {README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter"], CARD: ["drafter"], GUIDE: ["ablation"]}
 
 
 def filled(page: Path) -> str:
@@ -103,7 +122,9 @@ def filled(page: Path) -> str:
     for name in PAGES[page]:
         file, table = BLOCKS[name]
         result = json.loads((HERE / "results" / file).read_text())
-        block = f"<!-- {name} -->\n{table(result)}\n\n<sub>{source(result)}</sub>\n<!-- /{name} -->"
+        # Rows that another run made say so themselves.
+        made_by = next((r for r in result["rows"] if r.get("kind") == name and "command" in r), result)
+        block = f"<!-- {name} -->\n{table(result)}\n\n<sub>{source(made_by)}</sub>\n<!-- /{name} -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, b=block: b, text, flags=re.DOTALL)
         if count != 1:
             sys.exit(f"{page} has {count} blocks named {name}, expected one")
