@@ -51,8 +51,9 @@ class KVCache:
         Sources and destinations overlap, so the path is gathered before it is written; no other
         slot is touched.
         """
+        path = path.contiguous()
         for whole in self.tensors():
-            at, nodes = lengths.to(whole.device), path.to(whole.device).contiguous()
+            at, nodes = lengths.to(whole.device), path.to(whole.device)
             (ops if ops.movable(whole, at, nodes) else naive).move_path(whole, at, nodes)
 
     def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:

@@ -5,6 +5,7 @@ another cache. A trial makes the same arguments at each call.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,17 +29,17 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
     elif not children and list(parameters) == ["weight"] and parameters["weight"].dim() == 1:
         for name in ("variance_epsilon", "eps"):
             if isinstance(getattr(module, name, None), float):
-                yield norm(name, 0.0), _trial_of(module)
-                yield norm(name, 1.0), _trial_of(module)
+                yield Norm(name, 0.0), _trial_of(module)
+                yield Norm(name, 1.0), _trial_of(module)
     elif _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
         yield gated, _trial_of(children["gate_proj"])
     elif _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj")) and hasattr(module, "layer_idx"):
-        yield attention, _attention_trial
+        yield attention, attention_trial
 
 
 def _trial_of(first: nn.Module) -> Trial:
     """Three tokens as wide as the weights of the module that reads them."""
-    size = _weights(first)[0].shape[-1]
+    size = weights(first)[0].shape[-1]
     return lambda _: (torch.randn(1, 3, size), {})
 
 
@@ -47,7 +48,7 @@ def _linears(children: dict[str, nn.Module], names: tuple[str, ...], bias: bool 
     return all(type(m) is nn.Linear and (bias or m.bias is None) for m in found)
 
 
-def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+def weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     parameters = module._parameters  # a module's own lookup of an attribute costs as much as a small product
     weight = parameters["weight"]
     assert weight is not None
@@ -55,28 +56,30 @@ def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def linear(self: nn.Linear, input: Tensor) -> Tensor:
-    weight, bias = _weights(self)
+    weight, bias = weights(self)
     if ops.usable(input) and ops.readable(weight):
         return ops.linear(input, weight, bias)
     return nn.Linear.forward(self, input)
 
 
-def norm(eps: str, offset: float) -> Forward:
+@dataclass(frozen=True)
+class Norm:
     """x / rms(x) · (weight + offset); `eps` is the name the module has for it."""
 
-    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        weight, _ = _weights(self)
-        if ops.normable(hidden_states) and ops.readable(weight):
-            return ops.rms_norm(hidden_states, weight, offset, getattr(self, eps))
-        own: Tensor = type(self).forward(self, hidden_states)
-        return own
+    eps: str
+    offset: float
 
-    return forward
+    def __call__(self, module: nn.Module, hidden_states: Tensor) -> Tensor:
+        weight, _ = weights(module)
+        if ops.normable(hidden_states) and ops.readable(weight):
+            return ops.rms_norm(hidden_states, weight, self.offset, getattr(module, self.eps))
+        own: Tensor = type(module).forward(module, hidden_states)
+        return own
 
 
 def gated(self: Any, x: Tensor) -> Tensor:
     modules = self._modules
-    gate, up, down = (_weights(modules[name])[0] for name in ("gate_proj", "up_proj", "down_proj"))
+    gate, up, down = (weights(modules[name])[0] for name in ("gate_proj", "up_proj", "down_proj"))
     if ops.usable(x) and ops.readable(gate, up, down):
         return ops.gated(x, gate, up, down)
     own: Tensor = type(self).forward(self, x)
@@ -96,8 +99,8 @@ def attention(
         worn: Any = past_key_values.layers[self.layer_idx]
         stored = worn.kv.layers.get(self.layer_idx)
         modules = self._modules
-        each = [_weights(modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
-        out = _weights(modules["o_proj"])
+        each = [weights(modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
+        out = weights(modules["o_proj"])
         cos, sin = (x.contiguous() for x in position_embeddings)
         if (
             stored is not None
@@ -128,7 +131,7 @@ def attention(
     return own
 
 
-def _attention_trial(module: Any) -> tuple[Tensor, dict[str, Any]]:
+def attention_trial(module: Any) -> tuple[Tensor, dict[str, Any]]:
     """Two rows with a little text behind them, three nodes each, none of which sees another."""
     size = module.head_dim
     heads, layers = module.k_proj.out_features // size, module.layer_idx + 1

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
 from redrafter.kernels.skinny import ops
+from redrafter.targets.block import LayerForward
 from redrafter.targets.forwards import Forward, Trial, candidates
 from redrafter.targets.target import Target
 
@@ -35,8 +36,8 @@ def lean(target: Target) -> None:
     if any("forward" in vars(m) for m in modules) or not ops.available():  # others' hooks stay as they are
         return
     before = _sample(target)
-    for module in modules:
-        for forward, trial in candidates(module):
+    for module in reversed(modules):  # parts before the whole
+        for forward, trial in (*candidates(module), *LayerForward.candidates(module)):
             if _agrees(module, forward, trial):
                 module.forward = MethodType(forward, module)  # bound: a copy of the model gets its own
                 break

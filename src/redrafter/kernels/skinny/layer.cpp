@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "skinny.h"
 #include "tile.h"
 
 // y = x / rms(x) · (weight + offset), row by row; some models store their weights less one.

@@ -25,6 +25,7 @@ SIGNATURES = {
     "gated": [POINTER] * 6 + [LONG] * 4,
     "rms_norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],
     "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
+    "block": [POINTER] * 8 + [LONG] * 2 + [POINTER] + [LONG] * 6,
     "move_path": [POINTER] * 3 + [LONG] * 6,
     "attend": [
         *[POINTER, LONG, LONG, LONG],

@@ -118,7 +118,7 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
 def movable(cache: Tensor, lengths: Tensor, path: Tensor) -> bool:
     return (
         cache.device.type == lengths.device.type == path.device.type == "cpu"
-        and cache[0, 0].is_contiguous()
+        and cache.is_contiguous()
         and lengths.is_contiguous()
         and path.is_contiguous()
         and available()

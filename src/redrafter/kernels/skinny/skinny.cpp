@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "skinny.h"
 #include "tile.h"
 
 constexpr long WORTH = 1 << 14;  // weights below which waking threads costs more than it saves
