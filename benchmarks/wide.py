@@ -18,10 +18,10 @@ def label(shape: str) -> str:
 
 
 def load_wide(
-    shape: str, device: str = "cuda", dtype: str | None = None, drafter_budget: str = "120M"
+    shape: str, device: str = "cuda", dtype: str | None = None, drafter_budget: str = "120M", model: str | None = None
 ) -> tuple[Target, RecurrentDrafter, str]:
     """A checked target with the tokenizer, its drafter, and the label for figures made with them."""
-    small = load_target(dtype="fp32", device="cpu")
+    small = load_target(model, dtype="fp32", device="cpu")
     folder = shipped.find(small)
     assert folder is not None
     drafter = RecurrentDrafter(checkpoint.read_for(folder, small), small)

@@ -13,6 +13,7 @@ from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.errors import OutOfMemory
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import EagerRun, Start
 from redrafter.targets import load_target
@@ -20,7 +21,10 @@ from redrafter.train.trainer import train
 from toys import CONFIG, OPTIONS, make_texts
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),  # torch.compile has several
+]
 
 
 def cuda_target(kind: str = "llama"):
@@ -43,11 +47,32 @@ def test_speculative_is_plain_and_is_the_cpus(kind):
     for options in ({}, {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}):
         options = options | {"max_new_tokens": 16}
         cpu = Engine(load_target(make_model(kind)), NoDrafter()).generate(PROMPTS, **options)
-        plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
-        assert plain == [c.tokens for c in cpu]
-        for drafter in (recurrent_drafter(target), ModelDrafter(target, target), NgramDrafter(2, 1)):
-            engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9))
-            assert [c.tokens for c in engine.generate(PROMPTS, **options)] == plain
+        for runtime in ("eager", "graphs"):
+            plain = [c.tokens for c in Engine(target, NoDrafter(), runtime=runtime).generate(PROMPTS, **options)]
+            assert plain == [c.tokens for c in cpu]
+            for drafter in (recurrent_drafter(target), ModelDrafter(target, target), NgramDrafter(2, 1)):
+                engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime=runtime)
+                assert [c.tokens for c in engine.generate(PROMPTS, **options)] == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
+def test_compiled_texts_are_the_cpus(dtype):
+    model = make_model("llama", dtype)
+    target = load_target(copy.deepcopy(model).cuda())
+    for options in ({}, {"temperature": 1.0, "seed": 5}):
+        options = options | {"max_new_tokens": 16}
+        cpu = [c.tokens for c in Engine(load_target(model), NoDrafter()).generate(PROMPTS[:2], **options)]
+        for drafter in (NoDrafter(), recurrent_drafter(target)):
+            engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime="compiled")
+            assert [c.tokens for c in engine.generate(PROMPTS[:2], **options)] == cpu
+            assert not engine.programs.hopeless
+
+
+def test_a_cache_too_large_is_refused_in_a_line():
+    target = cuda_target()
+    target.max_positions = 1 << 30
+    with pytest.raises(OutOfMemory, match="does not fit"):
+        Engine(target, NoDrafter(), runtime="graphs").generate([1, 2], max_new_tokens=1 << 29)
 
 
 @pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])

@@ -29,5 +29,9 @@ class CacheUnavailable(RedrafterError):
     """The user's cache folder cannot be read, written, or is full."""
 
 
+class OutOfMemory(RedrafterError):
+    """The device has no room for what was asked."""
+
+
 class PromptTooLong(RedrafterError):
     """The prompt leaves no room for a new token in the target's context."""

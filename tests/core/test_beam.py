@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from redrafter import RuleConfig, SamplingParams, Shape
-from redrafter.core.beam import beam_search, candidates, draft_scores
+from redrafter.core.beam import beam_search, candidates
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.errors import ConfigError
+from redrafter.kernels.topw.naive import draft_scores
 
 V = 5
 TABLE = torch.randn(V, V, generator=torch.Generator().manual_seed(0))

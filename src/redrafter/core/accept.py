@@ -16,6 +16,7 @@ class Accepted:
     tokens: Tensor  # (B, L+1) new tokens: the accepted ones, then the target's own next one
     count: Tensor  # (B,) new tokens: accepted + 1, fewer where the row ends
     drafted: Tensor  # (B,) how many tokens, from the first on, were guessed, wherever the row ends
+    nodes: Tensor  # (B,) verified nodes that stood for a guess
 
 
 def at_depth(scores: Tensor, noise: Tensor, tree: Tree) -> Tensor:
@@ -42,7 +43,7 @@ def walk(tree: Tree, choice: Tensor, hit: Tensor) -> Accepted:
     leaf = deepest(tree, hit)
     path = path_to(tree, leaf)
     depth = tree.depths.gather(1, leaf[:, None])[:, 0]
-    return Accepted(path, choice.gather(1, path), count=depth + 1, drafted=depth)
+    return Accepted(path, choice.gather(1, path), count=depth + 1, drafted=depth, nodes=tree.valid.sum(1) - 1)
 
 
 def accept_seeded(scores: Tensor, tree: Tree, noise: Tensor | None) -> Accepted:

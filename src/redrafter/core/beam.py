@@ -7,9 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from redrafter.core.batch import per_row
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
+from redrafter.kernels.topw import extend
 
 State = TypeVar("State")
 Advance = Callable[[State, Tensor, Tensor], tuple[Tensor, State]]
@@ -26,13 +26,6 @@ class Beam:
     tokens: Tensor  # (B, L, W) target token ids
     parents: Tensor  # (B, L, W) index of the parent among the W of the depth before
     scores: Tensor  # (B, L, W) fp32 (or fp64) log-probability of the path
-
-
-def draft_scores(logits: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None) -> Tensor:
-    """log_softmax(logits / T + noise) with (B, V) noise gathered by target id; T = 0 divides by 1."""
-    noise = noise if token_ids is None else noise[:, token_ids]
-    scale = per_row(torch.where(temperature > 0, temperature, 1.0), noise)
-    return (logits.to(noise.dtype) / scale + noise[:, None]).log_softmax(-1)
 
 
 def beam_search(
@@ -57,13 +50,9 @@ def beam_search(
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for depth in range(length):
         logits, state = advance(state, tokens, parents)  # (B, w, V')
-        scores = draft_scores(logits, temperature, noise[:, depth], token_ids)
-        if width > scores.shape[-1]:
-            raise ConfigError(f"beam width {width} is larger than the {scores.shape[-1]} tokens to guess among")
-        best, ids = scores.topk(width, dim=-1)  # (B, w, W) per beam, then over all
-        total, flat = (total[..., None] + best).flatten(1).topk(width, dim=-1)
-        parents = flat // width
-        tokens = ids.flatten(1).gather(1, flat)
+        if width > logits.shape[-1]:
+            raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
+        total, parents, tokens = extend(logits, total, temperature, noise[:, depth], token_ids, width)
         tokens = tokens if token_ids is None else token_ids[tokens]
         found.append((tokens, parents, total))
     return Beam(*(torch.stack(x, dim=1) for x in zip(*found, strict=True)))

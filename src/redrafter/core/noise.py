@@ -51,9 +51,14 @@ def fold(seed: int, index: int) -> int:
     return int(_mix(_mix(torch.tensor(as_int64(seed))) + as_int64(index * _GOLDEN)))
 
 
-def offsets(count: int, device: torch.device) -> Tensor:
-    """(count,) what token v adds to a key. Made outside a compiled function: inside, it would be 32-bit arithmetic."""
-    return torch.arange(1, count + 1, device=device) * _GOLDEN
+_OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _offsets(count: int, device: torch.device) -> Tensor:
+    """(count,) what token v adds to a key. Kept, so that no compiled function makes it: that would use 32 bits."""
+    if (count, device) not in _OFFSETS:
+        _OFFSETS[count, device] = torch.arange(1, count + 1, device=device) * _GOLDEN
+    return _OFFSETS[count, device]
 
 
 def uniform(
@@ -63,12 +68,10 @@ def uniform(
     *,
     stream: int,
     dtype: torch.dtype,
-    steps: Tensor | None = None,
 ) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, count) numbers in (0, 1)."""
     keys = _key(seeds, stream, positions)  # (B, n)
-    steps = offsets(count, keys.device) if steps is None else steps
-    bits = _shift(_mix(keys[..., None] + steps), 11)  # (B, n, count), 53 bits
+    bits = _shift(_mix(keys[..., None] + _offsets(count, keys.device)), 11)  # (B, n, count), 53 bits
     return ((bits.to(dtype) + 0.5) * 2.0**-53).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
@@ -79,7 +82,6 @@ def gumbel(
     *,
     stream: int,
     dtype: torch.dtype,
-    steps: Tensor | None = None,
 ) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, V) standard Gumbel noise.
 
@@ -92,5 +94,5 @@ def gumbel(
     >>> bool((both[:, 1:] == one).all())
     True
     """
-    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype, steps=steps)
+    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype)
     return -torch.log(-torch.log1p(-u))

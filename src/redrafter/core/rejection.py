@@ -5,7 +5,6 @@ replacement from the drafter's distribution there, so a child's survival never d
 token it is: no beam search, no node budget, a fixed branching instead.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,13 +49,17 @@ class Layout:
     children: Tensor  # (N+1, most) padded with 0
 
 
-@functools.lru_cache
+_LAYOUTS: dict[tuple[tuple[int, ...], torch.device], Layout] = {}
+
+
 def _layout(branching: tuple[int, ...], device: torch.device) -> Layout:
     """Made once: moving it to a device waits for the host, which a step must not."""
-    parents, depths, children = branching_layout(branching)
-    most = max(branching, default=1)
-    padded = [c + [0] * (most - len(c)) for c in children]
-    return Layout(*(torch.tensor(x, device=device) for x in (parents, depths, padded)))
+    if (branching, device) not in _LAYOUTS:
+        parents, depths, children = branching_layout(branching)
+        most = max(branching, default=1)
+        padded = [c + [0] * (most - len(c)) for c in children]
+        _LAYOUTS[branching, device] = Layout(*(torch.tensor(x, device=device) for x in (parents, depths, padded)))
+    return _LAYOUTS[branching, device]
 
 
 def branching_nodes(branching: Sequence[int]) -> int:
@@ -175,4 +178,4 @@ def accept_rejection(
     drafted = torch.cat([tree.tokens.gather(1, path)[:, 1:], own[:, None]], 1)
     place = torch.arange(tree.length + 1, device=device)
     tokens = torch.where(place == depth_of[:, None], own[:, None], drafted)
-    return Accepted(path, tokens, count=depth_of + 1, drafted=depth_of)
+    return Accepted(path, tokens, count=depth_of + 1, drafted=depth_of, nodes=tree.valid.sum(1) - 1)

@@ -12,6 +12,7 @@ from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import PromptTooLong
+from redrafter.runtime.compiled import CompiledRun, Programs
 from redrafter.runtime.eager import EagerRun, Gain, Start
 from redrafter.targets import Target
 
@@ -55,7 +56,12 @@ class Row:
 
 
 def decode(
-    target: Target, drafter: Drafter, rule: Rule, requests: Sequence[Request], processors: Sequence[Any] = ()
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    requests: Sequence[Request],
+    processors: Sequence[Any] = (),
+    programs: Programs | None = None,
 ) -> Iterator[list[Part]]:
     """One list of parts per step, for the rows still being written."""
     live = [Row(i, request, rule, target.tokenizer) for i, request in enumerate(requests)]
@@ -63,7 +69,14 @@ def decode(
     if processors:
         sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))
     starts = [Start(r.prompt, r.seed, min(r.max_new_tokens, room(target, r.prompt)), r.eos) for r in requests]
-    run = EagerRun(target, drafter, rule, sampling, starts)
+    run = programs.run(sampling, starts) if programs else EagerRun(target, drafter, rule, sampling, starts)
+    try:
+        yield from _steps(run, live)
+    finally:
+        run.close()
+
+
+def _steps(run: EagerRun | CompiledRun, live: list[Row]) -> Iterator[list[Part]]:
     elapsed, began = 0.0, time.perf_counter()
     gain = run.prefill()
     is_step = False

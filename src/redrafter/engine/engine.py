@@ -4,7 +4,7 @@ import difflib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,10 +18,12 @@ from redrafter.engine.processors import check_processor
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
+from redrafter.runtime.compiled import Programs
 from redrafter.targets import Target, load_target
 
 Prompt = str | Sequence[int]
 Messages = Sequence[dict[str, str]]
+Runtime = Literal["auto", "compiled", "graphs", "eager"]
 
 
 def load(
@@ -30,6 +32,7 @@ def load(
     *,
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
+    runtime: Runtime = "auto",
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
@@ -43,9 +46,11 @@ def load(
         plain decoding.
     shape: beam width, length and node budget; by default what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
+    runtime: "compiled" (torch.compile and CUDA graphs: the fastest, after a minute or so at first use), "graphs"
+        (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     """
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
-    return Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule)
+    return Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule, runtime=runtime)
 
 
 class Engine:
@@ -58,16 +63,26 @@ class Engine:
         *,
         shape: Shape | None = None,
         rule: RuleConfig | None = None,
+        runtime: Runtime = "auto",
     ) -> None:
+        if runtime not in get_args(Runtime):
+            raise ConfigError(f"runtime must be one of {', '.join(get_args(Runtime))}, got {runtime!r}")
         self.target = target
+        self.runtime = runtime
         self.drafter = drafter
         self.shape = shape or drafter.default_shape
         self.rule_config = rule or RuleConfig()
         self.rule = make_rule(self.rule_config, self.shape, target.vocab_size, target.dtype)
+        self.programs = None
+        if runtime != "eager" and target.device.type == "cuda":
+            self.programs = Programs(target, drafter, self.rule, compiles=runtime != "graphs")
+        self._plain: Engine | None = None
 
     def plain(self) -> "Engine":
         """The same target under the same rule of choice, decoding token by token."""
-        return Engine(self.target, NoDrafter())
+        if self._plain is None:
+            self._plain = Engine(self.target, NoDrafter(), runtime=self.runtime)
+        return self._plain
 
     def encode(self, prompt: str | Messages) -> list[int]:
         """Text as it is, or chat messages through the model's chat template -> token ids."""
@@ -176,7 +191,7 @@ class Engine:
         """All requests as one batch, one list of parts per step."""
         for processor in processors:
             check_processor(processor, self.target.vocab_size, self.target.device)
-        return decode(self.target, self.drafter, self.rule, requests, processors)
+        return decode(self.target, self.drafter, self.rule, requests, processors, self.programs)
 
     def complete(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> list[Completion]:
         """All requests as one batch, to their ends."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
-from redrafter.core.noise import SEEDED, as_int64, gumbel, offsets
+from redrafter.core.noise import SEEDED, as_int64, gumbel
 from redrafter.core.tree import root_tree
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
@@ -92,7 +92,6 @@ class _Desk:
         self.done = column(1, torch.bool)
         self.eos = torch.full((rows, max([1, *(len(s.eos) for s in starts)])), -1, device=device)
         self.out = torch.zeros(rows, self.most + 1, dtype=torch.long, device=device)  # the last column is for nothing
-        self.steps = offsets(target.vocab_size, device)
         self.choose = torch.compile(choose) if device.type == "cuda" else choose
 
     @property
@@ -134,7 +133,7 @@ class _Desk:
         self.temperature[at] = torch.tensor([self.temperatures[i] for i in mine], device=device)
         self.budget[at] = torch.tensor([s.budget for s in starts], device=device)
         self.eos[at] = torch.tensor([list(s.eos) + [-1] * (width - len(s.eos)) for s in starts], device=device)
-        first = choose(logits, self.temperature[at], self.seeds[at], self.lengths[at], self.steps)
+        first = choose(logits, self.temperature[at], self.seeds[at], self.lengths[at])
         self.last[at] = self.out[at, 0] = first
         self.written[at] = 1
         self.done[at] = (first[:, None] == self.eos[at]).any(1) | (self.budget[at] == 1)
@@ -167,7 +166,7 @@ class _Desk:
     def _step(self) -> None:
         """Every live row gains a token. Static shapes, nothing read by the host."""
         logits, _ = self.target.verify(root_tree(self.last), self.lengths, self.cache, ())
-        token = self.choose(logits[:, 0], self.temperature, self.seeds, self.lengths + 1, self.steps)
+        token = self.choose(logits[:, 0], self.temperature, self.seeds, self.lengths + 1)
         live = ~self.done
         where = torch.where(live, self.written, self.most)
         self.out.scatter_(1, where[:, None], token[:, None])
@@ -203,10 +202,10 @@ class _Desk:
             setattr(self, name, getattr(self, name)[at])
 
 
-def choose(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
+def choose(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """(B, V) logits of the tokens at `positions` (B,) -> (B,) the target's choice under the `seeded` rule."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    noise = gumbel(seeds, positions[:, None], logits.shape[1], stream=SEEDED, dtype=dtype, steps=steps)[:, 0]
+    noise = gumbel(seeds, positions[:, None], logits.shape[1], stream=SEEDED, dtype=dtype)[:, 0]
     hot = (temperature > 0)[:, None]
     scores = logits.to(dtype) / torch.where(hot[:, 0], temperature, 1.0)[:, None]
     return (scores + torch.where(hot, noise, 0.0)).argmax(-1)

@@ -51,13 +51,16 @@ class EagerRun:
         rule: Rule,
         sampling: Sampling,
         starts: Sequence[Start],
+        cache: KVCache | None = None,
     ) -> None:
         self.target, self.rule, self.sampling = target, rule, sampling
         self.drafter = _Trimming(drafter)
         self.longest = [len(s.prompt) for s in starts]  # tokens in the cache of each row, plus at most one
         slack = rule.nodes + 1
         self.most = max(len(s.prompt) + s.budget for s in starts) + slack
-        self.cache = KVCache(slots=min(self.most, max(self.longest) + GROWTH + slack))
+        if cache is not None:
+            self.most = cache.slots
+        self.cache = cache or KVCache(slots=min(self.most, max(self.longest) + GROWTH + slack))
         device = target.device
         eos_width = max([1, *(len(s.eos) for s in starts)])
         eos = [list(s.eos) + [-1] * (eos_width - len(s.eos)) for s in starts]
@@ -92,7 +95,7 @@ class EagerRun:
         accepted = self.rule.accept(search, tree, logits[:, None], rows.counts)
         at_end = hidden.gather(1, rows.lengths[:, None, None].expand(-1, 1, hidden.shape[2]))
         self.rows, accepted = settle(rows, self.cache, self.drafter, accepted, at_end)
-        return self._read(accepted, [0] * len(lengths))
+        return self._read(accepted)
 
     @torch.no_grad()
     def step(self) -> Gain:
@@ -101,7 +104,7 @@ class EagerRun:
             self.cache.reserve(min(self.most, 2 * self.cache.slots))
         self.cache.extent = in_use
         self.rows, accepted = step(self.rows, self.cache, self.sampling, self.rule, self.drafter, self.target)
-        return self._read(accepted, self.drafter.nodes)
+        return self._read(accepted)
 
     def stop(self, row: int) -> None:
         """End a row from outside (a stop string, a cancelled request)."""
@@ -116,26 +119,26 @@ class EagerRun:
         state = self.drafter.keep(self.rows.state, index)
         self.rows = replace(keep_rows(self.rows, index), state=state)
 
-    def _read(self, accepted: Accepted, nodes: list[int]) -> Gain:
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _read(self, accepted: Accepted) -> Gain:
         counts = accepted.count.tolist()
         tokens = [row[:n] for row, n in zip(accepted.tokens.tolist(), counts, strict=True)]
         self.longest = [old + n for old, n in zip(self.longest, counts, strict=True)]
         drafted = [min(n, d) for n, d in zip(counts, accepted.drafted.tolist(), strict=True)]
-        return Gain(tokens, drafted, self.rows.done.tolist(), nodes)
+        return Gain(tokens, drafted, self.rows.done.tolist(), accepted.nodes.tolist())
 
 
 class _Trimming:
-    """The drafter as an eager step sees it: guesses without empty nodes, counted for the statistics."""
+    """The drafter as an eager step sees it: guesses without empty nodes."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.layers, self.default_shape = drafter.layers, drafter.default_shape
-        self.nodes: list[int] = []
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
-        tree = trimmed(self.drafter.draft(state, last, search))
-        self.nodes = (tree.valid.sum(1) - 1).tolist()
-        return tree
+        return trimmed(self.drafter.draft(state, last, search))
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, hidden, slots)

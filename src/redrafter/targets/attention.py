@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
+from redrafter.kernels.tree_attention.naive import pack_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -41,6 +42,14 @@ class AttentionPlan:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
         near = positions[:, :, None] - key_positions[:, None, :] < self.window
         sliding = _additive(visible & near, dtype)
+        return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
+
+    def packed(self, lengths: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor | dict[str, Tensor]:
+        """The same for the tree kernel: a few words for each node, whatever the length of the cache."""
+        full = pack_mask(lengths, depths, ancestors)
+        if self.window is None:
+            return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
+        sliding = pack_mask(lengths, depths, ancestors, self.window)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
 

@@ -1,6 +1,7 @@
 """Can this model be verified as a tree? Decided by trying, not by a list of names."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree, pack_beam
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.target import Target
+from redrafter.targets.tree import TreeTarget, serving
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ def check(target: Target) -> None:
     """Raise UnsupportedTarget, with the reason, unless trees give each node its own path's logits."""
     name = type(target.model).__name__
     try:
-        tree_gap, batch_gap = _tree_gap(target), _batch_gap(target)
+        tree_gap, batch_gap = _tree_gap(target, target.verify), _batch_gap(target)
     except UnsupportedTarget:
         raise
     except Exception as error:
@@ -73,7 +75,28 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
     return torch.randint(target.vocab_size, shape, generator=generator).to(target.device)
 
 
-def _tree_gap(target: Target) -> float:
+@torch.no_grad()
+def check_tree_kernel(target: Target) -> None:
+    """Raise UnsupportedTarget unless the tree kernel gives the logits that the model's own attention gives."""
+    if target.dtype == torch.float64:
+        raise UnsupportedTarget("the tree kernel knows no fp64")
+
+    def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        with serving(target, cache):
+            return TreeTarget(target).verify(tree, lengths, cache, layers)
+
+    try:
+        gap = _tree_gap(target, verify)
+    except UnsupportedTarget:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise UnsupportedTarget(f"the tree kernel fails: {type(error).__name__}: {reason}") from error
+    if not gap <= tolerance(target.dtype):
+        raise UnsupportedTarget(f"the tree kernel gives other logits (difference {gap:.2g})")
+
+
+def _tree_gap(target: Target, verify: Callable[..., tuple[Tensor, Tensor]]) -> float:
     """Two ragged prompts, a random tree on each, against every path run on its own by the model alone."""
     prompt = min(PROMPT + hidden_window(target), target.max_positions - LENGTH - 1)
     lengths = [prompt, prompt - 5]
@@ -84,7 +107,7 @@ def _tree_gap(target: Target) -> float:
     tree, _ = pack_beam(beam, last)
     cache = KVCache(slots=prompt + tree.nodes + 1)
     target.prefill(tokens, lengths, cache, ())
-    logits, _ = target.verify(tree, torch.tensor(lengths, device=target.device), cache, ())
+    logits, _ = verify(tree, torch.tensor(lengths, device=target.device), cache, ())
     gap = 0.0
     for row, length in enumerate(lengths):
         for node in _leaves(tree, row):

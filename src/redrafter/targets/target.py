@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.cache_utils import Cache
 
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
@@ -62,6 +63,20 @@ class Target:
         `visible` (B, n, S) says which of the first S slots each token sees, `key_positions` (B, S)
         where the tokens in them stand. `keep` lists the columns whose logits are wanted.
         """
+        masks = self.attention.masks(visible, positions, key_positions, self.dtype)
+        worn = WornCache(cache, self.layer_count, slots, visible.shape[2])
+        return self.run(tokens, positions, masks, worn, layers, keep)
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Tensor | dict[str, Tensor],
+        cache: Cache,
+        layers: tuple[int, ...],
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The model itself, with masks and a cache as it wants them."""
         extra = dict(self._extra)
         if keep is not None and extra:
             extra["logits_to_keep"] = keep
@@ -69,10 +84,10 @@ class Target:
             input_ids=tokens,
             # A guess past the context is never accepted; its position only has to exist.
             position_ids=positions.clamp(max=self.max_positions - 1),
-            attention_mask=self.attention.masks(visible, positions, key_positions, self.dtype),
-            past_key_values=WornCache(cache, self.layer_count, slots, visible.shape[2]),
+            attention_mask=masks,
+            past_key_values=cache,
             use_cache=True,
-            output_hidden_states=bool(layers),
+            output_hidden_states=len(layers) > 0,
             **extra,
         )
         logits = out.logits.to(self.device)

@@ -83,7 +83,7 @@ class Along:
         rule = make_rule(RuleConfig(), shape, target.vocab_size, target.dtype)
         state = drafter.begin(self.tokens, at, self.hidden, self.width + shape.budget + 1)
         zero = torch.zeros_like(at)
-        first = Accepted(zero[:, None], self._known(self.tokens, at[:, None]), zero + 1, zero)
+        first = Accepted(zero[:, None], self._known(self.tokens, at[:, None]), zero + 1, zero, zero)
         state = drafter.advance(state, first, self._known(self.hidden, at[:, None] - 1))
         steps, reached = torch.zeros_like(at), at.new_zeros(len(texts), shape.length)
         depth = torch.arange(shape.length, device=device)

@@ -1,0 +1,145 @@
+"""The same in two or three kernels: each logit is read once, nothing of its size is written.
+
+A candidate is one 64-bit number, its score above and its token below, so that the largest number is the best
+candidate and, of equals, the one with the smallest token. Taking the W best of what a warp holds is W rounds of
+"largest, then strike it out", which costs less than sorting.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 512
+"""Logits per program of the first kernel: 16 a thread of one warp."""
+MOST = 8192
+"""Candidates that one program may hold."""
+
+
+@triton.jit
+def _sortable(x):
+    """fp32 -> int32 in the same order."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _score(key):
+    bits = (key >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _chunk(
+    logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, l_row, l_beam, n_row, n_token,
+    W: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
+):  # fmt: skip
+    """The best of a chunk of one beam's logits under noise, and its share of the softmax."""
+    part, beam, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    at = part * CHUNK + tl.arange(0, CHUNK)
+    real = at < vocab
+    heat = tl.load(temperature + row)
+    x = tl.load(logits + row * l_row + beam * l_beam + at, mask=real, other=0.0).to(tl.float32)
+    token = at
+    if MAPPED:
+        token = tl.load(token_ids + at, mask=real, other=0)
+    x = x / tl.where(heat > 0, heat, 1.0)
+    x += tl.load(noise + row * n_row + token * n_token, mask=real, other=0.0)
+    x = tl.where(real, x, -float("inf"))
+    peak = tl.max(x, 0)
+    place = (row * beams + beam) * tl.num_programs(0) + part
+    tl.store(peaks + place, peak)
+    tl.store(sums + place, tl.sum(tl.exp(x - peak), 0))
+    key = (_sortable(x).to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+    for i in range(W):
+        best = tl.max(key, 0)
+        tl.store(keys + place * W + i, best)
+        key = tl.where(key == best, -0x8000000000000000, key)
+
+
+@triton.jit
+def _gather(
+    keys, peaks, sums, best_keys, best_peaks, best_sums, parts,
+    W: tl.constexpr, WP: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The best of one beam's chunks, where all beams' chunks are too many for one program."""
+    beam = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    peak = tl.load(peaks + beam * parts + part, mask=part < parts, other=-float("inf"))
+    top = tl.max(peak, 0)
+    share = tl.load(sums + beam * parts + part, mask=part < parts, other=0.0) * tl.exp(peak - top)
+    tl.store(best_peaks + beam, top)
+    tl.store(best_sums + beam, tl.sum(share, 0))
+    at = tl.arange(0, PARTS * WP)
+    here = (at // WP < parts) & (at % WP < W)
+    key = tl.load(keys + (beam * parts + at // WP) * W + at % WP, mask=here, other=-0x8000000000000000)
+    for i in range(W):
+        best = tl.max(key, 0)
+        tl.store(best_keys + beam * W + i, best)
+        key = tl.where(key == best, -0x8000000000000000, key)
+
+
+@triton.jit
+def _choose(
+    keys, peaks, sums, total, best_out, parents_out, ids_out, beams, parts, t_row,
+    W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The best of all beams' candidates, by the score of the whole path."""
+    row = tl.program_id(0).to(tl.int64)
+    beam, part, at = tl.arange(0, BEAMS), tl.arange(0, PARTS), tl.arange(0, PARTS * WP)
+    here = (beam < beams)[:, None] & (part < parts)[None, :]
+    place = (row * beams + beam)[:, None] * parts + part[None, :]
+    peak = tl.load(peaks + place, mask=here, other=-float("inf"))
+    top = tl.max(peak, 1)
+    top = tl.where(top == -float("inf"), 0.0, top)
+    share = tl.load(sums + place, mask=here, other=0.0) * tl.exp(peak - top[:, None])
+    so_far = tl.load(total + row * t_row + beam, mask=beam < beams, other=0.0)
+    ahead = so_far - top - tl.log(tl.sum(share, 1))  # (BEAMS,)
+    here = (beam < beams)[:, None] & ((at // WP < parts) & (at % WP < W))[None, :]
+    place = ((row * beams + beam)[:, None] * parts + (at // WP)[None, :]) * W + (at % WP)[None, :]
+    key = tl.load(keys + place, mask=here, other=0)
+    score = tl.where(here, _score(key) + ahead[:, None], -float("inf"))
+    candidate = beam[:, None] * (PARTS * WP) + at[None, :]
+    key = (_sortable(score).to(tl.int64) << 32) | (0x7FFFFFFF - candidate).to(tl.int64)
+    for i in range(W):
+        best = tl.max(tl.max(key, 1), 0)
+        winner = 0x7FFFFFFF - (best & 0x7FFFFFFF)
+        parent, j = winner // (PARTS * WP), winner % (PARTS * WP)
+        chosen = tl.load(keys + ((row * beams + parent) * parts + j // WP) * W + j % WP)
+        tl.store(best_out + row * W + i, _score(best))
+        tl.store(parents_out + row * W + i, parent)
+        tl.store(ids_out + row * W + i, 0x7FFFFFFF - (chosen & 0x7FFFFFFF))
+        key = tl.where(key == best, -0x8000000000000000, key)
+
+
+def extend(
+    logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See naive.py; fp32 scores, the last axis of the logits contiguous."""
+    batch, beams, vocab = logits.shape
+    device = logits.device
+    wp = triton.next_power_of_2(width)
+    chunk = CHUNK if vocab <= 32 * CHUNK else 4 * CHUNK
+    parts = triton.cdiv(vocab, chunk)
+    keys = torch.empty(batch, beams, parts, width, dtype=torch.long, device=device)
+    peaks = torch.empty(batch, beams, parts, device=device)
+    sums = torch.empty_like(peaks)
+    _chunk[parts, beams, batch](
+        logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, logits.stride(0), logits.stride(1),
+        noise.stride(0), noise.stride(1), W=width, CHUNK=chunk, MAPPED=token_ids is not None, num_warps=chunk // CHUNK,
+    )  # fmt: skip
+    all_parts = triton.next_power_of_2(parts)
+    if triton.next_power_of_2(beams) * all_parts * wp > MOST:
+        every = keys, peaks, sums, parts
+        keys = torch.empty(batch, beams, 1, width, dtype=torch.long, device=device)
+        peaks, sums, parts = peaks.new_empty(batch, beams, 1), peaks.new_empty(batch, beams, 1), 1
+        _gather[(batch * beams,)](*every[:3], keys, peaks, sums, every[3], W=width, WP=wp, PARTS=all_parts, num_warps=4)
+        all_parts = 1
+    best = torch.empty(batch, width, device=device)
+    parents = torch.empty(batch, width, dtype=torch.long, device=device)
+    ids = torch.empty_like(parents)
+    _choose[(batch,)](
+        keys, peaks, sums, total, best, parents, ids, beams, parts, total.stride(0),
+        W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts, num_warps=8,
+    )  # fmt: skip
+    return best, parents, ids

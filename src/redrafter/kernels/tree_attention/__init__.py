@@ -1,0 +1,1 @@
+"""Attention of tree nodes over the cache and themselves."""

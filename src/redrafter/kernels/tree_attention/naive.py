@@ -1,0 +1,63 @@
+"""Attention of tree nodes over the cache and themselves, spelled out: the oracle, and the mask's format."""
+
+import torch
+from torch import Tensor
+
+LENGTH, DEPTH, WINDOW, BITS = range(4)
+"""Columns of a packed mask; from the last on, 64 nodes a column."""
+EVERYTHING = 1 << 40
+"""The window of attention without one."""
+
+
+def pack_mask(lengths: Tensor, depths: Tensor, mask: Tensor, window: int | None = None) -> Tensor:
+    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 3 + words) int64.
+
+    All that a node sees, in a few words: the cache's first `length` slots and the nodes of its bits, as far
+    back as the window reaches. Four axes, since transformers hands a mask of four to attention as it is.
+
+    >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), torch.tensor([[[1, 0], [1, 1]]]).bool(), 5).tolist()
+    [[[[7, 0, 5, 1], [7, 1, 5, 3]]]]
+    """
+    batch, n = depths.shape
+    words = -(-n // 64)
+    spread = torch.nn.functional.pad(mask, (0, 64 * words - n)).view(batch, n, words, 64)
+    bits = (spread.long() << torch.arange(64, device=mask.device)).sum(-1)  # the 64th bit is the sign
+    length = lengths[:, None].expand(batch, n)
+    reach = torch.full_like(depths, EVERYTHING if window is None else window)
+    return torch.cat([torch.stack([length, depths, reach], dim=-1), bits], dim=-1)[:, None]
+
+
+def visible(packed: Tensor, slots: int) -> Tensor:
+    """(B, 1, n, ...) -> (B, n, S): which slots each node sees, its own tree standing behind the row's length."""
+    packed = packed[:, 0]
+    n = packed.shape[1]
+    length, depths = packed[:, :1, LENGTH], packed[..., DEPTH]  # (B, 1), (B, n)
+    slot = torch.arange(slots, device=packed.device)
+    node = slot - length  # (B, S) which node stands there, if one
+    cached, in_tree = (node < 0)[:, None], ((node >= 0) & (node < n))[:, None]
+    node = node.clamp(0, n - 1)
+    word = packed[..., BITS:].gather(2, (node // 64)[:, None].expand(-1, n, -1))
+    above = (word >> (node % 64)[:, None]) & 1 == 1
+    position = torch.where(cached[:, 0], slot, length + depths.gather(1, node))
+    near = (length + depths)[:, :, None] - position[:, None] < packed[..., WINDOW, None]
+    return (cached | (in_tree & above)) & near
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, scaling: float
+) -> Tensor:
+    """Queries (B, G·K, n, D) of n nodes on the cache (B, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
+
+    The nodes' keys and values are also put into the cache, behind each row's length.
+    """
+    batch, heads, n, size = query.shape
+    groups = heads // keys.shape[1]
+    slots = packed[:, 0, :, LENGTH] + torch.arange(n, device=packed.device)  # (B, n)
+    for whole, new in ((keys, key), (values, value)):
+        whole.scatter_(2, slots[:, None, :, None].expand(-1, whole.shape[1], -1, size), new)
+    seen = visible(packed, keys.shape[2])[:, None, None]  # (B, 1, 1, n, S)
+    grouped = query.reshape(batch, -1, groups, n, size).float()
+    scores = torch.einsum("bkgnd,bksd->bkgns", grouped, keys.float()) * scaling
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    out = torch.einsum("bkgns,bksd->bkgnd", weights, values.float().nan_to_num())  # unwritten slots weigh nothing
+    return out.reshape(batch, heads, n, size).transpose(1, 2).to(query.dtype)

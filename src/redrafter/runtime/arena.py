@@ -1,0 +1,38 @@
+"""A KV cache that never moves: all layers in one tensor, so that one kernel commits them all."""
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels.commit import commit
+from redrafter.targets import Target
+
+
+class Arena(KVCache):
+    """Room for `rows` rows of `slots` slots, made before anything is written."""
+
+    def __init__(self, target: Target, rows: int, slots: int) -> None:
+        super().__init__(slots)
+        sample = KVCache(slots=1)  # one token shows what each layer keeps
+        target.prefill(torch.zeros(1, 1, dtype=torch.long, device=target.device), [1], sample, ())
+        kinds = {(x.shape[1], x.shape[3], x.dtype, x.device) for x in sample.tensors()}
+        self.whole: Tensor | None = None
+        if len(kinds) == 1:
+            heads, size, dtype, device = kinds.pop()
+            shape = (len(sample.layers), 2, rows, heads, slots, size)
+            self.whole = torch.zeros(shape, dtype=dtype, device=device)
+            self.layers = {layer: (self.whole[i, 0], self.whole[i, 1]) for i, layer in enumerate(sample.layers)}
+        else:  # models whose layers differ
+            for layer, pair in sample.layers.items():
+                k, v = (x.new_zeros(rows, x.shape[1], slots, x.shape[3]) for x in pair)
+                self.layers[layer] = (k, v)
+
+    def commit(self, lengths: Tensor, path: Tensor) -> None:
+        if self.whole is None:
+            super().commit(lengths, path)
+        else:
+            commit(self.whole, lengths, path)
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.tensors())

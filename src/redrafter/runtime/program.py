@@ -1,0 +1,154 @@
+"""The same step over fixed buffers, compiled and recorded as one CUDA graph from draft to commit.
+
+torch.compile sees `core.step` as it is; only the target's pass is compiled by itself, for any number of nodes, so
+that a new shape does not compile the model anew.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.core.rules import Rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter, Rows, step
+from redrafter.core.step import Target as Verifies
+from redrafter.core.tree import Tree
+from redrafter.runtime.arena import Arena
+from redrafter.runtime.eager import Gain
+from redrafter.targets import Target
+from redrafter.targets.tree import TreeTarget, serving
+
+
+class NotRecordable(Exception):
+    """Why a step cannot become a graph; the run goes on without one."""
+
+
+def leaves(state: Any) -> list[Tensor]:
+    """All tensors of a batch's state, in a fixed order."""
+    if isinstance(state, Tensor):
+        return [state]
+    if is_dataclass(state):
+        return [x for f in fields(state) for x in leaves(getattr(state, f.name))]
+    if state is None or isinstance(state, bool | int | float | str):
+        return []
+    raise NotRecordable(f"a state holds a {type(state).__name__}")
+
+
+def rebuilt(state: Any, tensors: "list[Tensor]") -> Any:
+    """The same state with these tensors in place of its own."""
+    if isinstance(state, Tensor):
+        return tensors.pop(0)
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{f.name: rebuilt(getattr(state, f.name), tensors) for f in fields(state)})
+    return state
+
+
+class CompiledTarget:
+    """Verifies with the model compiled by itself. A compiled step calls it, and does not look inside."""
+
+    def __init__(self, tree: TreeTarget) -> None:
+        self.forward = torch.compile(tree.forward, dynamic=True, fullgraph=True)
+
+    @torch.compiler.disable
+    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
+
+
+def advance(
+    rows: Rows, out: Tensor, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Verifies
+) -> None:
+    """A step whose result takes the place of what it began from; what the host wants goes to `out`."""
+    new, accepted = step(rows, cache, sampling, rule, drafter, target)
+    counts = (accepted.count, accepted.drafted, new.done.long(), accepted.nodes)
+    told = torch.cat([torch.stack(counts, dim=1), accepted.tokens], dim=1)
+    out[:, : told.shape[1]] = told
+    for old, value in zip(leaves(rows), leaves(new), strict=True):
+        if old is not value:
+            old.copy_(value)
+
+
+class Program:
+    """One step over fixed buffers. `begin` fills them, `launch` runs a step, `read` tells what it gave.
+
+    Without a GPU nothing is recorded and a launch is a step: slower than `EagerRun`, but the same in all else.
+    """
+
+    def __init__(
+        self, target: Target, verifier: Verifies, drafter: Drafter, rule: Rule, arena: Arena, compiles: bool
+    ) -> None:
+        self.target, self.verifier, self.drafter, self.rule, self.arena = target, verifier, drafter, rule, arena
+        self.advance: Callable[..., None] = torch.compile(advance, dynamic=False) if compiles else advance
+        self.rows: Rows | None = None
+        self.sampling: Sampling | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.busy = False
+
+    def begin(self, rows: Rows, sampling: Sampling) -> None:
+        """Take over a batch after its prefill."""
+        if self.rows is None or self.sampling is None:
+            self.rows = rebuilt(rows, [x.clone() for x in leaves(rows)])
+            self.sampling = rebuilt(sampling, [x.clone() for x in leaves(sampling)])
+            width = 5 + self.rule.nodes
+            self.out = torch.zeros(len(rows.last), width, dtype=torch.long, device=rows.last.device)
+            on_gpu = rows.last.is_cuda
+            self.host = [torch.empty(self.out.shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
+            self.ready = [torch.cuda.Event() if on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
+            if on_gpu:
+                self._record()
+        for mine, new in ((self.rows, rows), (self.sampling, sampling)):
+            for old, value in zip(leaves(mine), leaves(new), strict=True):
+                old.copy_(value)
+        self.launched = self.told = 0
+
+    def _attention(self) -> AbstractContextManager[None]:
+        """The tree kernel's, unless the model verifies by its own."""
+        return nullcontext() if self.verifier is self.target else serving(self.target, self.arena)
+
+    def _step(self) -> None:
+        assert self.rows is not None
+        assert self.sampling is not None
+        self.advance(self.rows, self.out, self.arena, self.sampling, self.rule, self.drafter, self.verifier)
+
+    def _record(self) -> None:
+        """Steps before the recording compile and tune; they write behind the rows' ends only, and rows are refilled."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with self._attention(), torch.cuda.stream(side):
+            for _ in range(2):
+                self._step()
+            side.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=side):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def launch(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            with self._attention():
+                self._step()
+        at = self.launched % 2
+        self.host[at].copy_(self.out, non_blocking=True)
+        if (event := self.ready[at]) is not None:
+            event.record()
+        self.launched += 1
+
+    def read(self, rows: Sequence[int]) -> Gain:
+        """What the oldest step not yet told gave these rows; waits for it."""
+        at = self.told % 2
+        if (event := self.ready[at]) is not None:
+            event.synchronize()
+        self.told += 1
+        told = self.host[at].tolist()
+        return Gain(
+            tokens=[told[r][4 : 4 + told[r][0]] for r in rows],
+            drafted=[min(told[r][0], told[r][1]) for r in rows],
+            done=[bool(told[r][2]) for r in rows],
+            nodes=[told[r][3] for r in rows],
+        )

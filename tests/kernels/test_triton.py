@@ -1,0 +1,126 @@
+"""Triton kernels against their oracles: in Triton's interpreter on a CPU, for real on a GPU."""
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from redrafter.core.tree import ancestors  # noqa: E402
+from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
+from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
+from redrafter.kernels.topw import naive as topw_naive  # noqa: E402
+from redrafter.kernels.topw import triton as topw_triton  # noqa: E402
+from redrafter.kernels.tree_attention import naive as attention_naive  # noqa: E402
+from redrafter.kernels.tree_attention import triton as attention_triton  # noqa: E402
+
+BIG = DEVICE == "cuda"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of every log of 0
+
+
+def random_tree(batch: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depths (B, n) and ancestors (B, n, n) of random trees whose parents stand before their children."""
+    parents = torch.stack([torch.tensor([0] + [int(torch.randint(i, ())) for i in range(1, n)]) for _ in range(batch)])
+    mask = ancestors(parents, n)
+    return mask.sum(-1) - 1, mask
+
+
+ATTENTION = [  # B, heads, kv heads, n, D, lengths, window
+    (1, 2, 2, 1, 16, [5], None),
+    (2, 4, 2, 7, 16, [0, 37], None),
+    (2, 3, 1, 12, 24, [70, 3], 9),
+    (1, 2, 1, 70, 32, [130], 40),
+]
+LARGE = [
+    (1, 32, 32, 1, 128, [512], None),
+    (1, 32, 32, 64, 128, [700], None),
+    (3, 32, 8, 64, 128, [512, 1, 900], None),
+    (2, 9, 3, 64, 64, [300, 2000], 512),
+    (2, 8, 8, 129, 80, [300, 61], None),
+    (40, 32, 32, 16, 128, [100 + i for i in range(40)], None),
+]
+
+
+@pytest.mark.parametrize("case", ATTENTION + (LARGE if BIG else []), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
+def test_tree_attention(case, dtype):
+    batch, heads, kv, n, size, lengths, window = case
+    torch.manual_seed(n)
+    depths, mask = random_tree(batch, n)
+    at = torch.tensor(lengths)
+    packed = attention_naive.pack_mask(at, depths, mask, window).to(DEVICE)
+    slots = max(lengths) + n + 3
+    query = torch.randn(batch, n, heads, size, dtype=dtype, device=DEVICE).transpose(1, 2)
+    key, value = (torch.randn(batch, n, kv, size, dtype=dtype, device=DEVICE).transpose(1, 2) for _ in range(2))
+    caches = torch.full((2, batch, kv, slots, size), float("nan"), dtype=dtype, device=DEVICE)
+    for row, length in enumerate(lengths):
+        caches[:, row, :, :length] = torch.randn(2, kv, length, size, dtype=dtype, device=DEVICE)
+    mine = caches.clone()
+    want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5)
+    got = attention_triton.attend(query, key, value, mine[0], mine[1], packed, size**-0.5)
+    assert torch.isfinite(want).all()
+    tight = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(got, want, **tight)
+    torch.testing.assert_close(mine, caches, rtol=0, atol=0, equal_nan=True)
+
+
+def test_twin_attention_with_a_wrong_bit_differs():
+    depths, mask = random_tree(1, 6)
+    wrong = mask.clone()
+    wrong[0, 5, 5] = False
+    query, key, value = (torch.randn(1, 2, 6, 16, device=DEVICE) for _ in range(3))
+    cache = torch.randn(2, 1, 2, 20, 16, device=DEVICE)
+    pack = attention_naive.pack_mask
+    a, b = (
+        attention_triton.attend(
+            query, key, value, cache[0], cache[1], pack(torch.tensor([4]), depths, m).to(DEVICE), 1.0
+        )
+        for m in (mask, wrong)
+    )
+    assert (a[:, :5] == b[:, :5]).all()
+    assert not torch.allclose(a[:, 5], b[:, 5])
+
+
+@pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2, 5, 9], [0, 1, 4, 0, 0]], ids=str)
+def test_commit(path):
+    torch.manual_seed(0)
+    paths = torch.tensor([path, [0] * len(path)], device=DEVICE)
+    lengths = torch.tensor([3, 7], device=DEVICE)
+    cache = torch.randn(3, 2, 2, 2, 20, 24, device=DEVICE)
+    mine = cache.clone()
+    commit_naive.commit(cache, lengths, paths)
+    commit_triton.commit(mine, lengths, paths)
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(mine[:, :, row, :, : length + len(path)], cache[:, :, row, :, : length + len(path)])
+
+
+TOPW = [(1, 1, 100, 1), (2, 3, 700, 3), (1, 16, 1100, 16), (2, 5, 513, 7), (1, 8, 2100, 32)]
+LARGE_TOPW = [(1, 16, 16384, 16), (4, 64, 16384, 64), (1, 16, 49152, 16), (80, 16, 16384, 16), (2, 64, 128256, 64)]
+
+
+@pytest.mark.parametrize("case", TOPW + (LARGE_TOPW if BIG else []), ids=str)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_topw(case, mapped):
+    batch, beams, vocab, width = case
+    torch.manual_seed(vocab)
+    logits = torch.randn(batch, beams, vocab, device=DEVICE) * 3
+    logits[:, :, 5] = -torch.inf
+    total = -torch.rand(batch, beams, device=DEVICE)
+    heat = torch.tensor([0.0, 0.7] * batch, device=DEVICE)[:batch]
+    ids = torch.randperm(vocab + 50, device=DEVICE)[:vocab] if mapped else None
+    noise = torch.randn(batch, vocab + 50, device=DEVICE)[:, : vocab + 50 if mapped else vocab]
+    want = topw_naive.extend(logits, total, heat, noise, ids, width)
+    got = topw_triton.extend(logits, total, heat, noise, ids, width)
+    torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-4)
+    assert (got[1] == want[1]).float().mean() > 0.99  # a tie may fall either way
+    assert (got[2] == want[2]).float().mean() > 0.99
+
+
+def test_topw_at_no_noise_reads_one_zero():
+    logits = torch.randn(2, 4, 600, device=DEVICE)
+    total = torch.zeros(2, 4, device=DEVICE)
+    noise = torch.zeros(1, device=DEVICE).expand(2, 600)
+    want = topw_naive.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
+    got = topw_triton.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
+    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got, want, strict=True))

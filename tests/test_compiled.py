@@ -1,0 +1,114 @@
+"""Steps over fixed buffers: the same texts, told one step late. What only a GPU can do is in test_cuda.py."""
+
+import logging
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.errors import UnsupportedTarget
+from redrafter.runtime.compiled import Programs
+from redrafter.targets import attention, load_target
+from redrafter.targets.selfcheck import check_tree_kernel
+from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_tree_kernel_gives_the_models_own_logits(kind):
+    target = load_target(make_model(kind, torch.float32))
+    before = target.config._attn_implementation
+    check_tree_kernel(target)
+    assert target.config._attn_implementation == before
+
+
+def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
+    whole = attention.pack_mask
+    monkeypatch.setattr(attention, "pack_mask", lambda n, d, mask, w=None: whole(n, d, torch.ones_like(mask), w))
+    with pytest.raises(UnsupportedTarget, match="other logits"):
+        check_tree_kernel(load_target(make_model("llama", torch.float32)))
+
+
+def recorded(target, drafter, shape=None) -> Engine:
+    """An engine whose steps run over fixed buffers, on a CPU too."""
+    engine = Engine(target, drafter, shape=shape)
+    engine.programs = Programs(target, drafter, engine.rule, compiles=False)
+    return engine
+
+
+SETTINGS = [
+    {},
+    {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2, "top_p": 0.9},
+    {"temperature": 0.7, "seed": 5, "logit_bias": {3: 1.0}, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["tree kernel", "own attention"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2-mixed", "gpt2"])
+def test_texts_are_those_of_eager_steps(kind, dtype, options):
+    target = load_target(make_model(kind, dtype))
+    options = options | {"max_new_tokens": 20}
+    plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
+    for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1)):
+        engine = recorded(
+            target, drafter, None if isinstance(drafter, NoDrafter) else Shape(width=3, length=4, nodes=9)
+        )
+        for prompts, want in ((PROMPTS, plain), (PROMPTS[:1], plain[:1]), (PROMPTS, plain)):
+            assert [c.tokens for c in engine.generate(list(prompts), **options)] == want
+        assert not engine.programs.hopeless
+
+
+def test_a_program_serves_run_after_run_and_two_at_once():
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = [engine.plain().generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]]
+    assert [engine.generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]] == want
+    assert sum(map(len, engine.programs.every.values())) == 1
+    streams = [engine.stream([p], max_new_tokens=12) for p in PROMPTS[:2]]
+    tokens = [[], []]
+    for parts in zip(*streams, strict=False):  # turn by turn
+        for mine, part in zip(tokens, parts, strict=True):
+            mine += part.tokens
+    for mine, stream in zip(tokens, streams, strict=True):
+        mine += [t for part in stream for t in part.tokens]
+    assert all(w[: len(t)] == t for w, t in zip(want, tokens, strict=True))
+    assert sum(map(len, engine.programs.every.values())) == 2
+    assert not any(p.busy for programs in engine.programs.every.values() for p in programs)
+
+
+def test_statistics_are_those_of_eager_steps():
+    target = load_target(make_model())
+    drafter, shape = recurrent_drafter(target), Shape(width=3, length=3, nodes=5)
+    eager = Engine(target, drafter, shape=shape).generate(PROMPTS, max_new_tokens=20)
+    for mine, theirs in zip(recorded(target, drafter, shape).generate(PROMPTS, max_new_tokens=20), eager, strict=True):
+        assert (mine.stats.steps, mine.stats.accepted, mine.stats.nodes) == (
+            theirs.stats.steps,
+            theirs.stats.accepted,
+            theirs.stats.nodes,
+        )
+
+
+def test_a_row_stopped_from_outside_writes_no_more():
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
+    whole = engine.generate(PROMPTS[0], max_new_tokens=20).tokens
+    seen = [len(PROMPTS[0])]
+
+    def halts(ids):
+        seen.append(len(ids))
+        return len(ids) >= len(PROMPTS[0]) + 7
+
+    assert engine.generate(PROMPTS[0], max_new_tokens=20, halts=halts).tokens == whole[:7]
+    assert max(seen) == len(PROMPTS[0]) + 7
+
+
+def test_what_cannot_be_recorded_goes_on_eagerly(caplog):
+    target = load_target(make_model())
+    engine = recorded(target, ModelDrafter(target, target), Shape(width=2, length=2))
+    want = [c.tokens for c in engine.plain().generate(PROMPTS, max_new_tokens=12)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=12)] == want
+    assert len(caplog.records) == 1
+    assert "cannot be recorded" in caplog.text
