@@ -15,6 +15,7 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
 from redrafter.engine.processors import check_processor
+from redrafter.engine.profile import tuned
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
@@ -44,13 +45,17 @@ def load(
     drafter: "auto" (the one that comes with the package for this model, else "ngram"); "ngram"; a folder or
         Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal LM; a drafter object; None for
         plain decoding.
-    shape: beam width, length and node budget; by default what suits the drafter.
+    shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
+        machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     runtime: "compiled" (torch.compile and CUDA graphs: the fastest, after a minute or so at first use), "graphs"
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     """
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
-    return Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule, runtime=runtime)
+    guesses = resolve_drafter(drafter, target)
+    if shape is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
+        guesses, shape = tuned(target, guesses, runtime)
+    return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime)
 
 
 class Engine:
