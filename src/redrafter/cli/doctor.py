@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redrafter.drafters import NgramDrafter
+from redrafter.engine.profile import Profile, kept
 from redrafter.errors import RedrafterError
 from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
 from redrafter.targets.load import best_device, parse_dtype
@@ -32,6 +33,21 @@ def run(args: argparse.Namespace) -> None:
         mark = "[green]ok[/green]" if not advice else "[yellow]!![/yellow]"
         table.add_row(mark, name, state + (f" — {advice}" if advice else ""))
     Console(highlight=False).print(table)
+
+
+def tuned_for() -> list[str]:
+    """What `redrafter tune` chose here, in a few words each."""
+    try:
+        return [described(profile) for profile in kept()]
+    except OSError:  # the row of the cache folder says so
+        return []
+
+
+def described(profile: Profile) -> str:
+    shape = profile.choose(1)
+    chosen = "plain decoding" if shape is None else f"W={shape.width}, L={shape.length}, N={shape.budget}"
+    drafter, *_ = profile.key["drafter"].split()
+    return f"{profile.name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {chosen}"
 
 
 def findings() -> list[tuple[str, str, str]]:
@@ -64,6 +80,7 @@ def findings() -> list[tuple[str, str, str]]:
         rows.append(("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", closed))
     except (RedrafterError, OSError) as error:
         rows.append(("cache folder", str(folder), str(error)))
+    rows.append(("profiles", ", ".join(tuned_for()) or "none; redrafter tune finds the fastest shape here", ""))
     rows.append(
         (
             "default run",

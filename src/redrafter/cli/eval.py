@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     shapes = [parse_shape(text) for text in args.shapes or ()]
     console = Console(highlight=False)
     with console.status("loading"):
-        engine = load_engine(args)
+        engine = load_engine(args, tuned=False)  # a drafter is judged even where plain decoding is faster
     shapes = shapes or [engine.shape]
     prompts = [as_prompt(engine, q.text, args.raw) for q in questions]
     rows: list[Guessing] = []

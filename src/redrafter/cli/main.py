@@ -16,6 +16,7 @@ VERBS = {
     "compare": "watch plain and speculative decoding write the same text",
     "train": "make a drafter for a model, with data of one's own or none at all",
     "distill": "make training data for a drafter: the target's own answers",
+    "tune": "find the fastest shape for this machine, once",
     "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
     "doctor": "say what is installed, what is missing, what this machine will run",
 }

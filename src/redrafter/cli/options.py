@@ -47,6 +47,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
     group.add_argument("--length", type=int, metavar="L", help=help_["length"])
     group.add_argument("--nodes", type=int, metavar="N", help=help_["nodes"])
+    group.add_argument(
+        "--runtime",
+        default="auto",
+        help="compiled (the fastest on a GPU, after about a minute at first use), graphs (ready in seconds) or eager "
+        "(default: compiled on a GPU, eager on a CPU)",
+    )
     help_ = field_help(RuleConfig)
     group.add_argument("--rule", default="seeded", help=f"seeded, rejection or typical. {help_['name']}")
     group.add_argument("--branching", default="", metavar="K,K,...", help=help_["branching"])
@@ -81,19 +87,23 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def load_engine(args: argparse.Namespace) -> Engine:
+def load_engine(args: argparse.Namespace, tuned: bool = True) -> Engine:
+    """With a shape of the arguments, else what `redrafter tune` chose unless `tuned` is off, else the drafter's own."""
     try:
         branching = tuple(int(k) for k in args.branching.split(",") if k)
     except ValueError:
         raise ConfigError(f"--branching takes whole numbers with commas between, got {args.branching!r}") from None
     rule = RuleConfig(name=args.rule, branching=branching, epsilon=args.epsilon, delta=args.delta)
     given = {k: getattr(args, k) for k in ("width", "length", "nodes") if getattr(args, k) is not None}
-    Shape(**given)  # before a model is loaded for nothing
-    engine = load(args.model, args.drafter, dtype=args.dtype, device=args.device, rule=rule)
-    if not given:
+    asked = Shape(**given)  # before a model is loaded for nothing
+    tuned = tuned and not given
+    where = {"dtype": args.dtype, "device": args.device}
+    engine = load(args.model, args.drafter, shape=None if tuned else asked, rule=rule, runtime=args.runtime, **where)
+    if tuned:
         return engine
-    chosen = {"width": engine.shape.width, "length": engine.shape.length} | given
-    return Engine(engine.target, engine.drafter, shape=Shape(**chosen), rule=rule)
+    default = engine.drafter.default_shape
+    chosen = Shape(**({"width": default.width, "length": default.length} | given)) if given else default
+    return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime)
 
 
 def as_prompt(engine: Engine, text: str, raw: bool) -> Any:
