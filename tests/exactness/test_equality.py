@@ -156,3 +156,17 @@ def test_rows_of_one_batch_may_sample_differently():
         penalised = engine.requests([PROMPTS[2]], max_new_tokens=7, seed=2, temperature=1.5, presence_penalty=1.0)
         mixed = [c.tokens for c in engine.complete(greedy + hot + penalised)]
         assert mixed == [engine.complete([r])[0].tokens for r in greedy + hot + penalised]
+
+
+@pytest.mark.parametrize("head", ["own", "tied"])
+@pytest.mark.parametrize("cell", ["rnn", "gated", "none"])
+def test_folded_products_guess_the_same(cell, head):
+    """What a GPU decodes with: products of weights made once. Same guesses, so the same steps."""
+    target = load_target(make_model("llama"))
+    changes = {"cell": cell, "first_state": "zero", "head": head, "draft_vocab_size": 30, "exit_size": 12}
+    plain, folded = (recurrent_drafter(target, **changes) for _ in range(2))
+    folded._fold()
+    assert folded.vocabulary.shape[1] == 12 or head == "own"
+    shape = Shape(width=3, length=4, nodes=9)
+    a, b = (Engine(target, d, shape=shape).generate(PROMPTS, max_new_tokens=20) for d in (plain, folded))
+    assert [c.stats.accepted_per_step for c in a] == [c.stats.accepted_per_step for c in b]

@@ -52,11 +52,15 @@ class RecurrentNet(nn.Module):
     def _unit(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:]) if self.config.normed else x
 
-    def next_state(self, state: Tensor, token: Tensor) -> Tensor:
-        """States (..., state) that read one more token (..., embedding)."""
+    def heard(self, token: Tensor) -> Tensor:
+        """What reading a token (..., embedding) adds to the cell, whatever the state."""
+        return token if self.config.cell == "none" else self.cell_w(token)
+
+    def next_state(self, state: Tensor, heard: Tensor) -> Tensor:
+        """States (..., state) that read one more token."""
         if self.config.cell == "none":
-            return token + state
-        mixed = self.cell_u(state) + self.cell_w(token)
+            return heard + state
+        mixed = self.cell_u(state) + heard
         if self.config.cell == "rnn":
             return F.silu(mixed)
         new, gate = mixed.chunk(2, dim=-1)
@@ -70,7 +74,7 @@ class RecurrentNet(nn.Module):
             before = token.new_zeros(*token.shape[:-1], self.config.state_size)
         else:
             before = torch.tanh(self.from_context(context))
-        return self.next_state(before, token)
+        return self.next_state(before, self.heard(token))
 
     def share(self, context: Tensor) -> Tensor:
         """What the context adds to every guess of a step, computed once: (..., exit), or itself if not projected."""
@@ -85,6 +89,14 @@ class RecurrentNet(nn.Module):
 
     def features(self, state: Tensor, share: Tensor, reading: Tensor | None = None) -> Tensor:
         """States, shares of the context and readings of the memory -> what the vocabulary is multiplied with."""
+        return self.project(self.trunk(state, share, reading))
+
+    def project(self, x: Tensor) -> Tensor:
+        """The blocks' result in the width of the vocabulary's rows."""
+        return self.head(x) if self.config.head == "tied" else x
+
+    def trunk(self, state: Tensor, share: Tensor, reading: Tensor | None = None) -> Tensor:
+        """The same before the head."""
         if self.input_proj is None:
             x = torch.cat([state, share] if reading is None else [state, share, reading], dim=-1)
         else:
@@ -97,7 +109,7 @@ class RecurrentNet(nn.Module):
             self.config.normed
         ):  # between unit size and unit length: what an update changes here, the vocabulary amplifies
             x = self._unit(x) * self.config.exit_size**-0.25
-        return self.head(x) if self.config.head == "tied" else x
+        return x
 
     def vocabulary(self, output_embedding: Tensor) -> Tensor:
         """Rows (V', n) that features become logits with: the target's own for a tied head."""

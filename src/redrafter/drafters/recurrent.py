@@ -44,7 +44,10 @@ class RecurrentDrafter:
         if net.config.head == "tied" and net.token_ids is not None:
             weight = weight[net.token_ids]
         self.vocabulary = self.net.vocabulary(weight)
-        self.logits: Product = lambda features: F.linear(features, self.vocabulary)
+        self.logits: Product = lambda x: F.linear(self.net.project(x), self.vocabulary)
+        self.heard: Product = lambda tokens: self.net.heard(self.net.token(self.embed(tokens)))
+        if self.vocabulary.is_cuda:
+            self._fold()
 
     @property
     def default_shape(self) -> Shape:
@@ -64,8 +67,24 @@ class RecurrentDrafter:
         """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
         if lean.fits(self.vocabulary):
             lean.lean(self.net)
-            self.logits = lean.rounded(self.vocabulary)
+            product = lean.rounded(self.vocabulary)
+            self.logits = lambda x: product(self.net.project(x))
         return self
+
+    @torch.no_grad()
+    def _fold(self) -> None:
+        """Products of weights alone are made once, where that leaves less to read for each guess."""
+        net, config = self.net, self.net.config
+        rows, wide = self.vocabulary.shape
+        if config.head == "tied" and rows * config.exit_size < wide * (rows + config.exit_size):
+            self.vocabulary = self.vocabulary @ net.head.weight  # (V', exit)
+            self.logits = lambda x: F.linear(x, self.vocabulary)
+        if config.cell != "none":
+            ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
+            guessed = ids if net.token_ids is None else net.token_ids
+            place = torch.zeros_like(ids).index_copy_(0, guessed, torch.arange(len(guessed), device=ids.device))
+            table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
+            self.heard = lambda tokens: table[place[tokens]]
 
     def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
@@ -86,17 +105,15 @@ class RecurrentDrafter:
         share = net.share(state.context)[:, None]  # (B, 1, exit)
 
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-            token = net.token(self.embed(tokens))  # (B, w, E)
-            if states is None:
-                states = net.first_state(token, state.context[:, None])
+            if states is None:  # any token may be the last one; from here on only guessed ones come
+                states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
             else:
                 before = states.gather(1, parents[..., None].expand(-1, -1, states.shape[2]))
-                states = net.next_state(before, token)
+                states = net.next_state(before, self.heard(tokens))
             reading = None
             if net.memory is not None and state.memory is not None:
                 reading = net.memory.read(state.memory, states)
-            features = net.features(states, share.expand(-1, tokens.shape[1], -1), reading)
-            return self.logits(features), states
+            return self.logits(net.trunk(states, share.expand(-1, tokens.shape[1], -1), reading)), states
 
         return search.tree(advance, None, last, net.token_ids)
 

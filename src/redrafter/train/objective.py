@@ -80,7 +80,7 @@ class Objective(nn.Module):
         context = every[row, at]
         read = [net.first_state(embeddings[0], context)]
         for embedding in embeddings[1:]:
-            read.append(net.next_state(read[-1], embedding))
+            read.append(net.next_state(read[-1], net.heard(embedding)))
         state = torch.stack(read)  # (T, n, state)
         reading = None
         if net.memory is not None:
