@@ -24,7 +24,7 @@ from redrafter.train.tune import Plan, tune
 from zoo import PROMPTS, make_model, recurrent_drafter
 
 CHAIN, TREE = Shape(width=1, length=3, nodes=3), Shape(width=2, length=4, nodes=7)
-PLAN = Plan((1, 2), (1, 3), (1, 3, 5), 4, 12, Effort(1, 1, 2), Effort(1, 1, 2), finalists=3)
+PLAN = Plan((1, 2), (1, 3), (1, 3, 5), 4, 12, Effort(1, 1, 2, 60), Effort(1, 1, 2, 60), finalists=3)
 
 
 def made_up(chain_draft: float = 1.0, node: float = 1.0, **changes) -> Profile:
@@ -192,15 +192,17 @@ def test_steps_are_timed_in_turns():
     heard = []
     openings = [PROMPTS[:2], PROMPTS[2:4]]
     plain, others = time_steps(
-        engine.plain(), [engine, engine], openings, Effort(2, 3, 2), 0.0, lambda: heard.append(1)
+        engine.plain(), [engine, engine], openings, Effort(2, 3, 2, 60), 0.0, lambda: heard.append(1)
     )
     assert plain > 0
     assert len(others) == 2
     assert min(others) > 0
     assert len(heard) == 6
+    time_steps(engine.plain(), [engine], openings, Effort(2, 3, 2, 0), 0.0, lambda: heard.append(1))
+    assert len(heard) == 7, "no further turn once the time is up"
     full = [[[1] * 95]]
     with pytest.raises(ConfigError, match="too short"):
-        time_steps(engine.plain(), [engine], full, Effort(1, 1, 2))
+        time_steps(engine.plain(), [engine], full, Effort(1, 1, 2, 60))
 
 
 def made_up_times(node: float, draft: float):

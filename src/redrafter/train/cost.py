@@ -61,6 +61,8 @@ class Effort:
     """Turns behind each."""
     steps: int
     """Steps in a turn."""
+    seconds: float
+    """No further turn once steps have taken this long: a busy machine is measured less, not for ever."""
 
 
 def time_steps(
@@ -74,15 +76,21 @@ def time_steps(
     """ms per step of plain decoding and of each contender. `openings` are batches of token ids to go on from."""
     everyone = [plain, *contenders]
     turns: list[list[float]] = []
+    spent = 0.0
     for batch in openings[: effort.openings]:
+        if spent > effort.seconds:
+            break
         runs = [_begun(engine, batch, effort, temperature) for engine in everyone]
         try:
             for _ in range(effort.turns):
+                if spent > effort.seconds:
+                    break
                 turn = [
                     _timed(run, effort.steps, engine.target.device) for run, engine in zip(runs, everyone, strict=True)
                 ]
                 if None not in turn:  # else the context is full
                     turns.append([ms for ms in turn if ms is not None])
+                    spent += effort.steps * sum(turns[-1]) / 1000
                 if progress is not None:
                     progress()
         finally:

@@ -45,19 +45,54 @@ class Plan:
         for width in self.widths:
             for length in self.lengths:
                 every = width * length
-                fitting = [n for n in self.nodes if max(width, length) <= n <= every]
+                # Fewer nodes hold neither W candidates nor L tokens of one of them: a smaller beam finds about as much.
+                fitting = [n for n in self.nodes if width + length - 1 <= n <= every]
                 # N-grams guess few nodes at most places: a budget has nothing to choose from.
                 budgets = [every] if isinstance(drafter, NgramDrafter) else fitting or [every]
                 found += [Shape(width=width, length=length, nodes=n) for n in budgets]
         return list(dict.fromkeys(found))
 
 
-CPU = Plan((1, 2, 3, 4), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 7, 10), 12, 64, Effort(2, 2, 4), Effort(4, 4, 4), finalists=4)
-CPU_QUICK = Plan((1, 2, 3), (2, 3, 4), (3, 5, 7), 6, 48, Effort(1, 2, 3), Effort(2, 4, 3), finalists=2)
-GPU = Plan(
-    (1, 2, 4, 8, 16), (2, 4, 6, 8), (2, 4, 7, 15, 31, 63), 16, 96, Effort(1, 3, 16), Effort(4, 4, 32), finalists=4
+CPU = Plan(
+    widths=(1, 2, 3, 4),
+    lengths=(1, 2, 3, 4, 5),
+    nodes=(1, 2, 3, 4, 5, 7, 9, 12),
+    texts=10,
+    tokens=64,
+    coarse=Effort(openings=2, turns=2, steps=4, seconds=40),
+    whole=Effort(openings=4, turns=4, steps=4, seconds=40),
+    finalists=4,
 )
-GPU_QUICK = Plan((1, 4, 16), (2, 4, 8), (3, 7, 15, 31, 63), 16, 64, Effort(1, 2, 16), Effort(2, 3, 32), finalists=2)
+CPU_QUICK = Plan(
+    widths=(1, 2, 3),
+    lengths=(2, 3, 4),
+    nodes=(3, 5, 7),
+    texts=6,
+    tokens=48,
+    coarse=Effort(openings=1, turns=2, steps=3, seconds=10),
+    whole=Effort(openings=2, turns=4, steps=3, seconds=10),
+    finalists=2,
+)
+GPU = Plan(
+    widths=(1, 2, 4, 8, 16),
+    lengths=(2, 4, 6, 8),
+    nodes=(2, 4, 7, 15, 31, 63),
+    texts=16,
+    tokens=96,
+    coarse=Effort(openings=1, turns=3, steps=16, seconds=10),
+    whole=Effort(openings=4, turns=4, steps=32, seconds=60),
+    finalists=4,
+)
+GPU_QUICK = Plan(
+    widths=(1, 4, 16),
+    lengths=(2, 4, 8),
+    nodes=(3, 7, 15, 31, 63),
+    texts=16,
+    tokens=64,
+    coarse=Effort(openings=1, turns=2, steps=16, seconds=5),
+    whole=Effort(openings=2, turns=3, steps=32, seconds=30),
+    finalists=2,
+)
 NGRAM_WIDTHS, NGRAM_LENGTHS = (1, 2), (2, 4, 7, 10)
 RECORDED = 2
 """Finalists where each is compiled for a minute first."""
