@@ -184,9 +184,10 @@ def test_several_at_once_leave_one_whole_library(fresh):
     [
         (("find_compiler", lambda: None), "no C++ compiler"),
         (("FLAGS", ("--no-such-flag",)), "runs on torch alone"),
+        (("TRY", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"), "runs on torch alone"),
         (("folder", lambda: native.HERE / "skinny.cpp"), "runs on torch alone"),
     ],
-    ids=["no compiler", "compiler fails", "no folder"],
+    ids=["no compiler", "compiler fails", "illegal instruction", "no folder"],
 )
 def test_without_a_library_there_is_one_line_and_torch(fresh, monkeypatch, caplog, harm, said):
     monkeypatch.setattr(native, *harm)

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +34,15 @@ SIGNATURES = {
         *[POINTER] + [LONG] * 6 + [FLOAT, LONG],
     ],
 }
+
+
+TRY = """
+import ctypes, sys
+x, y = (ctypes.c_float * 256)(*[1.0] * 256), (ctypes.c_float * 4)()
+ctypes.CDLL(sys.argv[1]).linear(x, x, None, y, *map(ctypes.c_long, (2, 128, 2, 1)))
+assert list(y) == [128.0] * 4
+"""
+"""In a process of its own: a virtual machine may name instructions that it then refuses, which ends the process."""
 
 
 @functools.cache
@@ -76,9 +86,11 @@ def build(compiler: str, into: Path) -> Path:
         into.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into) as scratch:
             fresh = Path(scratch) / target.name
-            subprocess.run(
-                [compiler, *map(str, sources), "-o", str(fresh), *flags], check=True, capture_output=True, text=True
-            )
+            for command in (
+                [compiler, *map(str, sources), "-o", str(fresh), *flags],
+                [sys.executable, "-c", TRY, str(fresh)],
+            ):
+                subprocess.run(command, check=True, capture_output=True, text=True)
             fresh.replace(target)
     return target
 
