@@ -10,6 +10,7 @@ arithmetic is its own: its texts are not compared.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -190,6 +191,7 @@ def main() -> None:
     headline |= {f"ms_{name}": round(ms, 3) for name, ms in so_far.items()}
     names = {"plain": "vs_own_plain", "transformers": "vs_transformers", "llama_cpp": "vs_llama_cpp"}
     headline |= {names[name]: round(ms / own, 3) for name, ms in so_far.items() if name in names}
+    rows.append({"kind": "setting", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"), "load": os.getloadavg()})
     write_results(args.save, headline, rows + (products(engine.target.model, 7) if ops.available() else []))
     print(headline)
 
