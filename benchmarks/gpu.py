@@ -142,13 +142,13 @@ def trace(bench: Bench) -> None:
         step_ms = statistics.median(1e3 * r["decode"] / r["steps"] for r in free)
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             once(engine, question, 24, most=256, ignore_eos=True)
-        steps = split_steps(prof)
-        stages = [staged(s) for s in steps[2:-2]]
+        steps = [s for s in split_steps(prof) if any(k[0].startswith("_merge") for k in s)][2:-2]
+        stages = [staged(s) for s in steps]
         row: dict[str, Any] = {"part": "profile", "contender": name, "step_ms": step_ms, "steps_traced": len(stages)}
-        row["kernels"] = statistics.median(len(s) for s in steps[2:-2])
+        row["kernels"] = statistics.median(len(s) for s in steps)
         for stage in stages[0]:
             row[f"{stage}_ms"] = statistics.median(s[stage] for s in stages)
-        row["busy_ms"] = statistics.median(sum(k[2] for k in s) / 1e3 for s in steps[2:-2])
+        row["busy_ms"] = statistics.median(sum(k[2] for k in s) / 1e3 for s in steps)
         row["idle_fraction"] = max(0.0, 1 - row["busy_ms"] / step_ms)
         bench.rows.append(row)
         if name == "speculative":
@@ -181,7 +181,9 @@ def split_steps(prof: profile) -> list[list[Kernel]]:
 
 def staged(kernels: list[Kernel]) -> dict[str, float]:
     """Milliseconds from one stage's first kernel to the next one's."""
-    places = {part: [i for i, k in enumerate(kernels) if part in k[0]] for part in ("_choose", "_merge", "_commit")}
+    places = {
+        part: [i for i, k in enumerate(kernels) if k[0].startswith(part)] for part in ("_choose", "_merge", "_commit")
+    }
     is_product = [any(p in k[0].lower() for p in PRODUCTS) for k in kernels]
     drafted = places["_choose"][-1] + 1 if places["_choose"] else 0
     verify = next((i for i in range(drafted, len(kernels)) if is_product[i]), drafted) if drafted else 0

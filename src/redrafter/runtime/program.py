@@ -118,7 +118,8 @@ class Program:
         """Steps before the recording compile and tune; they write behind the rows' ends only, and rows are refilled."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with self._attention(), torch.cuda.stream(side):
+        many = torch._dynamo.config.patch(recompile_limit=64)  # one code, a program for every kind of batch
+        with many, self._attention(), torch.cuda.stream(side):
             for _ in range(2):
                 self._step()
             side.synchronize()
