@@ -217,11 +217,12 @@ def memory(bench: Bench) -> None:
 
 
 def equality(bench: Bench) -> None:
-    """Texts at T = 1 with a seed, all in one batch; every difference with how close the two tokens were."""
+    """Texts at T = 1 with a seed, ten at a time; every difference with how close the two tokens were."""
     prompts = first_turns(bench.args.questions, bench.args.texts)
     engines = {k: Engine(e.target, e.drafter, shape=e.shape, runtime="graphs") for k, e in bench.contenders.items()}
     requests = bench.plain.requests(prompts, max_new_tokens=128, seed=7, temperature=1.0, ignore_eos=True)
-    done = {name: engine.complete(requests) for name, engine in engines.items()}
+    batches = [requests[i : i + 10] for i in range(0, len(requests), 10)]
+    done = {name: [c for b in batches for c in engine.complete(b)] for name, engine in engines.items()}
     pairs = list(zip(requests, done["plain"], done["speculative"], strict=True))
     found = [(i, explain(bench.target, r, a.tokens, b.tokens)) for i, (r, a, b) in enumerate(pairs)]
     parted = [{"text": i, "token": d.index, "gap": d.gap, "tie": d.is_tie} for i, d in found if d is not None]
