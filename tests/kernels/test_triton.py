@@ -10,6 +10,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from redrafter.core.tree import ancestors  # noqa: E402
 from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
 from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
+from redrafter.kernels.narrow import naive as narrow_naive  # noqa: E402
+from redrafter.kernels.narrow import triton as narrow_triton  # noqa: E402
 from redrafter.kernels.topw import naive as topw_naive  # noqa: E402
 from redrafter.kernels.topw import triton as topw_triton  # noqa: E402
 from redrafter.kernels.tree_attention import naive as attention_naive  # noqa: E402
@@ -124,3 +126,42 @@ def test_topw_at_no_noise_reads_one_zero():
     want = topw_naive.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
     got = topw_triton.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
     assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+NARROW = [(1, 1, 24, 40), (2, 3, 33, 17), (1, 16, 100, 60)]
+LARGE_NARROW = [(1, 16, 1920, 1920), (4, 16, 1024, 1024), (1, 64, 1920, 1920), (2, 5, 6272, 6272)]
+
+
+@pytest.mark.parametrize("case", NARROW + (LARGE_NARROW if BIG else []), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
+def test_narrow_layers(case, dtype):
+    batch, beams, size, other = case
+    tight = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
+
+    def random(*shape):
+        return (torch.randn(*shape, device=DEVICE) / shape[-1] ** 0.5).to(dtype)
+
+    def same(name, *args):
+        got, want = (getattr(m, name)(*args) for m in (narrow_triton, narrow_naive))
+        torch.testing.assert_close(got, want, **tight)
+
+    state = random(batch, beams, size) * 10
+    for normed in (False, True):
+        same("block", state, random(size, size), random(size), normed)
+    wide = random(other, size + 3 + other)  # columns of one matrix, as the drafter has them
+    share, reading = random(batch, 1, other), random(batch, beams, other)
+    same("joint", state, wide[:, :size], share, None, None)
+    same("joint", state, wide[:, :size], share, reading, wide[:, -other:])
+    for parts in (1, 2):
+        same("cell", state, random(parts * size, size), random(parts * size), random(batch, beams, parts * size))
+    memory = torch.randn(batch, 2, 20, 20, device=DEVICE) * 3
+    same("read", random(batch, beams, 40), memory)
+
+
+def test_twin_narrow_block_without_its_norm_differs():
+    x, w, b = (
+        torch.randn(1, 2, 24, device=DEVICE) * 5,
+        torch.randn(24, 24, device=DEVICE),
+        torch.zeros(24, device=DEVICE),
+    )
+    assert not torch.allclose(narrow_triton.block(x, w, b, True), narrow_naive.block(x, w, b, False))

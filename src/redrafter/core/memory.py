@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redrafter.kernels.narrow import narrow, read
+
 
 class Memory(nn.Module):
     """`heads` matrices of size×size, with a decay γ each, from one that forgets at once to one that hardly does."""
@@ -50,6 +52,9 @@ class Memory(nn.Module):
 
     def read(self, memory: Tensor, state: Tensor) -> Tensor:
         """States (B, w, state) read their row's memory -> (B, w, heads · size)."""
+        if narrow(state) and memory.dtype == torch.float32:
+            found: Tensor = read(self.query(state), memory)
+            return found
         found = torch.einsum("bwhk,bhkv->bwhv", self.queries(state).to(memory.dtype), memory)
         return bounded(found).flatten(2).to(state.dtype)
 

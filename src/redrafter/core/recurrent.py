@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from redrafter.config import RecurrentConfig
 from redrafter.core.memory import Memory
+from redrafter.kernels.narrow import block, cell, joint, narrow
 
 
 class RecurrentNet(nn.Module):
@@ -60,11 +61,14 @@ class RecurrentNet(nn.Module):
         """States (..., state) that read one more token."""
         if self.config.cell == "none":
             return heard + state
+        if narrow(state):
+            new: Tensor = cell(state, self.cell_u.weight, self.cell_u.bias, heard)
+            return new
         mixed = self.cell_u(state) + heard
         if self.config.cell == "rnn":
             return F.silu(mixed)
-        new, gate = mixed.chunk(2, dim=-1)
-        return torch.lerp(state, F.silu(new), torch.sigmoid(gate))
+        candidate, gate = mixed.chunk(2, dim=-1)
+        return torch.lerp(state, F.silu(candidate), torch.sigmoid(gate))
 
     def first_state(self, token: Tensor, context: Tensor) -> Tensor:
         """The state that has read the last token only."""
@@ -98,13 +102,19 @@ class RecurrentNet(nn.Module):
     def trunk(self, state: Tensor, share: Tensor, reading: Tensor | None = None) -> Tensor:
         """The same before the head."""
         if self.input_proj is None:
-            x = torch.cat([state, share] if reading is None else [state, share, reading], dim=-1)
+            x = torch.cat([state, share.expand(*state.shape[:-1], -1)] + ([] if reading is None else [reading]), dim=-1)
+        elif narrow(state) and share.shape[-2] == 1:  # a beam; in training each position has its own
+            last = None if reading is None else self.input_proj.weight[:, -reading.shape[-1] :]
+            x = joint(state, self.input_proj.weight[:, : state.shape[-1]], share, reading, last)
         else:
             x = self.columns(state, 0) + share
             if reading is not None:
                 x = x + self.columns(reading, self.config.joint_size - reading.shape[-1])
-        for block in self.blocks:
-            x = x + F.silu(block(self._unit(x)))
+        for layer in self.blocks:
+            if narrow(x):
+                x = block(x, layer.weight, layer.bias, self.config.normed)
+            else:
+                x = x + F.silu(layer(self._unit(x)))
         if (
             self.config.normed
         ):  # between unit size and unit length: what an update changes here, the vocabulary amplifies

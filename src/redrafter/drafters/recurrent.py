@@ -113,7 +113,7 @@ class RecurrentDrafter:
             reading = None
             if net.memory is not None and state.memory is not None:
                 reading = net.memory.read(state.memory, states)
-            return self.logits(net.trunk(states, share.expand(-1, tokens.shape[1], -1), reading)), states
+            return self.logits(net.trunk(states, share, reading)), states
 
         return search.tree(advance, None, last, net.token_ids)
 

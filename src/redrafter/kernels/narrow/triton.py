@@ -1,0 +1,162 @@
+"""The same, a kernel each: with a few rows a product is over before the next kernel could have been launched.
+
+A row's unit size is a factor, so it is taken out of the product: the squares are summed up on the way, and the result
+is scaled at the end.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EPSILON = torch.finfo(torch.float32).eps
+"""Of F.rms_norm, whatever the dtype."""
+
+
+@triton.jit
+def _sum(
+    acc, x, w, rows, size, x_row, w_row, real, col, cols,
+    M: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, SQUARES: tl.constexpr,
+):  # fmt: skip
+    """acc + x wᵀ, and each row's sum of squares if wanted."""
+    squares = tl.zeros([M], tl.float32)
+    for start in range(0, size, K):
+        k = start + tl.arange(0, K)
+        inside = k < size
+        a = tl.load(x + rows[:, None] * x_row + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+        b = tl.load(w + col[:, None] * w_row + k[None, :], mask=cols[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        if SQUARES:
+            wide = a.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+    return acc, squares
+
+
+@triton.jit
+def _layer(
+    x, w, bias, share, extra, w_extra, out, count, width, size, extra_size, per_share, x_row, w_row, e_row, we_row, eps,
+    NORMED: tl.constexpr, RESIDUAL: tl.constexpr, SHARED: tl.constexpr, EXTRA: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """N columns of a residual block, or of what states and readings add to the share."""
+    rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
+    real, cols = rows < count, col < width
+    acc = tl.zeros([M, N], tl.float32)
+    acc, squares = _sum(acc, x, w, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, NORMED)
+    if NORMED:
+        acc = acc * tl.rsqrt(squares / size + eps)[:, None]
+    if EXTRA:
+        acc, _ = _sum(acc, extra, w_extra, rows, extra_size, e_row, we_row, real, col, cols, M, K, PRECISION, False)
+    here = real[:, None] & cols[None, :]
+    if SHARED:
+        acc += tl.load(share + (rows // per_share)[:, None] * width + col[None, :], mask=here, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        acc += tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)[None, :]
+        acc = acc / (1 + tl.exp(-acc))
+        acc += tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+    tl.store(out + rows[:, None] * width + col[None, :], acc.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _cell(
+    x, w, bias, heard, out, count, size, x_row, w_row, h_row,
+    GATED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """N columns of the next state."""
+    rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
+    real, cols = rows < count, col < size
+    here = real[:, None] & cols[None, :]
+    zero = tl.zeros([M, N], tl.float32)
+    new, _ = _sum(zero, x, w, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, False)
+    new += tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)[None, :]
+    new += tl.load(heard + rows[:, None] * h_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+    new = new / (1 + tl.exp(-new))
+    if GATED:
+        gate, _ = _sum(zero, x, w + size * w_row, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, False)
+        gate += tl.load(bias + size + col, mask=cols, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(heard + rows[:, None] * h_row + size + col[None, :], mask=here, other=0.0).to(tl.float32)
+        gate = 1 / (1 + tl.exp(-gate))
+        old = tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+        new = old + gate * (new - old)
+    tl.store(out + rows[:, None] * size + col[None, :], new.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _read(
+    query, memory, out, width, heads, size, q_row, q_beam, m_row, m_head,
+    W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: its beams' queries."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    beam, d = tl.arange(0, W), tl.arange(0, D)
+    here = (beam < width)[:, None] & (d < size)[None, :]
+    q = tl.load(query + row * q_row + beam[:, None] * q_beam + head * size + d[None, :], mask=here, other=0.0)
+    q = q.to(tl.float32)
+    q = q / tl.maximum(tl.sqrt(tl.sum(q * q, 1)), 1e-12)[:, None]
+    square = (d < size)[:, None] & (d < size)[None, :]
+    m = tl.load(memory + row * m_row + head * m_head + d[:, None] * size + d[None, :], mask=square, other=0.0)
+    found = tl.dot(q, m, input_precision=PRECISION)
+    found = found * tl.rsqrt(tl.sum(found * found, 1) / size + 1)[:, None]
+    into = out + (row * width + beam)[:, None] * (heads * size) + head * size + d[None, :]
+    tl.store(into, found.to(out.dtype.element_ty), mask=here)
+
+
+def _tiles(x: Tensor, columns: int) -> dict[str, object]:
+    """Sixteen columns a program: a hundred or so programs for a layer of two thousand, one a multiprocessor."""
+    full = x.dtype == torch.float32
+    return {
+        "M": max(16, triton.next_power_of_2(x.numel() // x.shape[-1])),
+        "N": 16 if columns <= 4096 else 64,
+        "K": 64 if full else 256,
+        "PRECISION": "ieee" if full else "tf32",
+        "num_warps": 4,
+        "num_stages": 2 if full else 3,
+    }
+
+
+def block(x: Tensor, weight: Tensor, bias: Tensor, normed: bool) -> Tensor:
+    out = torch.empty_like(x)
+    count, n = x.numel() // x.shape[-1], x.shape[-1]
+    tiles = _tiles(x, n)
+    _layer[(triton.cdiv(n, tiles["N"]),)](
+        x, weight, bias, x, x, weight, out, count, n, n, 0, 1, n, weight.stride(0), n, weight.stride(0),
+        EPSILON, NORMED=normed, RESIDUAL=True, SHARED=False, EXTRA=False, **tiles,
+    )  # fmt: skip
+    return out
+
+
+def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, columns: Tensor | None) -> Tensor:
+    batch, beams, size = state.shape
+    n = weight.shape[0]
+    out = state.new_empty(batch, beams, n)
+    tiles = _tiles(state, n)
+    more, w = (state, weight) if reading is None or columns is None else (reading, columns)
+    _layer[(triton.cdiv(n, tiles["N"]),)](
+        state, weight, share, share, more, w, out, batch * beams, n, size, more.shape[-1], beams,
+        size, weight.stride(0), more.shape[-1], w.stride(0), 0.0,
+        NORMED=False, RESIDUAL=False, SHARED=True, EXTRA=reading is not None, **tiles,
+    )  # fmt: skip
+    return out
+
+
+def cell(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
+    size = state.shape[-1]
+    out = torch.empty_like(state)
+    tiles = _tiles(state, size)
+    _cell[(triton.cdiv(size, tiles["N"]),)](
+        state, weight, bias, heard, out, state.numel() // size, size, size, weight.stride(0), heard.shape[-1],
+        GATED=weight.shape[0] != size, **tiles,
+    )  # fmt: skip
+    return out
+
+
+def read(query: Tensor, memory: Tensor) -> Tensor:
+    batch, beams, _ = query.shape
+    heads, size = memory.shape[1:3]
+    out = torch.empty_like(query)
+    _read[heads, batch](
+        query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
+        W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)), PRECISION="ieee",
+        num_warps=4,
+    )  # fmt: skip
+    return out
