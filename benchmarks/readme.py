@@ -88,6 +88,27 @@ def drafter(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def gpu(result: dict[str, Any]) -> str:
+    """Speed, then where a step's time goes."""
+    rows = result["rows"]
+    found = next(r for r in rows if r["part"] == "speed")
+    lines = [
+        f"| {found['target']}, T = 0, one row, beam {found['beam']} | |",
+        "|---|---|",
+        f"| plain decoding, compiled and recorded | {found['plain_ms']:.2f} ms a token |",
+        f"| speculative step | {found['step_ms']:.2f} ms |",
+        f"| tokens/step | {found['tokens_per_step']:.2f} |",
+        f"| **speedup** | **{found['speedup']:.2f}×** ({found['speedup_with_prompt']:.2f}× with the prompt's pass) |",
+        f"| efficiency (speedup ÷ tokens/step) | {found['efficiency']:.2f} |",
+    ]
+    traced = next(r for r in rows if r["part"] == "profile" and r["contender"] == "speculative")
+    stages = ", ".join(
+        f"{s} {traced[s + '_ms']:.2f}" for s in ("draft", "pack", "verify", "accept", "commit", "follow")
+    )
+    lines.append(f"| a step's stages in ms; idle | {stages}; {100 * traced['idle_fraction']:.1f} % |")
+    return "\n".join(lines)
+
+
 def ablations(result: dict[str, Any]) -> str:
     """One change at a time, after the same short training."""
     rows = [r for r in result["rows"] if r["kind"] == "ablation"]
@@ -111,9 +132,10 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bf16": ("bf16_divergence.json", bf16_divergence),
     "bf16_cpu": ("bf16_divergence_cpu.json", bf16_divergence),
     "drafter": ("drafter_smollm2.json", drafter),
+    "gpu": ("gpu_7b.json", gpu),
     "ablation": ("drafter_smollm2.json", ablations),
 }
-PAGES = {README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter"], CARD: ["drafter"], GUIDE: ["ablation"]}
+PAGES = {README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "gpu"], CARD: ["drafter"], GUIDE: ["ablation"]}
 
 
 def filled(page: Path) -> str:
