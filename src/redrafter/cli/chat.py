@@ -5,7 +5,7 @@ import argparse
 from rich.console import Console
 
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
-from redrafter.cli.show import coloured, figures
+from redrafter.cli.show import awaited, coloured, figures
 from redrafter.errors import PromptTooLong
 
 EPILOG = "an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer"
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
         messages.append({"role": "user", "content": turn})
         answer, part = "", None
         try:
-            for part in engine.stream([messages], **sampling_options(args)):
+            for part in awaited(engine.stream([messages], **sampling_options(args)), engine, console):
                 answer += part.text
                 console.print(coloured(part, engine.target.tokenizer), end="")
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 
 from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
-from redrafter.cli.show import coloured, figures
+from redrafter.cli.show import awaited, coloured, figures
 from redrafter.errors import ConfigError
 
 EPILOG = """examples:
@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> None:
     with err.status("loading"):
         engine = load_engine(args)
     part = None
-    for part in engine.stream([as_prompt(engine, text, args.raw)], **sampling_options(args)):
+    parts = engine.stream([as_prompt(engine, text, args.raw)], **sampling_options(args))
+    for part in awaited(parts, engine, err):
         if out.is_terminal:
             out.print(coloured(part, engine.target.tokenizer), end="")
         else:  # to a file or a pipe goes the model's text, tabs and all

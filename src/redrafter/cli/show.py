@@ -1,9 +1,12 @@
 """How text and figures look in a terminal."""
 
+from collections.abc import Iterator
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
+from redrafter.engine import Engine
 from redrafter.engine.request import Part, Stats
 
 DRAFTED = "green"
@@ -15,6 +18,17 @@ def coloured(part: Part, tokenizer: Any) -> Text:
     if not part.text.startswith(drafted):  # held-back text shifted the seam; colour by length instead
         drafted = part.text[: len(drafted)]
     return Text.assemble((drafted, DRAFTED), part.text[len(drafted) :])
+
+
+def awaited(parts: Iterator[Part], engine: Engine, console: Console) -> Iterator[Part]:
+    """The same parts, with a word on the wait for the first one: a GPU's first use takes a while."""
+    compiles = engine.programs is not None and engine.programs.compiles
+    why = "reading; the first use compiles for a minute or two (--runtime graphs: seconds, a little slower)"
+    with console.status(why if compiles else "reading"):
+        first = next(parts, None)
+    if first is not None:
+        yield first
+        yield from parts
 
 
 def figures(stats: Stats) -> str:

@@ -4,6 +4,7 @@ torch.compile sees `core.step` as it is; only the target's pass is compiled by i
 that a new shape does not compile the model anew.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
@@ -22,6 +23,8 @@ from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import Gain
 from redrafter.targets import Target
 from redrafter.targets.tree import TreeTarget, serving
+
+log = logging.getLogger(__name__)
 
 
 class NotRecordable(Exception):
@@ -116,6 +119,7 @@ class Program:
 
     def _record(self) -> None:
         """Steps before the recording compile and tune; they write behind the rows' ends only, and rows are refilled."""
+        log.info("recording a step of %s for %d rows", self.target.name, len(self.out))
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         many = torch._dynamo.config.patch(recompile_limit=64)  # one code, a program for every kind of batch
