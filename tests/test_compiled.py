@@ -8,8 +8,9 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import UnsupportedTarget
+from redrafter.runtime.arena import Arena
 from redrafter.runtime.compiled import Programs
-from redrafter.targets import attention, load_target
+from redrafter.targets import attention, load_target, tree
 from redrafter.targets.selfcheck import check_tree_kernel
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
@@ -112,3 +113,19 @@ def test_what_cannot_be_recorded_goes_on_eagerly(caplog):
             assert [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=12)] == want
     assert len(caplog.records) == 1
     assert "cannot be recorded" in caplog.text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
+    monkeypatch.setattr(tree, "PIECE", 1)  # sixteen tokens a piece, and one left over
+    target = load_target(make_model(kind, torch.float32))
+    tokens = torch.randint(40, (2, 33), generator=torch.Generator().manual_seed(1))
+    caches = [Arena(target, 2, 64) for _ in range(2)]
+    want = target.prefill(tokens, [33, 20], caches[0], (1, -1))
+    with tree.serving(target, caches[1]):
+        got = tree.TreeTarget(target).prefill(tokens, [33, 20], caches[1], (1, -1))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):
+        torch.testing.assert_close(a[:, :, :20], b[:, :, :20], rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ another; what does not fit any becomes another program. What cannot be recorded 
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,11 +16,10 @@ from redrafter.core.batch import keep_rows
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
-from redrafter.core.step import Target as Verifies
 from redrafter.errors import OutOfMemory, UnsupportedTarget
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import EagerRun, Gain, Start
-from redrafter.runtime.program import CompiledTarget, NotRecordable, Program
+from redrafter.runtime.program import NotRecordable, Program
 from redrafter.targets import Target
 from redrafter.targets.selfcheck import check_tree_kernel
 from redrafter.targets.tree import TreeTarget
@@ -51,15 +51,21 @@ class CompiledRun:
 
     @torch.no_grad()
     def prefill(self) -> Gain:
-        gain = self.eager.prefill()
+        gain = None
         try:
+            gain = self._read()
             self.program.begin(self.eager.rows, self.sampling)
             self.program.launch()
         except torch.OutOfMemoryError as error:
             raise no_room("a step's working memory") from error
-        except (NotRecordable, RuntimeError) as error:  # the batch is read: it goes on as it began
+        except (NotRecordable, RuntimeError) as error:  # a batch that is read goes on as it began
             self.programs.give_up(error)
-        return self._mine(gain)
+        return self._mine(gain or self.eager.prefill())
+
+    def _read(self) -> Gain:
+        reader = self.program.reader
+        with nullcontext() if reader is self.programs.target else self.program.attention():
+            return self.eager.prefill(reader)
 
     @torch.no_grad()
     def step(self) -> Gain:
@@ -143,17 +149,17 @@ def no_room(what: str) -> OutOfMemory:
     )
 
 
-_verifiers: WeakKeyDictionary[Target, dict[bool, Verifies]] = WeakKeyDictionary()
+_verifiers: WeakKeyDictionary[Target, dict[bool, Target | TreeTarget]] = WeakKeyDictionary()
 """A model is checked and compiled once, whoever decodes with it."""
 
 
-def verifier(target: Target, compiles: bool) -> Verifies:
+def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     """The target through the tree kernel, compiled; or as it is, where the kernel does not do its attention."""
     known = _verifiers.setdefault(target, {})
     if compiles not in known:
         try:
             check_tree_kernel(target)
-            known[compiles] = CompiledTarget(TreeTarget(target)) if compiles else TreeTarget(target)
+            known[compiles] = TreeTarget(target, compiles)
         except UnsupportedTarget as reason:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
             known[compiles] = target

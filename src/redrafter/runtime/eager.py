@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class Gain:
     drafted: list[int]  # of these tokens, from the first on, how many the drafter guessed
     done: list[bool]
     nodes: list[int]  # verified nodes that stood for a guess
+
+
+class Reads(Protocol):
+    """Who can read prompts into a cache: see Target.prefill."""
+
+    def prefill(
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class EagerRun:
@@ -83,10 +91,10 @@ class EagerRun:
         )
 
     @torch.no_grad()
-    def prefill(self) -> Gain:
+    def prefill(self, reader: Reads | None = None) -> Gain:
         """Read the prompts; the pass over a prompt's last token already chooses the first new one."""
         lengths = self.longest
-        logits, hidden = self.target.prefill(self.prompt, lengths, self.cache, self.drafter.layers)
+        logits, hidden = (reader or self.target).prefill(self.prompt, lengths, self.cache, self.drafter.layers)
         every = torch.tensor(lengths, device=self.target.device)
         state = self.drafter.begin(self.prompt, every, hidden, self.most)
         rows = replace(self.rows, state=state)

@@ -18,7 +18,6 @@ from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, step
 from redrafter.core.step import Target as Verifies
-from redrafter.core.tree import Tree
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import Gain
 from redrafter.targets import Target
@@ -51,17 +50,6 @@ def rebuilt(state: Any, tensors: "list[Tensor]") -> Any:
     return state
 
 
-class CompiledTarget:
-    """Verifies with the model compiled by itself. A compiled step calls it, and does not look inside."""
-
-    def __init__(self, tree: TreeTarget) -> None:
-        self.forward = torch.compile(tree.forward, dynamic=True, fullgraph=True)
-
-    @torch.compiler.disable
-    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
-
-
 def advance(
     rows: Rows, out: Tensor, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Verifies
 ) -> None:
@@ -82,7 +70,7 @@ class Program:
     """
 
     def __init__(
-        self, target: Target, verifier: Verifies, drafter: Drafter, rule: Rule, arena: Arena, compiles: bool
+        self, target: Target, verifier: Target | TreeTarget, drafter: Drafter, rule: Rule, arena: Arena, compiles: bool
     ) -> None:
         self.target, self.verifier, self.drafter, self.rule, self.arena = target, verifier, drafter, rule, arena
         self.advance: Callable[..., None] = torch.compile(advance, dynamic=False) if compiles else advance
@@ -108,7 +96,12 @@ class Program:
                 old.copy_(value)
         self.launched = self.told = 0
 
-    def _attention(self) -> AbstractContextManager[None]:
+    @property
+    def reader(self) -> Target | TreeTarget:
+        """Who reads prompts into the cache: the model as it is, or compiled."""
+        return self.verifier if isinstance(self.verifier, TreeTarget) and self.verifier.compiles else self.target
+
+    def attention(self) -> AbstractContextManager[None]:
         """The tree kernel's, unless the model verifies by its own."""
         return nullcontext() if self.verifier is self.target else serving(self.target, self.arena)
 
@@ -123,7 +116,7 @@ class Program:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         many = torch._dynamo.config.patch(recompile_limit=64)  # one code, a program for every kind of batch
-        with many, self._attention(), torch.cuda.stream(side):
+        with many, self.attention(), torch.cuda.stream(side):
             for _ in range(2):
                 self._step()
             side.synchronize()
@@ -136,7 +129,7 @@ class Program:
         if self.graph is not None:
             self.graph.replay()
         else:
-            with self._attention():
+            with self.attention():
                 self._step()
         at = self.launched % 2
         self.host[at].copy_(self.out, non_blocking=True)

@@ -83,7 +83,8 @@ def check_tree_kernel(target: Target) -> None:
 
     def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         with serving(target, cache):
-            return TreeTarget(target).verify(tree, lengths, cache, layers)
+            found: tuple[Tensor, Tensor] = TreeTarget(target).verify(tree, lengths, cache, layers)
+            return found
 
     try:
         gap = _tree_gap(target, verify)

@@ -24,6 +24,8 @@ from redrafter.targets.target import Target
 NAME = "redrafter_tree"
 OTHER_MATHS = ("softcap", "s_aux", "head_mask")
 """What a model may say to attention that the kernel does not do."""
+PIECE = 512
+"""Prompt tokens per pass, of all rows together."""
 _serving: list[KVCache] = []
 
 
@@ -86,19 +88,43 @@ class _PassingLayer(CacheLayerMixin):
 
 
 class TreeTarget:
-    """`core.step`'s target while `serving` is in force."""
+    """`core.step`'s target while `serving` is in force. With `compiles`, its pass is compiled, once for any length."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, compiles: bool = False) -> None:
         self.target = target
+        self.compiles = compiles
+        self.pass_ = torch.compile(self.forward, dynamic=True, fullgraph=True) if compiles else self.forward
 
+    @torch.compiler.disable  # a compiled step calls it and does not look inside
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As Target.verify; `cache` is the one that is served."""
-        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
+        return self.pass_(tree.tokens, tree.depths, tree.mask, lengths, layers)
+
+    def prefill(
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """As Target.prefill: a piece of a prompt is a tree without branches."""
+        batch, total = tokens.shape
+        piece = max(16, PIECE // batch)
+        last: dict[int, Tensor] = {}
+        hidden: list[Tensor] = []
+        for start in range(0, total, piece):
+            stop = min(start + piece, total)
+            begin = max(min(start, stop - 2), 0)  # a piece of one would be compiled for itself: read one again
+            depths = torch.arange(stop - begin, device=tokens.device).expand(batch, -1)
+            chain = depths[:, :, None] >= depths[:, None, :]
+            at = torch.full((batch,), begin, device=tokens.device)
+            logits, states = self.pass_(tokens[:, begin:stop], depths, chain, at, layers)
+            hidden.append(states[:, start - begin :])
+            for row, n in enumerate(lengths):
+                if start < n <= stop:
+                    last[row] = logits[row, n - 1 - begin]
+        return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def forward(
         self, tokens: Tensor, depths: Tensor, ancestors: Tensor, lengths: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Tensors only: the part that is worth compiling."""
+        """Tensors in, tensors out: what is compiled."""
         target = self.target
         masks = target.attention.packed(lengths, depths, ancestors)
         passing = Cache(layers=[_PassingLayer() for _ in range(target.layer_count)])
