@@ -1,0 +1,78 @@
+"""Verification of drafted tokens on a GPU, as operators a compiled step may call; naive.py is the oracle of both.
+
+They take seeds instead of random numbers, which core/verify.py makes for the oracle.
+"""
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("redrafter::verify_seeded", mutates_args=())
+def seeded(
+    logits: Tensor,
+    depths: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    floor: Tensor | None,
+    stream: int,
+) -> Tensor:
+    """(B, n) the target's choice at each node, under the noise of (seed, position + 1 + depth)."""
+    from redrafter.kernels.verify import triton
+
+    rows = (temperature.float().contiguous(), seeds.contiguous(), positions.contiguous())
+    return triton.seeded(logits, depths, *rows, floor, stream)
+
+
+@seeded.register_fake
+def _(
+    logits: Tensor,
+    depths: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    floor: Tensor | None,
+    stream: int,
+) -> Tensor:
+    return depths.new_empty(depths.shape, dtype=torch.long)
+
+
+@torch.library.custom_op("redrafter::verify_fused", mutates_args=())
+def fused(
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    target_floor: Tensor | None,
+    draft_floor: Tensor | None,
+    accept_stream: int,
+    residual_stream: int,
+) -> tuple[Tensor, Tensor]:
+    """New tokens (B, G+1) and how many are accepted (B,)."""
+    from redrafter.kernels.verify import triton
+
+    rows = (counts.contiguous(), temperature.float().contiguous(), seeds.contiguous(), positions.contiguous())
+    streams = (accept_stream, residual_stream)
+    return triton.fused(target, draft, tokens, *rows, target_floor, draft_floor, streams)
+
+
+@fused.register_fake
+def _(
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    target_floor: Tensor | None,
+    draft_floor: Tensor | None,
+    accept_stream: int,
+    residual_stream: int,
+) -> tuple[Tensor, Tensor]:
+    batch, gamma = tokens.shape
+    new = tokens.new_empty(batch, gamma + 1, dtype=torch.long)
+    return new, new.new_empty(batch)

@@ -1,0 +1,73 @@
+"""Verification spelled out, given the random numbers: the oracle of both lossless modes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def tempered(logits: Tensor, temperature: Tensor, floor: Tensor | None) -> Tensor:
+    """(B, n, V) logits -> the same over T, -inf where a logit lies below its row's floor (B, n); T = 0 divides by 1."""
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if floor is not None:
+        logits = logits.masked_fill(logits < floor[..., None], -torch.inf)
+    return logits / torch.where(temperature > 0, temperature, 1.0)[:, None, None].to(logits.dtype)
+
+
+def seeded(logits: Tensor, depths: Tensor, temperature: Tensor, noise: Tensor, floor: Tensor | None) -> Tensor:
+    """Logits (B, n, V) of tree nodes and noise (B, L+1, V) by depth -> (B, n) the target's choice at each node."""
+    scores = tempered(logits, temperature, floor)
+    there = noise.gather(1, depths[:, :, None].expand_as(scores)).to(scores.dtype)
+    return torch.where(temperature[:, None, None] > 0, scores + there, scores).argmax(-1)
+
+
+def residual(logp: Tensor, logq: Tensor) -> Tensor:
+    """log (p - q)+, not normalised; log p where nothing would be left.
+
+    >>> p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])
+    >>> residual(p.log(), q.log()).exp().mul(10).round().tolist()
+    [3.0, 0.0, 0.0]
+    >>> residual(p.log(), p.log()).exp().mul(10).round().tolist()
+    [5.0, 3.0, 2.0]
+    """
+    rest = torch.where(logp > logq, logp + torch.log1p(-(logq - logp).exp()), -torch.inf)
+    return torch.where((rest > -torch.inf).any(-1, keepdim=True), rest, logp)
+
+
+def fused(
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    temperature: Tensor,
+    coins: Tensor,
+    noise: Callable[[Tensor], Tensor],
+    floors: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """The p/q test of drafted tokens (B, G), `counts` (B,) of them real -> new tokens (B, G+1), how many are accepted.
+
+    Logits: target (B, G+1, V), draft (B, G, V). A token x is accepted while coin < p(x)/q(x) for `coins` (B, G). Where
+    that stops at n, the n-th new token is drawn from (p - q)+, or from p after the last one, under `noise(n)` (B, V).
+    New tokens after the n-th have no meaning. Rows at T = 0 accept what is the target's best token, and end with it.
+    """
+    gamma = tokens.shape[1]
+    p = tempered(target, temperature, None if floors is None else floors[0])
+    q = tempered(draft, temperature, None if floors is None else floors[1])
+    logp, logq = p.log_softmax(-1), q.log_softmax(-1)
+    lp, lq = (x[:, :gamma].gather(2, tokens[..., None])[..., 0] for x in (logp, logq))
+    # The difference, not the sum: where p = q it is 0 and no coin, however near to 1, refuses.
+    hit = (coins.log() < lp - lq) & (lq > -torch.inf)
+    greedy = temperature[:, None] <= 0
+    hit = torch.where(greedy, tokens == p[:, :gamma].argmax(-1), hit)
+    hit = hit & (torch.arange(gamma, device=tokens.device) < counts[:, None])
+    accepted = hit.int().cumprod(1).sum(1)
+
+    row = torch.arange(len(tokens), device=tokens.device)
+    there = logp[row, accepted]  # (B, V)
+    if gamma:
+        rest = residual(there, logq[row, accepted.clamp(max=gamma - 1)])
+        there = torch.where((accepted < counts)[:, None], rest, there)
+    drawn = torch.where(greedy, p[row, accepted], there + noise(accepted).to(there.dtype)).argmax(-1)
+    new = torch.cat([tokens, drawn[:, None]], 1)
+    return new.scatter(1, accepted[:, None], drawn[:, None]), accepted

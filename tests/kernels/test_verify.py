@@ -1,0 +1,223 @@
+"""Verification kernels against their oracle, same seeds: in Triton's interpreter on a CPU, for real on a GPU."""
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BIG = DEVICE == "cuda"
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from redrafter.core import noise, verify  # noqa: E402
+from redrafter.core.accept import accept_seeded, at_depth  # noqa: E402
+from redrafter.core.tree import Nodes, pack  # noqa: E402
+from redrafter.kernels.verify import paper  # noqa: E402
+from redrafter.kernels.verify import triton as kernel  # noqa: E402
+from redrafter.kernels.verify.paper import naive as paper_naive  # noqa: E402
+from redrafter.kernels.verify.paper import triton as paper_triton  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of every overflow
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Runs a function by the oracle and by the kernel."""
+    if not BIG:  # tiles so small that a small vocabulary has many, the last one not full
+        monkeypatch.setattr(kernel, "SHARE", 256)
+        monkeypatch.setattr(kernel, "DRAW", (256, 256))
+        monkeypatch.setattr(kernel, "CHOICE", 256)
+
+    def run(function, *args, **options):
+        found = []
+        for fast in (False, True):
+            monkeypatch.setattr(verify, "_on_kernel", lambda *logits, fast=fast: fast)
+            found.append(function(*args, **options))
+        return found
+
+    return run
+
+
+def drafted(batch, gamma, vocab, *, temperature=(1.0,), dtype=torch.float32, apart=1.0):
+    """Logits, tokens sampled from the draft's with the stream for drafting, and all that verification needs besides."""
+    torch.manual_seed(vocab + gamma)
+    target = (torch.randn(batch, gamma + 1, vocab) * 2).to(dtype)
+    draft = (target[:, :gamma].float() + torch.randn(batch, gamma, vocab) * apart).to(dtype)
+    heat = torch.tensor((*temperature,) * batch)[:batch]
+    rows = {
+        "counts": torch.full((batch,), gamma),
+        "temperature": heat,
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (batch,)),
+        "positions": torch.randint(0, 5000, (batch,)),
+    }
+    ahead = rows["positions"][:, None] + 1 + torch.arange(gamma)
+    g = noise.gumbel(rows["seeds"], ahead, vocab, stream=noise.DRAFT, dtype=torch.float32)
+    hot = heat[:, None, None] > 0
+    tokens = torch.where(hot, draft.float() / torch.where(hot, heat[:, None, None], 1) + g, draft.float()).argmax(-1)
+    return target.to(DEVICE), draft.to(DEVICE), tokens.to(DEVICE), {k: v.to(DEVICE) for k, v in rows.items()}
+
+
+def agree(found):
+    """The same tokens; on a GPU a number within rounding of a threshold may fall either way, now and then."""
+    (want, accepted), (got, mine) = found
+    real = torch.arange(want.shape[1], device=want.device) <= accepted[:, None]
+    same = (accepted == mine) & ((want == got) | ~real).all(1)
+    assert same.float().mean() >= (0.98 if BIG else 1.0)
+    return accepted
+
+
+SMALL = [(1, 1, 257), (3, 5, 257), (2, 6, 1000)]
+LARGE = [
+    (batch, gamma, vocab)
+    for vocab in (257, 32000, 49152, 128256, 151936)
+    for batch, gamma in ((1, 5), (16, 20), (64, 5))
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*zip(SMALL, DTYPES, strict=True), *((c, d) for c in LARGE * BIG for d in DTYPES)], ids=str
+)
+def test_fused(both, case, dtype):
+    target, draft, tokens, rows = drafted(*case, temperature=(1.0, 0.6, 1.4), dtype=dtype, apart=0.5)
+    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+def test_fused_counts_of_all_kinds(both):
+    target, draft, tokens, rows = drafted(8, 4, 200, apart=0.3)
+    rows["counts"] = torch.tensor([0, 1, 2, 3, 4, 4, 0, 2], device=DEVICE)
+    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    assert (accepted <= rows["counts"]).all()
+    assert accepted[4:6].max() > 0
+
+
+def test_fused_with_nothing_drafted(both):
+    target, draft, tokens, rows = drafted(3, 0, 300)
+    assert agree(both(verify.rejection_from_logits, target, draft, tokens, **rows)).tolist() == [0, 0, 0]
+
+
+def test_fused_at_temperature_0_is_greedy(both):
+    target, draft, tokens, rows = drafted(4, 3, 300, temperature=(0.0, 1.0))
+    target = target.bfloat16()  # equal best logits: the first of them
+    tokens[2] = target[2, :3].float().argmax(-1)
+    found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
+    accepted = agree(found)
+    assert accepted[2] == 3
+    best = target.float().argmax(-1)
+    for row in (0, 2):
+        n = int(accepted[row])
+        assert found[1][0][row, : n + 1].tolist() == best[row, : n + 1].tolist()
+
+
+def test_fused_accepts_all_where_p_is_q(both):
+    target, _, tokens, rows = drafted(6, 5, 300, temperature=(1.0, 0.3))
+    accepted = agree(both(verify.rejection_from_logits, target, target[:, :5].clone(), tokens, **rows))
+    assert (accepted == 5).all()
+
+
+def test_fused_draws_from_p_where_q_leaves_nothing(both):
+    """A guess that q itself excludes is refused; with p = q nothing is left of p then, so p it is."""
+    target, _, tokens, rows = drafted(5, 2, 300)
+    target.scatter_(2, tokens[..., None], -torch.inf)
+    accepted = agree(both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, **rows))
+    assert (accepted == 0).all()
+
+
+@pytest.mark.parametrize("who", ["target", "draft", "both"])
+def test_fused_one_hot_rows(both, who):
+    target, draft, tokens, rows = drafted(6, 3, 300)
+    for logits in {"target": [target], "draft": [draft], "both": [target, draft]}[who]:
+        sharp = torch.full_like(logits, -torch.inf)
+        index = torch.randint(0, 300, logits.shape[:2], device=DEVICE)
+        index[::2, :3] = tokens[::2]
+        logits.copy_(sharp.scatter(2, index[..., None], 7.0))
+    if who != "target":
+        tokens = draft.argmax(-1)
+    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+def test_fused_floors_and_strides(both):
+    target, draft, tokens, rows = drafted(4, 3, 300, temperature=(0.8, 1.2))
+    wide = torch.full((4, 8, 700), torch.nan, device=DEVICE)
+    wide[:, 1:5, ::2][..., :300] = target
+    target = wide[:, 1:5, ::2][..., :300]
+    draft = draft.transpose(0, 1).contiguous().transpose(0, 1)
+    tokens = tokens.t().contiguous().t()
+    floors = (target.topk(20).values[..., -1], draft.topk(20).values[..., -1])
+    tokens = torch.where(draft.gather(2, tokens[..., None])[..., 0] < floors[1], draft.argmax(-1), tokens)
+    found = both(verify.rejection_from_logits, target, draft, tokens, floors=floors, **rows)
+    accepted = agree(found)
+    drawn = found[1][0].gather(1, accepted[:, None])
+    there = target[torch.arange(4), accepted].gather(1, drawn)[:, 0]
+    assert (there >= floors[0][torch.arange(4), accepted]).all()
+
+
+def random_tree(batch: int, nodes: int, vocab: int):
+    """Trees of random shape, the last node of each row empty."""
+    parents = torch.tensor([[int(torch.randint(max(0, i - 3), i + 1, ())) for i in range(nodes)] for _ in range(batch)])
+    depths = torch.zeros(batch, nodes + 1, dtype=torch.long)
+    for i in range(nodes):
+        depths[:, i + 1] = depths.gather(1, parents[:, i : i + 1])[:, 0] + 1
+    scores = -torch.arange(1.0, nodes + 1).repeat(batch, 1)
+    scores[:, -1] = -torch.inf
+    tokens = torch.randint(0, vocab, (batch, nodes))
+    nodes_ = Nodes(*(x.to(DEVICE) for x in (tokens, parents, depths[:, 1:], scores)), length=int(depths.max()))
+    return pack(nodes_, torch.zeros(batch, dtype=torch.long, device=DEVICE), nodes)[0]
+
+
+TREES = [(1, 1, 257), (2, 11, 257), (3, 5, 1000)]
+LARGE_TREES = [(1, 40, 128256), (16, 12, 49152), (2, 64, 151936)]
+
+
+@pytest.mark.parametrize(("case", "dtype"), [*zip(TREES + LARGE_TREES * BIG, DTYPES * (1 + BIG), strict=True)], ids=str)
+def test_seeded_chooses_what_the_core_chooses(both, case, dtype):
+    batch, n, vocab = case
+    torch.manual_seed(n)
+    tree = random_tree(batch, n, vocab)
+    logits = (torch.randn(batch, n + 1, vocab, device=DEVICE) * 3).to(dtype)
+    heat = torch.tensor([0.7, 0.0, 1.3] * batch, device=DEVICE)[:batch]
+    seeds, at = torch.arange(batch, device=DEVICE) * 77 - 5, torch.arange(batch, device=DEVICE) * 3
+    ahead = at[:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
+    g = noise.gumbel(seeds, ahead, vocab, stream=noise.SEEDED, dtype=torch.float32)
+    g = torch.where(heat[:, None, None] > 0, g, 0.0)
+    scores = logits.float() / torch.where(heat > 0, heat, 1.0)[:, None, None]
+    choice = at_depth(scores, g, tree).argmax(-1)
+    mine = kernel.seeded(logits, tree.depths, heat, seeds, at, None, noise.SEEDED)
+    assert (mine == choice).float().mean() >= (0.99 if BIG else 1.0)
+    # Guess what the target will choose, so that paths are long; then the whole rule.
+    tree.tokens[:, 1:] = choice.gather(1, tree.parents)[:, 1:]
+    want = accept_seeded(scores, tree, g)
+    for found in both(verify.seeded_from_logits, logits, tree, temperature=heat, seeds=seeds, positions=at):
+        assert (found.count == want.count).all()
+        assert (found.path == want.path).all()
+        assert (found.tokens == want.tokens).float().mean() >= (0.99 if BIG else 1.0)
+
+
+def test_seeded_floor_and_strides(both):
+    tree = random_tree(2, 6, 300)
+    logits = torch.randn(2, 300, 7, device=DEVICE).transpose(1, 2)
+    floor = logits.topk(5).values[..., -1]
+    rows = {"temperature": torch.full((2,), 3.0), "seeds": torch.tensor([1, 2]), "positions": torch.tensor([4, 9])}
+    rows = {k: v.to(DEVICE) for k, v in rows.items()}
+    want, got = both(verify.seeded_from_logits, logits, tree, floor=floor, **rows)
+    assert torch.equal(want.tokens, got.tokens)
+    top = logits.topk(5).indices.gather(1, got.path[:, :1, None].expand(-1, 1, 5))
+    assert (top == got.tokens[:, :1, None]).any(-1).all()
+
+
+def test_twin_another_seed_or_stream_chooses_otherwise():
+    logits = torch.randn(2, 6, 300, device=DEVICE)
+    depths = torch.arange(6, device=DEVICE).expand(2, -1)
+    heat, seeds, at = torch.ones(2, device=DEVICE), *torch.zeros(2, 2, dtype=torch.long, device=DEVICE)
+    one = kernel.seeded(logits, depths, heat, seeds, at, None, noise.SEEDED)
+    assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds + 1, at, None, noise.SEEDED))
+    assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds, at, None, noise.DRAFT))
+
+
+@pytest.mark.parametrize("scale", [None, paper.SPEECH], ids=["exact", "sigmoid"])
+def test_paper_tiles(scale):
+    target, draft, _, _ = drafted(2, 3, 1500)
+    if scale is None:
+        target, draft = target.softmax(-1), draft.softmax(-1)
+    want, got = paper_naive.tiles(target, draft, scale), paper_triton.tiles(target, draft, scale)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
