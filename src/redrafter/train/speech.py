@@ -1,0 +1,96 @@
+"""A draft model for speech, distilled on what the target itself writes down (as Distil-Whisper is)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redrafter.drafters.speech import own_parts, shares_ears
+from redrafter.engine.speech import Transcriber
+from redrafter.errors import ConfigError
+from redrafter.targets.speech import SpeechTarget
+
+CHOICES = 16
+"""How many of the target's most probable tokens are learned at each position."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One window: what the encoder made of it, what the target wrote, and what else it might have written."""
+
+    sound: Tensor  # (F, C) fp16
+    tokens: Tensor  # (n,) opening and text
+    likely: Tensor  # (n, K) token ids
+    weights: Tensor  # (n, K) their probabilities; zero where the next token belongs to the opening
+
+
+@torch.no_grad()
+def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8) -> Iterator[Lesson]:
+    """Let the target transcribe windows of sound, then read its own text once more for the probabilities.
+
+    A text without an end is a loop, which is nothing to learn from.
+    """
+    target = transcriber.target
+    opening = torch.tensor(target.opening)
+    for start in range(0, len(windows), batch_size):
+        batch = windows[start : start + batch_size]
+        features = transcriber.features(batch)
+        sounds = target.hear(features)
+        for sound, (_, written, _) in zip(sounds, transcriber.write(features, sounds), strict=True):
+            if written[-1] not in transcriber.eos:
+                continue
+            tokens = torch.cat([opening, torch.tensor(written)])[: target.max_positions]
+            inputs = tokens[:-1].to(target.device)
+            states = target.model.model.decoder(input_ids=inputs[None], encoder_hidden_states=sound[None])
+            chances = target.output_embedding(states.last_hidden_state[0]).softmax(-1)
+            weights, likely = chances.topk(min(CHOICES, target.vocab_size))
+            weights[: len(opening) - 1] = 0
+            yield Lesson(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.cpu())
+
+
+def distill(
+    draft: SpeechTarget,
+    target: SpeechTarget,
+    data: Sequence[Lesson],
+    *,
+    updates: int = 300,
+    batch_size: int = 4,
+    lr: float = 3e-4,
+    seed: int = 0,
+    report: Callable[[int, float], None] | None = None,
+) -> None:
+    """Teach the draft model's own layers the target's choices among the tokens it can guess."""
+    if not shares_ears(draft, target):
+        raise ConfigError("only a draft model that shares the target's encoder can be distilled here")
+    if not data:
+        raise ConfigError("there is nothing to learn from: no window of sound was given")
+    parts = own_parts(draft)
+    optimizer = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
+    order = torch.Generator().manual_seed(seed)
+    for update in range(updates):
+        chosen = torch.randint(len(data), (batch_size,), generator=order).tolist()
+        value = loss(draft, [data[i] for i in chosen])
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if report is not None:
+            report(update + 1, float(value.detach()))
+
+
+def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:
+    """Cross entropy with the target's distribution, over all positions of a batch."""
+
+    def padded(of: Callable[[Lesson], Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)
+
+    sound = torch.stack([x.sound for x in batch]).to(draft.device, draft.dtype)
+    states = draft.model.model.decoder(input_ids=padded(lambda x: x.tokens), encoder_hidden_states=sound)
+    logp = F.log_softmax(draft.output_embedding(states.last_hidden_state).float(), -1)
+    likely, weights = padded(lambda x: x.likely), padded(lambda x: x.weights)
+    weights = torch.where(likely < draft.vocab_size, weights, 0.0)
+    return -(logp.gather(2, likely.clamp(max=draft.vocab_size - 1)) * weights).sum() / weights.sum()
