@@ -181,6 +181,8 @@ def test_distilling_helps():
     target = make_target(dtype=torch.float32)
     transcriber = Transcriber(target, NgramDrafter())
     windows = sounds(*(0.3 + 0.05 * i for i in range(12)))
+    assert not list(lessons(transcriber, windows[:2]))  # texts without an end
+    transcriber.eos = tuple(range(50, VOCAB))
     data = list(lessons(transcriber, windows))
     draft = drafts.shorten(target, [0], VOCAB)
     losses = []
