@@ -12,6 +12,8 @@ from redrafter.interop import transformers as interop
 from redrafter.interop.transformers import speculative_sampling, use_fused_verification
 from zoo import COMMON, VOCAB
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @pytest.fixture(scope="module")
 def models():
@@ -23,12 +25,12 @@ def models():
     with torch.no_grad():  # a drafter that is often right
         for name, weight in theirs.items():
             weight.copy_(ours[name] + 0.02 * torch.randn_like(weight))
-    return target, assistant
+    return target.to(DEVICE), assistant.to(DEVICE)
 
 
 def generate(models, seed, **options):
     torch.manual_seed(seed)
-    prompt = torch.tensor([[1, 2, 3]])
+    prompt = torch.tensor([[1, 2, 3]], device=DEVICE)
     settings = {"do_sample": True, "max_new_tokens": 24, "top_k": 0} | options
     return models[0].generate(
         prompt, attention_mask=torch.ones_like(prompt), assistant_model=models[1], pad_token_id=0, **settings

@@ -11,12 +11,16 @@ pytest.importorskip("triton", reason="triton is not installed")
 from redrafter.core import noise, verify  # noqa: E402
 from redrafter.core.accept import accept_seeded, at_depth  # noqa: E402
 from redrafter.core.tree import Nodes, pack  # noqa: E402
+from redrafter.kernels import verify as operators  # noqa: E402
 from redrafter.kernels.verify import paper  # noqa: E402
 from redrafter.kernels.verify import triton as kernel  # noqa: E402
 from redrafter.kernels.verify.paper import naive as paper_naive  # noqa: E402
 from redrafter.kernels.verify.paper import triton as paper_triton  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of every overflow
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in the interpreter, warns of every overflow
+    pytest.mark.filterwarnings("ignore:.*FP_FUSION.*"),  # Triton, of a default that will change
+]
 
 
 @pytest.fixture
@@ -40,20 +44,20 @@ def both(monkeypatch):
 def drafted(batch, gamma, vocab, *, temperature=(1.0,), dtype=torch.float32, apart=1.0):
     """Logits, tokens sampled from the draft's with the stream for drafting, and all that verification needs besides."""
     torch.manual_seed(vocab + gamma)
-    target = (torch.randn(batch, gamma + 1, vocab) * 2).to(dtype)
-    draft = (target[:, :gamma].float() + torch.randn(batch, gamma, vocab) * apart).to(dtype)
-    heat = torch.tensor((*temperature,) * batch)[:batch]
+    target = (torch.randn(batch, gamma + 1, vocab, device=DEVICE) * 2).to(dtype)
+    draft = (target[:, :gamma].float() + torch.randn(batch, gamma, vocab, device=DEVICE) * apart).to(dtype)
+    heat = torch.tensor((*temperature,) * batch, device=DEVICE)[:batch]
     rows = {
-        "counts": torch.full((batch,), gamma),
+        "counts": torch.full((batch,), gamma, device=DEVICE),
         "temperature": heat,
-        "seeds": torch.randint(-(2**63), 2**63 - 1, (batch,)),
-        "positions": torch.randint(0, 5000, (batch,)),
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (batch,), device=DEVICE),
+        "positions": torch.randint(0, 5000, (batch,), device=DEVICE),
     }
-    ahead = rows["positions"][:, None] + 1 + torch.arange(gamma)
+    ahead = rows["positions"][:, None] + 1 + torch.arange(gamma, device=DEVICE)
     g = noise.gumbel(rows["seeds"], ahead, vocab, stream=noise.DRAFT, dtype=torch.float32)
     hot = heat[:, None, None] > 0
     tokens = torch.where(hot, draft.float() / torch.where(hot, heat[:, None, None], 1) + g, draft.float()).argmax(-1)
-    return target.to(DEVICE), draft.to(DEVICE), tokens.to(DEVICE), {k: v.to(DEVICE) for k, v in rows.items()}
+    return target, draft, tokens, rows
 
 
 def agree(found):
@@ -80,6 +84,26 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def test_fused(both, case, dtype):
     target, draft, tokens, rows = drafted(*case, temperature=(1.0, 0.6, 1.4), dtype=dtype, apart=0.5)
     agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+def test_fused_of_two_types(both):
+    target, draft, tokens, rows = drafted(3, 2, 257, apart=0.5)
+    agree(both(verify.rejection_from_logits, target, draft.half(), tokens, **rows))
+
+
+@pytest.mark.skipif(not BIG, reason="needs a GPU")
+def test_fused_in_a_graph():
+    """Recording fails where the host is waited for; a replay reads what the tensors hold then."""
+    target, draft, tokens, rows = drafted(4, 5, 32000, dtype=torch.bfloat16, apart=0.5)
+    verify.rejection_from_logits(target, draft, tokens, **rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = verify.rejection_from_logits(target, draft, tokens, **rows)
+    for _ in range(3):
+        rows["seeds"] += 1
+        graph.replay()
+        want = verify.rejection_from_logits(target, draft, tokens, **rows)
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
 def test_fused_counts_of_all_kinds(both):
@@ -211,6 +235,19 @@ def test_twin_another_seed_or_stream_chooses_otherwise():
     one = kernel.seeded(logits, depths, heat, seeds, at, None, noise.SEEDED)
     assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds + 1, at, None, noise.SEEDED))
     assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds, at, None, noise.DRAFT))
+
+
+def test_operators_say_what_shapes_they_give():
+    target, draft, tokens, rows = drafted(2, 2, 100)
+    names = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        operators.fused,
+        (target, draft, tokens, *rows.values(), None, None, noise.ACCEPT, noise.RESIDUAL),
+        test_utils=names,
+    )
+    depths = torch.arange(3, device=DEVICE).expand(2, -1)
+    _, *of_rows = rows.values()
+    torch.library.opcheck(operators.seeded, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
 
 
 @pytest.mark.parametrize("scale", [None, paper.SPEECH], ids=["exact", "sigmoid"])

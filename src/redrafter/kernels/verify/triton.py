@@ -2,8 +2,8 @@
 
 Random numbers are those of core/noise.py, computed where they are used. Gumbel-max over the residual is done as a race
 that needs one logarithm a token instead of four: argmax of log w + g, where g = -log E and E = -log(1 - u), is the
-argmax of w / E. A tile's weights are relative to its largest, so that the smallest number that could still win
-(e^-42 of it, the widest gap between two g) is far from underflow.
+argmax of w / E. A tile's weights are relative to its largest p. Two g differ by 41 at most, and where q leaves
+anything of p it leaves 2^-24, so what could still win is e^-58 at least: far from underflow.
 """
 
 import torch
@@ -130,13 +130,13 @@ def _shares(
     heat = tl.load(temperature + row)
     token = at.to(tl.int64)
     if which < gamma:
-        from_ = target + row * t_row + depth * t_node + token * t_token
-        x = tl.load(from_, mask=here, other=-float("inf")).to(tl.float32)
+        p = target + row * t_row + depth * t_node + token * t_token
+        x = tl.load(p, mask=here, other=-float("inf")).to(tl.float32)
         if FLOORS:
             x = tl.where(x < tl.load(target_floor + row * tf_row + depth * tf_node), -float("inf"), x)
     else:
-        from_ = draft + row * d_row + depth * d_node + token * d_token
-        x = tl.load(from_, mask=here, other=-float("inf")).to(tl.float32)
+        q = draft + row * d_row + depth * d_node + token * d_token  # may be of another type than p
+        x = tl.load(q, mask=here, other=-float("inf")).to(tl.float32)
         if FLOORS:
             x = tl.where(x < tl.load(draft_floor + row * df_row + depth * df_node), -float("inf"), x)
     peak = tl.max(x, 0)

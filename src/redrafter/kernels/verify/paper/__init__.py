@@ -5,6 +5,7 @@ Logits come tempered and filtered. Random numbers are given: coins (B, G) in (0,
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
@@ -28,7 +29,7 @@ def paper_exact(
     target: Tensor, draft: Tensor, tokens: Tensor, counts: Tensor, coins: Tensor, race: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The p/q test, tile by tile over probabilities. Arguments and results as naive.fused of the folder above."""
-    p, q = target.float().softmax(-1), draft.float().softmax(-1)
+    p, q = (x.softmax(-1, dtype=torch.float32) for x in (target, draft))
     ratio, rest, mass = _tiles(p)(p, q, None)
     accepted = naive.stop(ratio, tokens, counts, coins)
     return naive.draw(rest, mass, naive.at(p, accepted), tokens, counts, accepted, race), accepted
