@@ -8,6 +8,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="triton is not installed")
 
 from redrafter.core.tree import ancestors  # noqa: E402
+from redrafter.kernels import narrow  # noqa: E402
 from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
 from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
 from redrafter.kernels.narrow import naive as narrow_naive  # noqa: E402
@@ -165,3 +166,21 @@ def test_twin_narrow_block_without_its_norm_differs():
         torch.zeros(24, device=DEVICE),
     )
     assert not torch.allclose(narrow_triton.block(x, w, b, True), narrow_naive.block(x, w, b, False))
+
+
+@pytest.mark.skipif(BIG, reason="on a GPU the real trial decides")
+def test_narrow_kernels_are_used_only_where_a_trial_went_well(monkeypatch):
+    monkeypatch.setattr(narrow, "runs_triton", lambda device: True)
+    here = torch.ones(2, 3, 4)
+    with torch.no_grad():
+        monkeypatch.setattr(narrow, "_TRUSTED", {})
+        assert not narrow.narrow(here), "not tried yet"
+        narrow.trial(here)
+        assert narrow.narrow(here)
+        assert not narrow.narrow(torch.ones(65, 4)), "too many rows"
+        monkeypatch.setattr(narrow, "_TRUSTED", {})
+        monkeypatch.setattr(narrow_naive, "block", lambda *args: torch.zeros(2, 3, 80))
+        narrow.trial(here)
+        assert not narrow.narrow(here), "the twin: it does not agree"
+    with torch.enable_grad():
+        assert not narrow.narrow(here), "training differentiates torch's own"

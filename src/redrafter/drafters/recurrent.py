@@ -17,6 +17,7 @@ from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint, lean
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.kernels.narrow import trial
 from redrafter.targets import Target
 
 
@@ -75,6 +76,7 @@ class RecurrentDrafter:
     def _fold(self) -> None:
         """Products of weights alone are made once, where that leaves less to read for each guess."""
         net, config = self.net, self.net.config
+        trial(self.vocabulary)
         rows, wide = self.vocabulary.shape
         if config.head == "tied" and rows * config.exit_size < wide * (rows + config.exit_size):
             self.vocabulary = self.vocabulary @ net.head.weight  # (V', exit)

@@ -1,18 +1,61 @@
 """The drafter's layers for the few rows of a beam on a GPU, a kernel each. See naive.py for what they compute."""
 
+import logging
+
 import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
+from redrafter.kernels.narrow import naive
+
+log = logging.getLogger(__name__)
 
 ROWS = 64
 """More rows than this are torch's: its products use them better."""
 
 
+_TRUSTED: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
 def narrow(x: Tensor) -> bool:
-    """Whether the kernels are for this: a beam on a GPU, not training."""
+    """Whether the kernels are for this: a beam on a GPU where they were tried, not training."""
     few = x.numel() // x.shape[-1] <= ROWS
-    return few and runs_triton(x.device) and x.dtype != torch.float64 and not torch.is_grad_enabled()
+    return few and _TRUSTED.get((x.device, x.dtype), False) and not torch.is_grad_enabled()
+
+
+@torch.no_grad()
+def trial(like: Tensor) -> None:
+    """Try the kernels once where `like` is, in its dtype; `narrow` is true only where they agree with torch."""
+    key = (like.device, like.dtype)
+    if key in _TRUSTED or not runs_triton(like.device) or like.dtype == torch.float64:
+        return
+    try:
+        _TRUSTED[key] = all(_agrees(name, args) for name, args in _examples(like))
+    except Exception as error:  # whatever a compiler may say
+        _TRUSTED[key] = False
+        log.warning("the drafter's kernels do not run on %s: %s", like.device, f"{error}".splitlines()[0])
+
+
+def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]]:
+    made = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=made) * float(shape[-1]) ** -0.5
+        return values.to(device=like.device, dtype=like.dtype)
+
+    state, wide, reading = random(2, 3, 80) * 5, random(48, 120), random(2, 3, 40)
+    memory = torch.randn(2, 2, 20, 20, generator=made).to(like.device)
+    return [
+        ("block", (state, random(80, 80), random(80), True)),
+        ("joint", (state, wide[:, :80], random(2, 1, 48), reading, wide[:, 80:])),
+        ("cell", (state, random(160, 80), random(160), random(2, 3, 160))),
+        ("read", (reading, memory)),
+    ]
+
+
+def _agrees(name: str, args: tuple[Tensor | bool | None, ...]) -> bool:
+    got, want = globals()[name](*args), getattr(naive, name)(*args)
+    return torch.allclose(got.float(), want.float(), rtol=0.05, atol=0.05)
 
 
 @torch.library.custom_op("redrafter::block", mutates_args=())
