@@ -40,7 +40,7 @@ def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]
     made = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        values = torch.randn(*shape, generator=made) * float(shape[-1]) ** -0.5
+        values: Tensor = torch.randn(shape, generator=made) * float(shape[-1]) ** -0.5
         return values.to(device=like.device, dtype=like.dtype)
 
     state, wide, reading = random(2, 3, 80) * 5, random(48, 120), random(2, 3, 40)
