@@ -88,7 +88,7 @@ def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:
     def padded(of: Callable[[Lesson], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)
 
-    sound = torch.stack([x.sound for x in batch]).to(draft.device, draft.dtype)
+    sound = torch.stack([x.sound.to(draft.device, draft.dtype) for x in batch])
     states = draft.model.model.decoder(input_ids=padded(lambda x: x.tokens), encoder_hidden_states=sound)
     logp = F.log_softmax(draft.output_embedding(states.last_hidden_state).float(), -1)
     likely, weights = padded(lambda x: x.likely), padded(lambda x: x.weights)
