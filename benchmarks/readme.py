@@ -88,6 +88,27 @@ def drafter(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def cpu(result: dict[str, Any]) -> str:
+    """Milliseconds a token, prompts included."""
+    head = result["headline"]
+    names = {
+        "speculative": "ours, speculative",
+        "plain": "ours, plain",
+        "transformers": "transformers `generate`, fp32",
+        "llama_cpp": "llama.cpp, the same weights in 4 bits",
+    }
+    lines = [
+        "| one row, T = 0, fp32 | ms a token, prompt included | ours, speculative, is so many times as fast |",
+        "|---|---|---|",
+    ]
+    for key, name in names.items():
+        ratio = "" if key == "speculative" else f"{head[f'ms_{key}'] / head['ms_speculative']:.2f}×"
+        lines.append(f"| {name} | {head[f'ms_{key}']:.1f} | {ratio} |")
+    equal = f"{head['equal']:.0f} of {head['texts']:.0f} texts equal to plain decoding's"
+    lines += ["", f"{equal}; {head['tokens_per_step']:.2f} tokens/step."]
+    return "\n".join(lines)
+
+
 def gpu(result: dict[str, Any]) -> str:
     """Speed, then where a step's time goes."""
     rows = result["rows"]
@@ -132,10 +153,15 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bf16": ("bf16_divergence.json", bf16_divergence),
     "bf16_cpu": ("bf16_divergence_cpu.json", bf16_divergence),
     "drafter": ("drafter_smollm2.json", drafter),
+    "cpu": ("cpu.json", cpu),
     "gpu": ("gpu_7b.json", gpu),
     "ablation": ("drafter_smollm2.json", ablations),
 }
-PAGES = {README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "gpu"], CARD: ["drafter"], GUIDE: ["ablation"]}
+PAGES = {
+    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu"],
+    CARD: ["drafter"],
+    GUIDE: ["ablation"],
+}
 
 
 def filled(page: Path) -> str:
