@@ -4,11 +4,12 @@
 
 Both contenders are compiled and recorded as CUDA graphs; they take turns, prompt by prompt, and a figure is the
 median over the rounds. Parts: `speed` (wall clock and tokens/step), `profile` (where a step's time goes, from a
-profiler's trace), `equality` (texts at T = 1 with a seed), `long` (long prompts), `batch` (beam widths × rows),
-`memory`. Results are written after each part.
+profiler's trace), `memory`, `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams as
+they are and as trees), `batch` (beam widths × rows). Results are written after each part.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from common import arguments, first_turns
+from common import HERE, arguments, first_turns
 from redrafter.cli.eval import label as shape_label
 from redrafter.cli.eval import parse_shape
 from redrafter.config import Shape
@@ -25,12 +26,14 @@ from redrafter.engine import Engine
 from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
 from redrafter.results import check_new, write_results
+from redrafter.train.cost import Effort, Filler, time_steps
 from redrafter.train.questions import read_questions
 from wide import load_wide
 
-PARTS = ("speed", "profile", "memory", "equality", "long", "batch")
+PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
 CONTEXTS = (512, 2048, 4096, 8000)
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 10, 20, 40, 80)
+PACKED_ROWS = (1, 4, 16, 40)
 PRODUCTS = ("gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
 
 
@@ -304,6 +307,21 @@ def timed(engine: Engine, requests: list[Any]) -> dict[str, float]:
     }
 
 
+def packing(bench: Bench) -> None:
+    """The papers' Figure 6: verifying a beam's tokens as they are, and as many nodes as its tree has on average."""
+    measured = json.loads((HERE / "results" / "packing.json").read_text())["rows"]
+    plain = Engine(bench.target, bench.plain.drafter, runtime="graphs")
+    prompts = [plain.encode(m) for m in first_turns(bench.args.questions, max(PACKED_ROWS))]
+    for rows in PACKED_ROWS:
+        counts = [(int(m["before"]), round(m["after_mean"])) for m in measured]
+        fillers = [Filler(n, bench.drafter) for pair in counts for n in pair]
+        engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
+        _, times = time_steps(plain, engines, [prompts[:rows]], Effort(openings=1, turns=5, steps=10, seconds=60))
+        for i, (before, after) in enumerate(counts):
+            row = {"part": "packing", "rows": rows, "tokens": before, "packed": after}
+            bench.rows.append(row | {"unpacked_ms": times[2 * i], "packed_ms": times[2 * i + 1]})
+
+
 def parser() -> argparse.ArgumentParser:
     made = arguments(__doc__.splitlines()[0], "gpu_7b.json")
     made.add_argument("--shape", default="vicuna-7b", help="whose cost (default vicuna-7b)")
@@ -316,11 +334,19 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--texts", type=int, default=50)
     made.add_argument("--long-prompts", type=int, default=4)
-    made.add_argument("--parts", nargs="+", default=list(PARTS[:-1]), choices=PARTS)
+    made.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
     return made
 
 
-RUN = {"speed": speed, "profile": trace, "memory": memory, "equality": equality, "long": long, "batch": batch}
+RUN = {
+    "speed": speed,
+    "profile": trace,
+    "memory": memory,
+    "equality": equality,
+    "long": long,
+    "packing": packing,
+    "batch": batch,
+}
 
 
 def main() -> None:
