@@ -126,6 +126,8 @@ class ModelDrafter:
 
 def _check_tokenizers(model: Target, target: Target) -> None:
     """The same tokens must have the same ids; sizes alone may differ only where tokenizers say that they do."""
+    if model.tokenizer is not None and model.tokenizer is target.tokenizer:
+        return  # spares reading tens of thousands of tokens twice
     if model.tokenizer is not None and target.tokenizer is not None:
         theirs, ours = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
         if theirs != ours:
