@@ -9,6 +9,7 @@ all and is timed once; decoding is timed by turns, plain and with guesses, and t
 """
 
 import argparse
+import os
 import statistics
 import time
 from pathlib import Path
@@ -93,6 +94,7 @@ def main() -> None:
         "clips": len(said),
         "audio_seconds": round(sum(len(s) for s in recordings) / wav.RATE, 2),
         "hearing_seconds": round(hearing, 3),
+        "load_average": round(os.getloadavg()[0], 2),  # well above `threads`: others were at work, times are rough
         "best_tokens_per_step": max(row["tokens_per_step"] for row in rows),
     }
     if best:  # n-gram guesses are too few to change anything but by noise
