@@ -41,6 +41,7 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    _share_cores()
     asked = next((word for word in argv if not word.startswith("-")), None)
     try:
         args = parser(asked).parse_args(argv)
@@ -60,6 +61,15 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+def _share_cores() -> None:
+    """Threads that wait for one another spin for a moment, then sleep. Read when torch is first imported.
+
+    By default they spin on; where another program wants a core too, that costs a pass many times what it saves.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _quiet_transformers() -> None:
