@@ -10,6 +10,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import UnsupportedTarget
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.compiled import Programs
+from redrafter.runtime.program import Program
 from redrafter.targets import attention, load_target, tree
 from redrafter.targets.selfcheck import check_tree_kernel
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
@@ -129,3 +130,29 @@ def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):
         torch.testing.assert_close(a[:, :, :20], b[:, :, :20], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_under_way_outlives_anothers_failure():
+    """What cannot be recorded for one batch says nothing of the batch that is being written."""
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = engine.plain().generate(PROMPTS[0], max_new_tokens=20).tokens
+    stream = engine.stream([PROMPTS[0]], max_new_tokens=20)
+    tokens = [t for _ in range(3) for t in next(stream).tokens]
+    engine.programs.give_up(RuntimeError("another batch"))
+    tokens += [t for part in stream for t in part.tokens]
+    assert tokens == want
+
+
+def test_a_failed_recording_leaves_no_half_made_program(monkeypatch):
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = engine.plain().generate(PROMPTS[0], max_new_tokens=12).tokens
+    monkeypatch.setattr(Program, "_prepare", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(PROMPTS[0], max_new_tokens=12)
+    ((program,),) = engine.programs.every.values()
+    assert program.rows is None
+    assert not program.busy
+    monkeypatch.undo()
+    assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == want

@@ -32,7 +32,3 @@ class Arena(KVCache):
             super().commit(lengths, path)
         else:
             commit(self.whole, lengths, path)
-
-    @property
-    def bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self.tensors())

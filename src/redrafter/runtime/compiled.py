@@ -44,6 +44,7 @@ class CompiledRun:
         self.sampling = keep_rows(sampling, index)
         self.places = list(range(len(starts)))
         self.programs = programs
+        self.recorded = True  # its own: another batch's failure says nothing of this one
         self.program = programs.take(self.sampling, every)
         self.eager = EagerRun(
             programs.target, programs.drafter, programs.rule, self.sampling, every, cache=self.program.arena
@@ -59,6 +60,7 @@ class CompiledRun:
         except torch.OutOfMemoryError as error:
             raise no_room("a step's working memory") from error
         except (NotRecordable, RuntimeError) as error:  # a batch that is read goes on as it began
+            self.recorded = False
             self.programs.give_up(error)
         return self._mine(gain or self.eager.prefill())
 
@@ -69,14 +71,14 @@ class CompiledRun:
 
     @torch.no_grad()
     def step(self) -> Gain:
-        if self.programs.hopeless:
+        if not self.recorded:
             return self._mine(self.eager.step())
         self.program.launch()
         return self.program.read(self.places)
 
     def stop(self, row: int) -> None:
         """End a row from outside; the step under way may still write to it, and nobody reads that."""
-        rows = self.eager.rows if self.programs.hopeless else self.program.rows
+        rows = self.program.rows if self.recorded else self.eager.rows
         assert rows is not None
         rows.done[self.places[row]] = True
 

@@ -41,7 +41,7 @@ def leaves(state: Any) -> list[Tensor]:
     raise NotRecordable(f"a state holds a {type(state).__name__}")
 
 
-def rebuilt(state: Any, tensors: "list[Tensor]") -> Any:
+def rebuilt(state: Any, tensors: list[Tensor]) -> Any:
     """The same state with these tensors in place of its own."""
     if isinstance(state, Tensor):
         return tensors.pop(0)
@@ -84,17 +84,25 @@ class Program:
         if self.rows is None or self.sampling is None:
             self.rows = rebuilt(rows, [x.clone() for x in leaves(rows)])
             self.sampling = rebuilt(sampling, [x.clone() for x in leaves(sampling)])
-            width = 5 + self.rule.nodes
-            self.out = torch.zeros(len(rows.last), width, dtype=torch.long, device=rows.last.device)
-            on_gpu = rows.last.is_cuda
-            self.host = [torch.empty(self.out.shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
-            self.ready = [torch.cuda.Event() if on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
-            if on_gpu:
-                self._record()
+            try:
+                self._prepare()
+            except BaseException:  # not half made: the next to come begins anew
+                self.rows = self.sampling = self.graph = None
+                raise
         for mine, new in ((self.rows, rows), (self.sampling, sampling)):
             for old, value in zip(leaves(mine), leaves(new), strict=True):
                 old.copy_(value)
         self.launched = self.told = 0
+
+    def _prepare(self) -> None:
+        """Where results go, and on a GPU the recording."""
+        assert self.rows is not None
+        last = self.rows.last
+        self.out = torch.zeros(len(last), 5 + self.rule.nodes, dtype=torch.long, device=last.device)
+        self.host = [torch.empty(self.out.shape, dtype=torch.long, pin_memory=last.is_cuda) for _ in range(2)]
+        self.ready = [torch.cuda.Event() if last.is_cuda else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        if last.is_cuda:
+            self._record()
 
     @property
     def reader(self) -> Target | TreeTarget:
@@ -120,9 +128,10 @@ class Program:
             for _ in range(2):
                 self._step()
             side.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=side):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
                 self._step()
+            self.graph = graph
         torch.cuda.current_stream().wait_stream(side)
 
     def launch(self) -> None:
