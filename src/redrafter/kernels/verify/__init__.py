@@ -25,15 +25,7 @@ def seeded(
 
 
 @seeded.register_fake
-def _(
-    logits: Tensor,
-    depths: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    floor: Tensor | None,
-    stream: int,
-) -> Tensor:
+def _(logits: Tensor, depths: Tensor, *rest: object) -> Tensor:
     return depths.new_empty(depths.shape, dtype=torch.long)
 
 
@@ -60,19 +52,7 @@ def fused(
 
 
 @fused.register_fake
-def _(
-    target: Tensor,
-    draft: Tensor,
-    tokens: Tensor,
-    counts: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    target_floor: Tensor | None,
-    draft_floor: Tensor | None,
-    accept_stream: int,
-    residual_stream: int,
-) -> tuple[Tensor, Tensor]:
+def _(target: Tensor, draft: Tensor, tokens: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     batch, gamma = tokens.shape
     new = tokens.new_empty(batch, gamma + 1, dtype=torch.long)
     return new, new.new_empty(batch)
