@@ -206,6 +206,8 @@ def memory(bench: Bench) -> None:
     own = bench.drafter.vocabulary
     tied = bench.target.output_embedding.weight
     copied = 0 if own.data_ptr() == tied.data_ptr() else own.numel() * own.element_size()
+    if bench.drafter.table is not None:
+        copied += bench.drafter.table.numel() * bench.drafter.table.element_size()
     made = {r["contender"]: r["gigabytes"] for r in bench.rows if r["part"] == "prepare"}
     bench.rows.append(
         {

@@ -46,6 +46,7 @@ class RecurrentDrafter:
             weight = weight[net.token_ids]
         self.vocabulary = self.net.vocabulary(weight)
         self.logits: Product = lambda x: F.linear(self.net.project(x), self.vocabulary)
+        self.table: Tensor | None = None
         self.heard: Product = lambda tokens: self.net.heard(self.net.token(self.embed(tokens)))
         if self.vocabulary.is_cuda:
             self._fold()
@@ -85,7 +86,7 @@ class RecurrentDrafter:
             ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
             guessed = ids if net.token_ids is None else net.token_ids
             place = torch.zeros_like(ids).index_copy_(0, guessed, torch.arange(len(guessed), device=ids.device))
-            table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
+            table = self.table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.heard = lambda tokens: table[place[tokens]]
 
     def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
