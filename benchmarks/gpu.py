@@ -34,6 +34,7 @@ PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
 CONTEXTS = (512, 2048, 4096, 8000)
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 10, 20, 40, 80)
 PACKED_ROWS = (1, 4, 16, 40)
+ATTENTION = "_tree_attention"
 PRODUCTS = ("gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
 
 
@@ -145,7 +146,7 @@ def trace(bench: Bench) -> None:
         step_ms = statistics.median(1e3 * r["decode"] / r["steps"] for r in free)
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             once(engine, question, 24, most=256, ignore_eos=True)
-        steps = [s for s in split_steps(prof) if any(k[0].startswith("_merge") for k in s)][2:-2]
+        steps = [s for s in split_steps(prof) if any(k[0].startswith(ATTENTION) for k in s)][2:-2]
         stages = [staged(s) for s in steps]
         row: dict[str, Any] = {"part": "profile", "contender": name, "step_ms": step_ms, "steps_traced": len(stages)}
         row["kernels"] = statistics.median(len(s) for s in steps)
@@ -153,10 +154,19 @@ def trace(bench: Bench) -> None:
             row[f"{stage}_ms"] = statistics.median(s[stage] for s in stages)
         row["busy_ms"] = statistics.median(sum(k[2] for k in s) / 1e3 for s in steps)
         row["idle_fraction"] = max(0.0, 1 - row["busy_ms"] / step_ms)
-        bench.rows.append(row)
+        bench.rows += [row, {"part": "kernels", "contender": name, "microseconds_and_count": by_name(steps)}]
         if name == "speculative":
             bench.headline["draft_ms_w16"] = round(row["draft_ms"], 4)
             bench.headline["idle_fraction"] = round(row["idle_fraction"], 4)
+
+
+def by_name(steps: list[list["Kernel"]]) -> dict[str, tuple[float, float]]:
+    """What a step spends on kernels of a name, the most costly first, and how many there are."""
+    spent: dict[str, list[float]] = {}
+    for kernel in (k for s in steps for k in s):
+        spent.setdefault(kernel[0][:80], []).append(kernel[2])
+    most = sorted(spent.items(), key=lambda x: -sum(x[1]))[:30]
+    return {name: (round(sum(v) / len(steps), 2), round(len(v) / len(steps), 1)) for name, v in most}
 
 
 Kernel = tuple[str, float, float]
@@ -185,12 +195,12 @@ def split_steps(prof: profile) -> list[list[Kernel]]:
 def staged(kernels: list[Kernel]) -> dict[str, float]:
     """Milliseconds from one stage's first kernel to the next one's."""
     places = {
-        part: [i for i, k in enumerate(kernels) if k[0].startswith(part)] for part in ("_choose", "_merge", "_commit")
+        part: [i for i, k in enumerate(kernels) if k[0].startswith(part)] for part in ("_choose", ATTENTION, "_commit")
     }
     is_product = [any(p in k[0].lower() for p in PRODUCTS) for k in kernels]
     drafted = places["_choose"][-1] + 1 if places["_choose"] else 0
     verify = next((i for i in range(drafted, len(kernels)) if is_product[i]), drafted) if drafted else 0
-    after = places["_merge"][-1] + 1
+    after = places[ATTENTION][-1] + 1
     commit = places["_commit"][-1]
     head = max(range(after, commit), key=lambda i: kernels[i][2])  # the vocabulary: by far the longest there
     cuts = {"draft": 0, "pack": drafted, "verify": verify, "accept": head + 1, "commit": commit, "follow": commit + 1}

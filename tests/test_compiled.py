@@ -124,8 +124,9 @@ def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
     tokens = torch.randint(40, (2, 33), generator=torch.Generator().manual_seed(1))
     caches = [Arena(target, 2, 64) for _ in range(2)]
     want = target.prefill(tokens, [33, 20], caches[0], (1, -1))
-    with tree.serving(target, caches[1]):
-        got = tree.TreeTarget(target).prefill(tokens, [33, 20], caches[1], (1, -1))
+    reader = tree.TreeTarget(target)
+    with reader.serving(caches[1]):
+        got = reader.prefill(tokens, [33, 20], caches[1], (1, -1))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -151,13 +150,9 @@ def no_room(what: str) -> OutOfMemory:
     )
 
 
-_verifiers: WeakKeyDictionary[Target, dict[bool, Target | TreeTarget]] = WeakKeyDictionary()
-"""A model is checked and compiled once, whoever decodes with it."""
-
-
 def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     """The target through the tree kernel, compiled; or as it is, where the kernel does not do its attention."""
-    known = _verifiers.setdefault(target, {})
+    known: dict[bool, Target | TreeTarget] = target.verifiers
     if compiles not in known:
         try:
             check_tree_kernel(target)

@@ -21,7 +21,7 @@ from redrafter.core.step import Target as Verifies
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import Gain
 from redrafter.targets import Target
-from redrafter.targets.tree import TreeTarget, serving
+from redrafter.targets.tree import TreeTarget
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Program:
 
     def attention(self) -> AbstractContextManager[None]:
         """The tree kernel's, unless the model verifies by its own."""
-        return nullcontext() if self.verifier is self.target else serving(self.target, self.arena)
+        return self.verifier.serving(self.arena) if isinstance(self.verifier, TreeTarget) else nullcontext()
 
     def _step(self) -> None:
         assert self.rows is not None

@@ -11,7 +11,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree, pack_beam
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.target import Target
-from redrafter.targets.tree import TreeTarget, serving
+from redrafter.targets.tree import TreeTarget
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,9 @@ def check_tree_kernel(target: Target) -> None:
         raise UnsupportedTarget("the tree kernel knows no fp64")
 
     def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        with serving(target, cache):
-            found: tuple[Tensor, Tensor] = TreeTarget(target).verify(tree, lengths, cache, layers)
+        tree_target = TreeTarget(target)
+        with tree_target.serving(cache):
+            found: tuple[Tensor, Tensor] = tree_target.verify(tree, lengths, cache, layers)
             return found
 
     try:

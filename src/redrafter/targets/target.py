@@ -43,6 +43,7 @@ class Target:
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
+        self.verifiers: dict[bool, Any] = {}  # checked and compiled once, whoever decodes with it; goes with the model
         self._extra: dict[str, int | Tensor] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._extra["logits_to_keep"] = 0

@@ -1,13 +1,14 @@
 """A target that verifies through the tree kernel: keys are read once, no mask as long as the cache is made.
 
-The kernel stands in for the model's own attention while a step is compiled or recorded, and the model is as before
-afterwards. It finds the cache by itself (`serving`), so a compiler that sees the model's code sees no cache and
-cannot copy it.
+The kernel stands in for the model's own attention, and joint products for layers that read the same, while a step is
+compiled or recorded; the model is as before afterwards. The kernel finds the cache by itself (`serving`), so a compiler
+that sees the model's code sees no cache and cannot copy it.
 """
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import runs_triton
 from redrafter.kernels.tree_attention import naive
+from redrafter.targets.joined import standing, stands
 from redrafter.targets.target import Target
 
 NAME = "redrafter_tree"
@@ -27,15 +29,21 @@ OTHER_MATHS = ("softcap", "s_aux", "head_mask")
 PIECE = 512
 """Prompt tokens per pass, of all rows together."""
 _serving: list[KVCache] = []
+_arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDictionary()
+"""The kernel's counters: a cache's own, since one cache is read by one pass at a time."""
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, packed: Tensor, layer: int, scaling: float) -> Tensor:
-    keys, values = _serving[-1].layers[layer]
+    cache = _serving[-1]
+    keys, values = cache.layers[layer]
     if runs_triton(query.device):
         from redrafter.kernels.tree_attention import triton
 
-        return triton.attend(query, key, value, keys, values, packed, scaling)
+        by_device = _arrivals.setdefault(cache, {})
+        if query.device not in by_device:
+            by_device[query.device] = torch.zeros(triton.PROGRAMS, dtype=torch.int32, device=query.device)
+        return triton.attend(query, key, value, keys, values, packed, by_device[query.device], scaling)
     return naive.attend(query, key, value, keys, values, packed, scaling).contiguous()
 
 
@@ -94,6 +102,20 @@ class TreeTarget:
         self.target = target
         self.compiles = compiles
         self.pass_ = torch.compile(self.forward, dynamic=True, fullgraph=True) if compiles else self.forward
+        self.stands = stands(target.model)
+
+    @contextlib.contextmanager
+    def serving(self, cache: KVCache) -> Iterator[None]:
+        """The kernel serves the model from this cache for a while."""
+        model, before = self.target.model, self.target.config._attn_implementation
+        model.set_attn_implementation(NAME)
+        _serving.append(cache)
+        try:
+            with standing(self.stands):
+                yield
+        finally:
+            _serving.pop()
+            model.set_attn_implementation(before)
 
     @torch.compiler.disable  # a compiled step calls it and does not look inside
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -129,16 +151,3 @@ class TreeTarget:
         masks = target.attention.packed(lengths, depths, ancestors)
         passing = Cache(layers=[_PassingLayer() for _ in range(target.layer_count)])
         return target.run(tokens, lengths[:, None] + depths, masks, passing, layers)
-
-
-@contextlib.contextmanager
-def serving(target: Target, cache: KVCache) -> Iterator[None]:
-    """The kernel serves this model from this cache for a while."""
-    before = target.config._attn_implementation
-    target.model.set_attn_implementation(NAME)
-    _serving.append(cache)
-    try:
-        yield
-    finally:
-        _serving.pop()
-        target.model.set_attn_implementation(before)
