@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from redrafter.core.cache import KVCache
@@ -21,6 +21,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import runs_triton
 from redrafter.kernels.tree_attention import naive
 from redrafter.targets.joined import standing, stands
+from redrafter.targets.regions import Regions
 from redrafter.targets.target import Target
 
 NAME = "redrafter_tree"
@@ -74,35 +75,34 @@ def tree_attention(
 ALL_ATTENTION_FUNCTIONS.register(NAME, tree_attention)
 
 
-class _PassingLayer(CacheLayerMixin):
+class _PassingCache(Cache):
     """Hands keys and values on as they are: the kernel puts them into the cache."""
 
-    is_compileable = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
+    def __init__(self) -> None:
+        super().__init__(layers=[])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
 
-    def get_seq_length(self) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         return 1  # positions and masks are always given: "something is here" is all a model needs
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class TreeTarget:
-    """`core.step`'s target while `serving` is in force. With `compiles`, its pass is compiled, once for any length."""
+    """`core.step`'s target while `serving` is in force. With `compiles`, its layers are compiled, for any length."""
 
     def __init__(self, target: Target, compiles: bool = False) -> None:
         self.target = target
         self.compiles = compiles
-        self.pass_ = torch.compile(self.forward, dynamic=True, fullgraph=True) if compiles else self.forward
         self.stands = stands(target.model)
+        if compiles:  # the first call that asks for hidden states hangs transformers' hooks: before regions hide them
+            target.states(torch.zeros(1, 1, dtype=torch.long, device=target.device), (-1,))
+        packed = target.attention.packed
+        self.packed = torch.compile(packed, dynamic=True, fullgraph=True) if compiles else packed
+        self.regions = Regions(target.model, target.layer_count) if compiles else None
 
     @contextlib.contextmanager
     def serving(self, cache: KVCache) -> Iterator[None]:
@@ -111,7 +111,7 @@ class TreeTarget:
         model.set_attn_implementation(NAME)
         _serving.append(cache)
         try:
-            with standing(self.stands):
+            with standing(self.stands), self.regions.standing() if self.regions else contextlib.nullcontext():
                 yield
         finally:
             _serving.pop()
@@ -120,7 +120,7 @@ class TreeTarget:
     @torch.compiler.disable  # a compiled step calls it and does not look inside
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As Target.verify; `cache` is the one that is served."""
-        return self.pass_(tree.tokens, tree.depths, tree.mask, lengths, layers)
+        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
 
     def prefill(
         self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
@@ -136,7 +136,7 @@ class TreeTarget:
             depths = torch.arange(stop - begin, device=tokens.device).expand(batch, -1)
             chain = depths[:, :, None] >= depths[:, None, :]
             at = torch.full((batch,), begin, device=tokens.device)
-            logits, states = self.pass_(tokens[:, begin:stop], depths, chain, at, layers)
+            logits, states = self.forward(tokens[:, begin:stop], depths, chain, at, layers)
             hidden.append(states[:, start - begin :])
             for row, n in enumerate(lengths):
                 if start < n <= stop:
@@ -146,8 +146,6 @@ class TreeTarget:
     def forward(
         self, tokens: Tensor, depths: Tensor, ancestors: Tensor, lengths: Tensor, layers: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Tensors in, tensors out: what is compiled."""
         target = self.target
-        masks = target.attention.packed(lengths, depths, ancestors)
-        passing = Cache(layers=[_PassingLayer() for _ in range(target.layer_count)])
-        return target.run(tokens, lengths[:, None] + depths, masks, passing, layers)
+        masks = self.packed(lengths, depths, ancestors)
+        return target.run(tokens, lengths[:, None] + depths, masks, _PassingCache(), layers)
