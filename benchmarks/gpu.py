@@ -294,6 +294,7 @@ def batch(bench: Bench) -> None:
             except OutOfMemory as error:
                 row["refused"] = str(error)
             bench.rows.append(row)
+            bench.save()
             del engine
             torch.cuda.empty_cache()
 
@@ -325,13 +326,16 @@ def packing(bench: Bench) -> None:
     plain = Engine(bench.target, bench.plain.drafter, runtime="graphs")
     prompts = [plain.encode(m) for m in first_turns(bench.args.questions, max(PACKED_ROWS))]
     for rows in PACKED_ROWS:
-        counts = [(int(m["before"]), round(m["after_mean"])) for m in measured]
-        fillers = [Filler(n, bench.drafter) for pair in counts for n in pair]
-        engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
-        _, times = time_steps(plain, engines, [prompts[:rows]], Effort(openings=1, turns=5, steps=10, seconds=60))
-        for i, (before, after) in enumerate(counts):
+        for before, after in ((int(m["before"]), round(m["after_mean"])) for m in measured):
+            fillers = [Filler(n, bench.drafter) for n in (before, after)]
+            engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
+            effort = Effort(openings=1, turns=5, steps=10, seconds=60)
+            _, times = time_steps(plain, engines, [prompts[:rows]], effort)
             row = {"part": "packing", "rows": rows, "tokens": before, "packed": after}
-            bench.rows.append(row | {"unpacked_ms": times[2 * i], "packed_ms": times[2 * i + 1]})
+            bench.rows.append(row | {"unpacked_ms": times[0], "packed_ms": times[1]})
+            bench.save()
+            del engines
+            torch.cuda.empty_cache()
 
 
 def parser() -> argparse.ArgumentParser:

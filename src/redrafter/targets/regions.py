@@ -10,14 +10,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 HOOKS = "transformers.utils.output_capturing"
 """Who hangs hooks into attention layers, for outputs that nobody asks for here; compilers do not follow them."""
 
 
-OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
-"""Products of one token become reductions fused with what is around them, which beat a library's on a GPU."""
+ONE_TOKEN: dict[str, Any] = {"coordinate_descent_tuning": True}
+"""Products of one token become reductions fused with what is around them, which beat a library's on a GPU. Passes of
+many tokens are compiled for any number of them; tuned for the first that comes, they were slow for the others."""
+
+
+def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's forward, compiled; one token by itself is compiled for itself."""
+    one = torch.compile(forward, dynamic=True, fullgraph=True, options=ONE_TOKEN)
+    many = torch.compile(forward, dynamic=True, fullgraph=True)
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (one if x.shape[:2].numel() == 1 else many)(x, *args, **kwargs)
+
+    return run
 
 
 class Regions:
@@ -31,8 +43,7 @@ class Regions:
                 beside = [m for m in parent.children() if m is not layers[0]]
                 for module in [*layers[0], *beside]:
                     if "forward" not in vars(module):  # others' changes stay theirs
-                        forward = torch.compile(module.forward, dynamic=True, fullgraph=True, options=OPTIONS)
-                        self.compiled.append((module, forward))
+                        self.compiled.append((module, compiled(module.forward)))
                 break
 
     @contextlib.contextmanager

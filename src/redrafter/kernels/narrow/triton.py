@@ -66,13 +66,21 @@ def _cell(
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < size
     here = real[:, None] & cols[None, :]
-    zero = tl.zeros([M, N], tl.float32)
-    new, _ = _sum(zero, x, w, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, False)
+    new, gate = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    for start in range(0, size, K):
+        k = start + tl.arange(0, K)
+        inside = k < size
+        a = tl.load(x + rows[:, None] * x_row + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+        at = col[:, None] * w_row + k[None, :]
+        b = tl.load(w + at, mask=cols[:, None] & inside[None, :], other=0.0)
+        new = tl.dot(a, tl.trans(b), new, input_precision=PRECISION)
+        if GATED:
+            b = tl.load(w + size * w_row + at, mask=cols[:, None] & inside[None, :], other=0.0)
+            gate = tl.dot(a, tl.trans(b), gate, input_precision=PRECISION)
     new += tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)[None, :]
     new += tl.load(heard + rows[:, None] * h_row + col[None, :], mask=here, other=0.0).to(tl.float32)
     new = new / (1 + tl.exp(-new))
     if GATED:
-        gate, _ = _sum(zero, x, w + size * w_row, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, False)
         gate += tl.load(bias + size + col, mask=cols, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(heard + rows[:, None] * h_row + size + col[None, :], mask=here, other=0.0).to(tl.float32)
         gate = 1 / (1 + tl.exp(-gate))
@@ -102,15 +110,19 @@ def _read(
 
 
 def _tiles(x: Tensor, columns: int) -> dict[str, object]:
-    """Sixteen columns a program: a hundred or so programs for a layer of two thousand, one a multiprocessor."""
+    """Sixteen columns a program: a hundred or so programs for a layer of two thousand, one a multiprocessor.
+
+    A program waits for memory as often as it goes round its loop, so rounds are few and the next ones asked for early.
+    """
     full = x.dtype == torch.float32
+    m = max(16, triton.next_power_of_2(x.numel() // x.shape[-1]))
     return {
-        "M": max(16, triton.next_power_of_2(x.numel() // x.shape[-1])),
+        "M": m,
         "N": 16 if columns <= 4096 else 64,
-        "K": 64 if full else 256,
+        "K": 64 if full else 512 if m == 16 and columns <= 4096 else 128,
         "PRECISION": "ieee" if full else "tf32",
         "num_warps": 4,
-        "num_stages": 2 if full else 3,
+        "num_stages": 2 if full else 4,
     }
 
 

@@ -12,8 +12,14 @@ from torch import Tensor
 
 CHUNK = 512
 """Logits per program of the first kernel: 16 a thread of one warp."""
-MOST = 8192
-"""Candidates that one program may hold."""
+MOST = 512
+"""Candidates that are chosen from at once: what one warp holds. More are thinned out beam by beam first, since a round
+of "largest" costs one warp far less than several that wait for each other."""
+
+
+def warps(candidates: int) -> int:
+    """So many as leave each thread sixteen candidates, up to eight."""
+    return min(8, max(1, candidates // 512))
 
 
 @triton.jit
@@ -133,13 +139,16 @@ def extend(
         every = keys, peaks, sums, parts
         keys = torch.empty(batch, beams, 1, width, dtype=torch.long, device=device)
         peaks, sums, parts = peaks.new_empty(batch, beams, 1), peaks.new_empty(batch, beams, 1), 1
-        _gather[(batch * beams,)](*every[:3], keys, peaks, sums, every[3], W=width, WP=wp, PARTS=all_parts, num_warps=4)
+        _gather[(batch * beams,)](
+            *every[:3], keys, peaks, sums, every[3], W=width, WP=wp, PARTS=all_parts, num_warps=warps(all_parts * wp)
+        )
         all_parts = 1
     best = torch.empty(batch, width, device=device)
     parents = torch.empty(batch, width, dtype=torch.long, device=device)
     ids = torch.empty_like(parents)
     _choose[(batch,)](
         keys, peaks, sums, total, best, parents, ids, beams, parts, total.stride(0),
-        W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts, num_warps=8,
+        W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts,
+        num_warps=warps(triton.next_power_of_2(beams) * all_parts * wp),
     )  # fmt: skip
     return best, parents, ids
