@@ -91,6 +91,9 @@ def sample_tree(
     parent_beam = torch.zeros_like(last)[:, None]
     for depth, factor in enumerate(branching):
         logits, state = advance(state, tokens[-1], parent_beam)  # (B, w, V')
+        if logits is None:  # decided before anything is drawn here, so no token's survival depends on which it is
+            branching = branching[:depth]
+            break
         if factor > logits.shape[-1]:
             raise ConfigError(f"branching {factor} is larger than the {logits.shape[-1]} tokens to guess among")
         if logits.dtype != torch.float64:
@@ -160,8 +163,9 @@ def accept_rejection(
             token = tree.tokens[row, child]
             q = logq.exp()
             p_x, q_x = p[row, token], q[row, token]
-            take = alive & ~moved & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
-            refuse = alive & ~moved & ~take
+            tested = alive & ~moved & tree.valid[row, child]  # a guess that is not there refuses nothing
+            take = tested & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
+            refuse = tested & ~take
             rest = (p - q).clamp(min=0)
             mass = rest.sum(-1, keepdim=True)
             p = torch.where(refuse[:, None] & (mass > 0), rest / mass, p)

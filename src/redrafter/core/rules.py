@@ -174,7 +174,7 @@ class RejectionRule:
         return accept_rejection(
             node_scores(logits, search.sampling, counts, tree),
             tree,
-            branching=self.branching if tree.length else (),  # the prompt's first token comes with no tree
+            branching=self.branching[: tree.length],  # shorter where the drafter stopped; none after the prompt
             temperature=search.sampling.temperature,
             seeds=search.seeds,
             positions=search.positions,

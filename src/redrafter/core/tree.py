@@ -5,7 +5,7 @@ unique from birth (`visited_nodes`). Plain candidate sequences share prefixes th
 (`dedup_prefix`, the papers' way). Both end in `pack`, which keeps the N best nodes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,6 +131,11 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
         length=length,
     )
     return tree, place
+
+
+def within(tree: Tree, limit: Tensor) -> Tree:
+    """Without the nodes deeper than a row's limit (B,): nodes stand in depth order, so the empty ones stay last."""
+    return replace(tree, valid=tree.valid & (tree.depths <= limit[:, None]))
 
 
 def pack_beam(beam: Tensor, last: Tensor, budget: int | None = None) -> tuple[Tree, Tensor]:
