@@ -176,13 +176,13 @@ def fused_bytes(case: Case) -> int:
 
 def check(cases: list[Case]) -> float:
     """Share of rows where kernel and oracle say the same; little below 1, since numbers within rounding may differ."""
-    kernels = verify._on_kernel
+    kernels = verify.on_kernel
     same = []
     for case in cases:
         mine, n = fused(case)
-        verify._on_kernel = lambda *_: False
+        verify.on_kernel = lambda *_: False
         want, m = fused(case)
-        verify._on_kernel = kernels
+        verify.on_kernel = kernels
         real = torch.arange(want.shape[1], device=want.device) <= m[:, None]
         same.append(((n == m) & ((mine == want) | ~real).all(1)).float().mean())
     return float(torch.stack(same).mean())

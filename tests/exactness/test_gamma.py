@@ -168,7 +168,7 @@ def test_twin_an_improbable_guess_is_dropped(monkeypatch):
     """Dropped itself, instead of being the last: draws are then chosen among, and the distribution is another."""
 
     def dropping(tree, limit):
-        q = tree.draft_logp.gather(2, tree.tokens[:, 1:, None])[..., 0].exp()
+        q = tree.draft_logits.softmax(-1).gather(2, tree.tokens[:, 1:, None])[..., 0]
         sure = torch.cat([tree.valid[:, :1], q >= 0.3], 1).cumprod(1).bool()
         return replace(tree, valid=tree.valid & sure)
 

@@ -32,7 +32,8 @@ class Tree:
     valid: Tensor  # (B, N+1) bool; empty nodes stand last and are never accepted
     mask: Tensor  # (B, N+1, N+1) bool; mask[b, i, j]: j is i or an ancestor of i
     length: int  # depth of the deepest node there can be
-    draft_logp: Tensor | None = None  # (B, I, V) what the children of node i < I were sampled from
+    draft_logits: Tensor | None = None  # (B, I, V) raw: what the children of node i < I were sampled from
+    draft_floor: Tensor | None = None  # (B, I) the smallest of them that was not filtered out
 
     @property
     def nodes(self) -> int:
