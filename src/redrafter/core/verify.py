@@ -34,7 +34,7 @@ def seeded_from_logits(
 ) -> Accepted:
     """`accept_seeded` without scores and noise in memory. Logits (B, N+1, V) raw, T (B,), `floor` (B, N+1)."""
     if on_kernel(logits):
-        choice: Tensor = verify.seeded(logits, tree.depths, temperature, seeds, positions, floor, SEEDED)
+        choice = verify.seeded(logits, tree.depths, temperature, seeds, positions, floor, SEEDED)
     else:
         ahead = positions[:, None] + 1 + torch.arange(tree.length + 1, device=logits.device)
         noise = gumbel(seeds, ahead, logits.shape[-1], stream=SEEDED, dtype=_noise_dtype(logits))
@@ -62,10 +62,7 @@ def rejection_from_logits(
     """
     if on_kernel(target, draft):
         both = floors or (None, None)
-        found: tuple[Tensor, Tensor] = verify.fused(
-            target, draft, tokens, counts, temperature, seeds, positions, *both, *streams
-        )
-        return found
+        return verify.fused(target, draft, tokens, counts, temperature, seeds, positions, *both, *streams)
     dtype = _noise_dtype(target)
     ahead = positions[:, None] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
     coins = uniform(seeds, ahead, 1, stream=streams[0], dtype=dtype)[..., 0]
