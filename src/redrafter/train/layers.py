@@ -31,7 +31,7 @@ def shorten(target: Target, layers: int) -> Any:
     if missing:
         raise ConfigError(f"{target.name} keeps its layers in another way: nothing found for {missing[0]}")
     model.generation_config = whole.generation_config
-    return model.to(target.device)
+    return model.to(target.device).eval()
 
 
 def own_parts(model: Any) -> list[torch.nn.Parameter]:
