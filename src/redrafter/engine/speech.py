@@ -12,7 +12,7 @@ from torch import Tensor
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint
 from redrafter.drafters import speech as drafts
 from redrafter.drafters.model import default_shape
 from redrafter.engine.decode import decode
@@ -61,8 +61,8 @@ def load_speech(
     """A Whisper and what guesses for it.
 
     model: a Hugging Face id or folder of a Whisper, or a folder of CTranslate2's; left out, the installed tiny.en.
-    drafter: "none", "ngram", a folder of a speech drafter, a folder or id of a smaller Whisper, a SpeechTarget;
-        "auto" is none.
+    drafter: "none", "ngram", a folder of a speech drafter or of a recurrent drafter for this target, a folder or id
+        of a smaller Whisper, a SpeechTarget; "auto" is none.
     gamma: how far a speech drafter or a smaller Whisper guesses, as in `redrafter.load`.
     """
     device = parse_device(device)
@@ -118,8 +118,11 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
-    if ours and checkpoint.read_config(folder).get("model_type") == drafts.MODEL_TYPE:
+    kind = checkpoint.read_config(folder).get("model_type") if ours else None
+    if kind == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
+    if kind == checkpoint.MODEL_TYPE:
+        return RecurrentDrafter.load(folder, target)
     return _load(str(drafter), language, target.dtype, str(target.device))
 
 
