@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redrafter import Shape
+from redrafter import Gamma, Shape
 from redrafter.drafters import NgramDrafter
 from redrafter.drafters import speech as drafts
 from redrafter.engine import speech as speech_engine
@@ -47,6 +47,21 @@ def test_speculative_equals_plain(kind, temperature):
     assert sum(t.steps for t in plain) == sum(len(t.tokens) - t.windows for t in plain)
     if kind == "self":
         assert all(t.tokens_per_step > 2 for t in done)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("gamma", ["heuristic", "confidence:0.2"])
+def test_gamma(gamma, temperature):
+    """However far the draft model guesses, the same texts."""
+    target = make_target()
+    windows = sounds(0.9, 0.4, 0.7)
+    options = {"temperature": temperature, "seed": 3}
+    plain = [t.tokens for t in Transcriber(target, NgramDrafter()).plain().transcribe(windows, **options)]
+    draft = drafts.shorten(target, [0, 1], 40)
+    done = Transcriber(target, draft, gamma=Gamma.of(gamma)).transcribe(windows, **options)
+    assert [t.tokens for t in done] == plain
+    with pytest.raises(ConfigError, match="gamma is for a speech drafter"):
+        Transcriber(target, NgramDrafter(), gamma=Gamma.of(gamma))
 
 
 def test_batches_do_not_matter():
