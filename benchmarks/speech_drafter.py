@@ -4,7 +4,7 @@
     python benchmarks/speech_drafter.py --text book.txt --out my-drafter
 
 espeak-ng reads sentences of a book aloud in many voices, the target writes down what it hears, and some of its decoder
-layers learn that.
+layers learn that; with `--kind recurrent`, a recurrent drafter on the decoder's last hidden state does.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from redrafter.drafters import speech
 from redrafter.engine.speech import load_speech
 from redrafter.interop.wav import RATE, resample
 from redrafter.results import check_new
-from redrafter.train.speech import distill, lessons
+from redrafter.train.speech import distill, distill_recurrent, lessons
 
 VOICES = [
     f"{accent}+{voice}"
@@ -89,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="a book in English, plain text")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafter")
+    parser.add_argument("--kind", choices=["layers", "recurrent"], default="layers")
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="decoder layers it begins with")
     parser.add_argument("--guessable", type=int, default=8192, help="it guesses among this many token ids")
     parser.add_argument("--windows", type=int, default=280, help="pieces of speech to learn from")
@@ -108,12 +109,17 @@ def main() -> None:
         if len(data) % 40 == 0:
             print(f"{len(data)} windows written down, {time.perf_counter() - began:.0f} s", flush=True)
     target = load_speech(drafter="none").target
-    draft = speech.shorten(target, args.layers, args.guessable)
 
     def report(update: int, loss: float) -> None:
         if update % 20 == 0:
             print(f"update {update}: loss {loss:.2f}, {time.perf_counter() - began:.0f} s", flush=True)
 
+    if args.kind == "recurrent":
+        options = {"guessable": args.guessable, "updates": args.updates, "seed": args.seed, "report": report}
+        drafter = distill_recurrent(target, data, **options)
+        drafter.save(args.out, target, storage="int8")
+        return
+    draft = speech.shorten(target, args.layers, args.guessable)
     distill(draft, target, data, updates=args.updates, lr=5e-4, bf16=args.bf16, report=report)
     speech.write(args.out, draft, target)
 

@@ -8,111 +8,75 @@ loop as Python runs it; `graph` the same loop recorded as one CUDA graph, for co
 transformers' own function waits and takes one row; for more rows it is restated in batched torch that does not wait,
 which can only help it. Logits are tempered and filtered already, for all contenders.
 
-With `--device cpu` it runs the plain torch functions at a small size, to see that it runs; it writes no results then.
+Then the parity grid: kernel against oracle, same random numbers, inputs of a new seed. Both parts save after each
+step, so that a run that is cut short keeps what it found.
+
+With `--device cpu` everything runs at whatever small size is given, the kernels in Triton's interpreter (set
+TRITON_INTERPRET=1), to see that it runs; it writes no results then.
 """
 
 import argparse
+import itertools
+import secrets
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.utils import _speculative_sampling
 
+from redrafter.bench.verification import (
+    Case,
+    Found,
+    fused,
+    paper_exact,
+    sigmoid_lossy,
+    transformers_batched,
+    transformers_own,
+)
 from redrafter.core import verify
-from redrafter.core.verify import rejection_from_logits
+from redrafter.core.tree import Tree, ancestors
 from redrafter.errors import RedrafterError
-from redrafter.kernels.verify import paper
 from redrafter.results import check_new, write_results
 
 SAVE = Path(__file__).parent / "results" / "verify_kernel.json"
 BATCHES = (1, 16, 64)
+VOCABS = (257, 32000, 49152, 128256, 151936)
+GRID = ((1, 1), (1, 5), (16, 5), (16, 20), (64, 5), (64, 20))
 COLD_BYTES = 256 * 2**20
 """Logits verified in one turn, at least: several times what a GPU's last cache holds."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One verification to do."""
-
-    target: Tensor  # (B, G+1, V)
-    draft: Tensor  # (B, G, V)
-    tokens: Tensor  # (B, G) sampled from the draft's logits
-    rows: dict[str, Tensor]
-
-    @property
-    def bytes(self) -> int:
-        return self.target.nbytes + self.draft.nbytes
-
-
-def make_case(batch: int, gamma: int, vocab: int, device: str, seed: int) -> Case:
+def make_case(
+    batch: int,
+    gamma: int,
+    vocab: int,
+    device: str,
+    seed: int,
+    dtype: torch.dtype = torch.bfloat16,
+    apart: float = 0.5,
+    heat: float = 1.0,
+) -> Case:
     """A peaked target and a drafter that is often right, tokens truly sampled from it."""
     torch.manual_seed(seed)
-    target = (torch.randn(batch, gamma + 1, vocab, device=device) * 3).bfloat16()
-    draft = (target[:, :gamma] + torch.randn(batch, gamma, vocab, device=device) * 0.5).bfloat16()
-    weights = draft.float().softmax(-1).flatten(0, 1)
-    rows = {
-        "counts": torch.full((batch,), gamma, device=device),
-        "temperature": torch.ones(batch, device=device),
-        "seeds": torch.arange(batch, device=device) + seed * 1000,
-        "positions": torch.arange(batch, device=device),
-    }
-    return Case(target, draft, torch.multinomial(weights, 1).view(batch, gamma), rows)
-
-
-Found = tuple[Tensor, Tensor]
-
-
-def fused(case: Case) -> Found:
-    return rejection_from_logits(case.target, case.draft, case.tokens, **case.rows)
-
-
-def given_numbers(case: Case) -> tuple[Tensor, Tensor]:
-    """What the paper's ways draw from torch's generator: coins, and exponentials as torch.multinomial draws them."""
-    device = case.target.device
-    race = torch.empty(len(case.tokens), case.target.shape[-1], device=device).exponential_()
-    return torch.rand(case.tokens.shape, device=device), race
-
-
-def paper_exact(case: Case) -> Found:
-    return paper.paper_exact(case.target, case.draft, case.tokens, case.rows["counts"], *given_numbers(case))
-
-
-def sigmoid_lossy(case: Case) -> Found:
-    return paper.sigmoid_lossy(case.target, case.draft, case.tokens, case.rows["counts"], *given_numbers(case))
-
-
-def transformers_own(case: Case) -> Found:
-    return _speculative_sampling(case.tokens, case.draft, case.tokens.shape[1], case.target)
+    target = (torch.randn(batch, gamma + 1, vocab, device=device) * 3).to(dtype)
+    draft = (target[:, :gamma] + torch.randn(batch, gamma, vocab, device=device) * apart).to(dtype)
+    race = torch.empty(batch, gamma, vocab, device=device).exponential_()
+    tokens = ((draft.float() / heat).softmax(-1) / race).argmax(
+        -1
+    )  # as torch.multinomial, which takes no more than 2^24
+    rows = torch.arange(batch, device=device)
+    full = torch.full((batch,), gamma, device=device)
+    return Case(target, draft, tokens, full, rows + seed * 1000, rows, torch.full((batch,), heat, device=device), heat)
 
 
 def transformers_as_called(case: Case) -> Found:
     """With the conversion to fp32 that `generate` does before it."""
-    return _speculative_sampling(case.tokens, case.draft.float(), case.tokens.shape[1], case.target.float())
-
-
-def transformers_batched(case: Case) -> Found:
-    """Its function, statement by statement, for many rows and without waiting for the host."""
-    gamma = case.tokens.shape[1]
-    q, p = case.draft.softmax(-1), case.target.softmax(-1)
-    q_i = q.gather(2, case.tokens[..., None])[..., 0]
-    p_i = p[:, :gamma].gather(2, case.tokens[..., None])[..., 0]
-    ratio = p_i / q_i
-    is_accepted = torch.rand_like(ratio) <= ratio
-    n_matches = ((~is_accepted).cumsum(-1) < 1).sum(-1)
-    row = torch.arange(len(n_matches), device=p.device)
-    p_next = p[row, n_matches]
-    p_prime = (p_next - q[row, n_matches.clamp(max=gamma - 1)]).clamp(min=0)
-    p_prime = p_prime / p_prime.sum(-1, keepdim=True)
-    p_prime = torch.where((n_matches < gamma)[:, None], p_prime, p_next)
-    drawn = (p_prime / torch.empty_like(p_prime).exponential_()).argmax(-1)  # as torch.multinomial, less its checks
-    new = torch.cat([case.tokens, drawn[:, None]], 1)
-    return new.scatter(1, n_matches[:, None], drawn[:, None]), n_matches
+    return transformers_own(replace(case, target=case.target.float(), draft=case.draft.float()))
 
 
 Contender = Callable[[Case], Found]
@@ -174,27 +138,92 @@ def fused_bytes(case: Case) -> int:
     return case.target.element_size() * vocab * (2 * gamma * len(accepted) + int(second))
 
 
-def check(cases: list[Case]) -> float:
-    """Share of rows where kernel and oracle say the same; little below 1, since numbers within rounding may differ."""
-    kernels = verify._on_kernel
-    same = []
-    for case in cases:
-        mine, n = fused(case)
-        verify._on_kernel = lambda *_: False
-        want, m = fused(case)
-        verify._on_kernel = kernels
-        real = torch.arange(want.shape[1], device=want.device) <= m[:, None]
-        same.append(((n == m) & ((mine == want) | ~real).all(1)).float().mean())
-    return float(torch.stack(same).mean())
+def by_both(action: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the kernel says, and the oracle."""
+    kernels = verify.on_kernel
+    try:
+        found = []
+        for fast in (True, False):
+            verify.on_kernel = lambda *_, fast=fast: fast
+            found.append(action())
+    finally:
+        verify.on_kernel = kernels
+    return found[0], found[1]
+
+
+def agreement(case: Case) -> Tensor:
+    """(B,) whether kernel and oracle say the same; a number within rounding of a threshold may fall either way."""
+    (mine, n), (want, m) = by_both(lambda: fused(case))
+    real = torch.arange(want.shape[1], device=want.device) <= m[:, None]
+    return (n == m) & ((mine == want) | ~real).all(1)
+
+
+def seeded_agreement(batch: int, nodes: int, vocab: int, args: argparse.Namespace, seed: int) -> Tensor:
+    """(B, N) whether both choose the same token at each node of a random tree."""
+    torch.manual_seed(seed)
+    logits = (torch.randn(batch, nodes, vocab, device=args.device) * 3).bfloat16()
+    parents = torch.zeros(batch, nodes, dtype=torch.long)
+    depths = torch.zeros(batch, nodes, dtype=torch.long)
+    for i in range(1, nodes):
+        parents[:, i] = torch.randint(max(0, i - 4), i, (batch,))
+        depths[:, i] = depths.gather(1, parents[:, i : i + 1])[:, 0] + 1
+    length = int(depths.max())
+    on = {name: x.to(args.device) for name, x in {"parents": parents, "depths": depths}.items()}
+    zero = torch.zeros_like(on["parents"])
+    tree = Tree(zero, on["parents"], on["depths"], zero == 0, ancestors(on["parents"], length), length)
+    rows = torch.arange(batch, device=args.device)
+    heat = torch.tensor([1.0, 0.0, 0.6, 1.4], device=args.device).repeat(-(-batch // 4))[:batch]
+    chosen = []
+
+    def action() -> None:
+        # Every choice, not only those on the path: the tree's walk would hide the others.
+        with_all = verify.walk
+        verify.walk = lambda tree, choice, hit: chosen.append(choice) or with_all(tree, choice, hit)
+        try:
+            verify.seeded_from_logits(logits, tree, temperature=heat, seeds=rows + seed, positions=rows * 7)
+        finally:
+            verify.walk = with_all
+
+    by_both(action)
+    return chosen[0] == chosen[1]
+
+
+def parity(args: argparse.Namespace) -> None:
+    """Kernel against oracle over the whole grid, inputs of a new seed each time; a log of it is written."""
+    path = args.save.with_name("verify_parity.json")
+    if args.device == "cuda":
+        check_new(path, args.overwrite)
+    rows: list[dict[str, Any]] = []
+    dtypes = itertools.cycle([torch.bfloat16, torch.float32, torch.float16])
+    apart, heat = itertools.cycle([0.5, 0.1, 1.5]), itertools.cycle([1.0, 0.7, 1.3, 1.0])
+    for vocab in args.vocabs:
+        for batch, gamma in args.grid:
+            kind = (next(dtypes), next(apart), next(heat))
+            case = make_case(batch, gamma, vocab, args.device, args.seed + len(rows), *kind)
+            case.counts.copy_(torch.randint(max(0, gamma - 2), gamma + 1, (batch,)))  # ragged
+            same = agreement(case)
+            size = {"vocab": vocab, "batch": batch, "gamma": gamma, "dtype": str(kind[0]).removeprefix("torch.")}
+            rows.append({"mode": "fused"} | size | {"rows": batch, "agree": int(same.sum())})
+        for batch, nodes in ((1, 32), (16, 8)):
+            same = seeded_agreement(batch, nodes, vocab, args, args.seed + len(rows))
+            size = {"vocab": vocab, "batch": batch, "nodes": nodes, "dtype": "bfloat16"}
+            rows.append({"mode": "seeded"} | size | {"rows": same.numel(), "agree": int(same.sum())})
+        total, agree = sum(r["rows"] for r in rows), sum(r["agree"] for r in rows)
+        print(f"vocabulary {vocab}: kernel and oracle agree on {agree} of {total} rows so far", flush=True)
+        if args.device == "cuda":
+            worst = min(r["agree"] / r["rows"] for r in rows)
+            write_results(path, {"rows": total, "agree": agree, "worst": worst, "seed": args.seed}, rows)
+    if agree < 0.98 * total:
+        raise RedrafterError(f"kernel and oracle agree on only {agree} of {total} rows; speed is not measured")
 
 
 def measure(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     one = make_case(batch, args.gamma, args.vocab, args.device, seed=0)
     copies = 2 if args.device == "cpu" else -(-COLD_BYTES // one.bytes)
     cases = [one, *(make_case(batch, args.gamma, args.vocab, args.device, seed=i) for i in range(1, copies))]
-    agreement = check(cases[:4])
-    if agreement < 0.97:
-        raise RedrafterError(f"kernel and oracle agree on only {agreement:.1%} of {batch} rows; not measured")
+    agree = float(torch.cat([agreement(case) for case in cases[:4]]).float().mean())
+    if agree < 0.97:
+        raise RedrafterError(f"kernel and oracle agree on only {agree:.1%} of {batch} rows; not measured")
     contenders = (WAITS if batch == 1 else {}) | NEVER_WAITS
 
     def loop(contender: Contender) -> Callable[[], None]:
@@ -219,50 +248,72 @@ def measure(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         median = statistics.median(times)
         row = {"batch": batch, "contender": name, "how": how, "microseconds": median * 1e6, "copies": copies}
         if name == "fused":
-            row |= {"bytes": read, "bytes_per_second": read / median, "agreement": agreement}
+            row |= {"bytes": read, "bytes_per_second": read / median, "agreement": agree}
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
 def headline(rows: list[dict[str, Any]], bandwidth: float) -> dict[str, float]:
-    """How many times as fast as others; at one row as Python runs them, at 64 as graphs."""
+    """How many times as fast as others; at one row as Python runs them, at 64 as graphs. What is measured so far."""
     took = {(r["batch"], r["contender"], r["how"]): r["microseconds"] for r in rows}
-    reads = {(r["batch"], r["how"]): r["bytes_per_second"] for r in rows if r["contender"] == "fused"}
-    many = took[64, "fused", "graph"]
-    return {
-        "b1_vs_transformers": took[1, "transformers", "eager"] / took[1, "fused", "eager"],
-        "b64_vs_transformers": took[64, "transformers_batched", "graph"] / many,
-        "b64_vs_paper_exact": took[64, "paper_exact", "graph"] / many,
-        "b64_vs_sigmoid": took[64, "sigmoid_lossy", "graph"] / many,
-        "b64_bandwidth_fraction": reads[64, "graph"] / bandwidth,
-    }
+    found = {}
+    if (1, "fused", "eager") in took:
+        found["b1_vs_transformers"] = took[1, "transformers", "eager"] / took[1, "fused", "eager"]
+    if (64, "fused", "graph") in took:
+        many = took[64, "fused", "graph"]
+        found["b64_vs_transformers"] = took[64, "transformers_batched", "graph"] / many
+        found["b64_vs_paper_exact"] = took[64, "paper_exact", "graph"] / many
+        found["b64_vs_sigmoid"] = took[64, "sigmoid_lossy", "graph"] / many
+        reads = {r["how"]: r["bytes_per_second"] for r in rows if (r["batch"], r["contender"]) == (64, "fused")}
+        found["b64_bandwidth_fraction"] = reads["graph"] / bandwidth
+    return found
+
+
+def speed(args: argparse.Namespace) -> None:
+    bandwidth = read_bandwidth(args.device)
+    print(f"reads {bandwidth / 1e9:.0f} GB/s", flush=True)
+    shape = {"gamma": args.gamma, "vocab": args.vocab, "dtype": "bfloat16", "read_bytes_per_second": bandwidth}
+    rows: list[dict[str, Any]] = []
+    for batch in args.batches:
+        rows += [shape | row for row in measure(batch, args)]
+        print(headline(rows, bandwidth), flush=True)
+        if args.device == "cuda":
+            write_results(args.save, headline(rows, bandwidth), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--parts", nargs="+", choices=["speed", "parity"], default=["speed", "parity"])
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--gamma", type=int, default=5, help="drafted tokens per row")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--save", type=Path, default=SAVE, help="where the JSON goes")
-    parser.add_argument("--overwrite", action="store_true", help="replace that file")
+    parser.add_argument("--vocabs", type=int, nargs="+", default=VOCABS, help="of the parity grid")
+    parser.add_argument(
+        "--grid", type=pair, nargs="+", default=GRID, metavar="BxG", help="rows and drafted tokens there"
+    )
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the parity grid's inputs")
+    parser.add_argument("--save", type=Path, default=SAVE, help="where the JSON goes; the parity's lies beside it")
+    parser.add_argument("--overwrite", action="store_true", help="replace these files")
     args = parser.parse_args()
     try:
-        if args.device == "cuda":
+        if args.device == "cuda" and "speed" in args.parts:
             check_new(args.save, args.overwrite)
-        bandwidth = read_bandwidth(args.device)
-        print(f"reads {bandwidth / 1e9:.0f} GB/s", flush=True)
-        rows = [row for batch in BATCHES for row in measure(batch, args)]
+        if "speed" in args.parts:
+            speed(args)
+        if "parity" in args.parts:
+            parity(args)
     except RedrafterError as error:
         sys.exit(str(error))
     if args.device == "cpu":
         print("a dry run: nothing is written")
-        return
-    found = headline(rows, bandwidth)
-    print(found)
-    shape = {"gamma": args.gamma, "vocab": args.vocab, "dtype": "bfloat16", "read_bytes_per_second": bandwidth}
-    write_results(args.save, found, [shape | row for row in rows])
+
+
+def pair(text: str) -> tuple[int, int]:
+    batch, gamma = text.split("x")
+    return int(batch), int(gamma)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_the_kernel_gives_the_oracles_text(models, monkeypatch):
     pytest.importorskip("triton", reason="triton is not installed")
     texts = []
     for fast in (False, True):
-        monkeypatch.setattr(verify, "_on_kernel", lambda *logits, fast=fast: fast)
+        monkeypatch.setattr(verify, "on_kernel", lambda *logits, fast=fast: fast)
         with use_fused_verification():
             texts.append(generate(models, 4, max_new_tokens=12))
     assert torch.equal(*texts)

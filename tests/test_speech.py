@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from redrafter import Shape
+from redrafter import Gamma, Shape
 from redrafter.drafters import NgramDrafter
 from redrafter.drafters import speech as drafts
+from redrafter.engine import speech as speech_engine
 from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
 from redrafter.targets.speech import Heard, SpeechTarget
-from redrafter.train.speech import distill, lessons
+from redrafter.train.speech import Lesson, distill, distill_recurrent, lessons
 from whispers import END, SILENT, START, VOCAB, Letters, make_model, make_target, sounds
 
 CLIPS = Path(__file__).parents[1] / "benchmarks" / "data" / "audio"
@@ -46,6 +47,21 @@ def test_speculative_equals_plain(kind, temperature):
     assert sum(t.steps for t in plain) == sum(len(t.tokens) - t.windows for t in plain)
     if kind == "self":
         assert all(t.tokens_per_step > 2 for t in done)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("gamma", ["heuristic", "confidence:0.2"])
+def test_gamma(gamma, temperature):
+    """However far the draft model guesses, the same texts."""
+    target = make_target()
+    windows = sounds(0.9, 0.4, 0.7)
+    options = {"temperature": temperature, "seed": 3}
+    plain = [t.tokens for t in Transcriber(target, NgramDrafter()).plain().transcribe(windows, **options)]
+    draft = drafts.shorten(target, [0, 1], 40)
+    done = Transcriber(target, draft, gamma=Gamma.of(gamma)).transcribe(windows, **options)
+    assert [t.tokens for t in done] == plain
+    with pytest.raises(ConfigError, match="gamma is for a speech drafter"):
+        Transcriber(target, NgramDrafter(), gamma=Gamma.of(gamma))
 
 
 def test_batches_do_not_matter():
@@ -128,6 +144,33 @@ def test_distilling_helps():
     distill(draft, target, data, updates=40, lr=3e-3, report=lambda update, loss: losses.append(loss))
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     assert torch.equal(frozen, target.model.model.decoder.layers[0].fc1.weight)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_recurrent_drafter(tmp_path, temperature):
+    """On the decoder's hidden state: it learns, is stored and found again, and changes nothing in the texts."""
+    target = make_target(dtype=torch.float32)
+    transcriber = Transcriber(target, NgramDrafter())
+    windows = sounds(*(0.3 + 0.05 * i for i in range(8)))
+    features = transcriber.features(windows)
+    heard = target.hear(features)
+    data = []
+    for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
+        tokens = torch.tensor([*target.opening, *written])
+        data.append(Lesson(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
+    losses = []
+    drafter = distill_recurrent(
+        target, data, guessable=40, updates=60, lr=1e-2, report=lambda update, loss: losses.append(loss)
+    )
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert drafter.net.token_ids.tolist() == [*range(39), END]
+    drafter.save(tmp_path / "drafter", target)
+    found = speech_engine._resolve(tmp_path / "drafter", target, "en")
+    options = {"temperature": temperature, "seed": 3}
+    done = Transcriber(target, found, shape=Shape(width=2, length=3)).transcribe(windows, **options)
+    plain = transcriber.plain().transcribe(windows, **options)
+    assert [t.tokens for t in done] == [t.tokens for t in plain]
+    assert sum(t.steps for t in done) < sum(t.steps for t in plain)
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="no speech model is installed")

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from redrafter.config import RecurrentConfig, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RecurrentConfig, RuleConfig, SamplingParams, Shape
 from redrafter.errors import RedrafterError
 from redrafter.version import __version__
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Engine",
+    "Gamma",
     "RecurrentConfig",
     "RedrafterError",
     "RuleConfig",

@@ -8,6 +8,7 @@ from typing import Literal
 from redrafter.errors import ConfigError
 
 RuleName = Literal["seeded", "rejection", "typical"]
+GammaName = Literal["constant", "heuristic", "confidence"]
 Cell = Literal["rnn", "gated", "none"]
 FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
@@ -116,6 +117,42 @@ class RuleConfig:
     @property
     def lossless(self) -> bool:
         return self.name != "typical"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gamma:
+    """How many tokens a draft model guesses ahead in each step, never more than the beam's length."""
+
+    name: GammaName = "constant"
+    """`constant`: always the beam's length; `heuristic`: two more after a step that accepted all, one less after any
+    other; `confidence`: a guess that the draft model itself thinks less probable than the threshold is the last."""
+    first: int = 5
+    """`heuristic` only: how many in a row's first step."""
+    threshold: float = 0.4
+    """`confidence` only."""
+
+    def __post_init__(self) -> None:
+        names = ("constant", "heuristic", "confidence")
+        require(self.name in names, f"gamma must be one of {', '.join(names)}, got {self.name!r}")
+        require(self.first >= 1, f"gamma must begin with at least 1, got {self.first}")
+        require(0 <= self.threshold <= 1, f"gamma's threshold must be in [0, 1], got {self.threshold}")
+
+    @classmethod
+    def of(cls, text: str) -> "Gamma":
+        """As the command line has it, with its constant or without.
+
+        >>> Gamma.of("heuristic:7").first, Gamma.of("confidence").threshold
+        (7, 0.4)
+        """
+        name, _, constant = text.partition(":")
+        try:
+            if constant and name == "heuristic":
+                return cls(name="heuristic", first=int(constant))
+            if constant and name == "confidence":
+                return cls(name="confidence", threshold=float(constant))
+        except ValueError:
+            raise ConfigError(f"gamma's constant must be a number, got {text!r}") from None
+        return cls(name=text)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,8 +76,9 @@ def run(
     rows: int,
     tokens: int,
     drafter: Drafter | None = None,
+    begun: Any = None,
 ) -> Tensor:
-    """`rows` texts of `tokens` tokens after the start (0, 1), each row with its own seed."""
+    """`rows` texts of `tokens` tokens after the start (0, 1), each row with its own seed; `begun`: drafter's state."""
     if isinstance(rule, RuleConfig):
         rule = make_rule(rule, shape, V, torch.float64)
     sampling = Sampling.of([params], V, "cpu")
@@ -95,7 +97,7 @@ def run(
         done=one == 0,
         eos=-one[:, None],
         counts=None,
-        state=Before(0 * one),
+        state=begun or Before(0 * one),
     )
     out = torch.zeros(rows, tokens + shape.length + 32, dtype=torch.long)
     written = 0 * one

@@ -83,7 +83,7 @@ class BeamSearchedRejection(RejectionRule):
         sampled = super().search(sampling, seeds, lengths)
         length = len(self.branching)
         noise = torch.zeros(len(lengths), length + 1, V, dtype=torch.float64)
-        return _SearchedNotSampled(BeamSearch(Shape(width=1, length=length), sampling, noise), sampled)
+        return _SearchedNotSampled(BeamSearch(Shape(width=1, length=length), sampling, noise, seeds, lengths), sampled)
 
     def accept(self, search, tree, logits, counts):
         return super().accept(search.sampled, tree, logits, counts)
@@ -102,7 +102,7 @@ class _SearchedNotSampled:
         tree = self.beam.tree(advance, state, last, token_ids)
         before = torch.cat([state[:, :1], tree.tokens[:, :-2]], 1) if tree.length > 1 else state[:, :1]
         q = Q[before, tree.tokens[:, :-1]].log_softmax(-1)
-        return replace(tree, draft_logp=q)
+        return replace(tree, draft_logits=q)
 
 
 def test_twin_p_over_q_on_beam_searched_drafts():
@@ -118,6 +118,7 @@ class OneStreamRejection(RejectionRule):
     def accept(self, search, tree, logits, counts) -> Accepted:
         return accept_rejection(
             node_scores(logits, search.sampling, counts, tree),
+            tree.draft_logits.log_softmax(-1),
             tree,
             branching=self.branching,
             temperature=search.sampling.temperature,

@@ -7,11 +7,14 @@ import torch
 from tables import V, chi_square, joint, run
 
 from redrafter import RuleConfig, SamplingParams, Shape
+from redrafter.core import verify
 from redrafter.core.accept import Accepted
 from redrafter.core.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
+from redrafter.core.rejection import accept_chain, accept_rejection
 from redrafter.core.rules import RejectionRule
-from redrafter.core.sampling import Sampling, node_scores, restrict
-from redrafter.core.verify import floors, rejection_from_logits
+from redrafter.core.sampling import Sampling, floor, restrict
+from redrafter.core.verify import rejection_from_logits
+from redrafter.kernels import verify as operators
 from redrafter.kernels.verify import paper
 
 ROWS, TOKENS = 20_000, 4
@@ -21,37 +24,113 @@ COOL = SamplingParams(temperature=0.7, top_k=3)
 CHAIN = RuleConfig(name="rejection", branching=(1, 1, 1))
 
 
+def parts_of(search):
+    return {"temperature": search.sampling.temperature, "seeds": search.seeds, "positions": search.positions}
+
+
 @dataclass(frozen=True)
-class FromLogits(RejectionRule):
-    """The rejection rule with the kernel's oracle in its place."""
+class Streams(RejectionRule):
+    """Other random numbers."""
 
     streams: tuple[int, int] = (ACCEPT, RESIDUAL)
 
-    def judge(self, target, draft, tokens, search):
-        rows = {"seeds": search.seeds, "positions": search.positions}
-        heat = (search.sampling.temperature > 0).to(target.dtype)  # scores and draft_logp are tempered already
-        full = torch.full_like(search.positions, tokens.shape[1])
-        return rejection_from_logits(target, draft, tokens, counts=full, temperature=heat, streams=self.streams, **rows)
+    def accept(self, search, tree, logits, counts):
+        return accept_chain(
+            logits, tree, floor=floor(logits, search.sampling), streams=self.streams, **parts_of(search)
+        )
+
+
+@dataclass(frozen=True)
+class Recursive(RejectionRule):
+    """The chain as the tree that it also is."""
 
     def accept(self, search, tree, logits, counts):
-        scores = node_scores(logits, search.sampling, counts, tree)
-        new, accepted = self.judge(scores, tree.draft_logp, tree.tokens[:, 1:], search)
-        path = torch.arange(tree.length + 1).expand_as(new)
-        return Accepted(path, new, accepted + 1, accepted, tree.valid.sum(1) - 1)
+        scores, draft = restrict(logits, search.sampling), restrict(tree.draft_logits, search.sampling)
+        return accept_rejection(scores, draft.log_softmax(-1), tree, branching=self.branching, **parts_of(search))
 
 
 @pytest.mark.parametrize("params", [HOT, COOL, SamplingParams()], ids=["hot", "filtered", "greedy"])
-def test_chooses_what_the_rejection_rule_chooses(params):
+def test_a_chain_chooses_what_a_tree_chooses(params):
     """Token for token, in fp64, where rounding flips nothing."""
     rows = 2_000
-    want = run(CHAIN, Shape(), params, rows, 8)
-    assert torch.equal(run(FromLogits(CHAIN, Shape(), V), Shape(), params, rows, 8), want)
+    want = run(Recursive(CHAIN, Shape(), V), Shape(), params, rows, 8)
+    assert torch.equal(run(CHAIN, Shape(), params, rows, 8), want)
 
 
+# The rules as on a GPU, with the kernels in place: there the distributions are tested; in Triton's interpreter, which
+# takes a second for ten rows, that the kernels write what the oracle writes.
+
+BIG = torch.cuda.is_available()
+INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:.*FP_FUSION.*")
+"""numpy there warns of every overflow, and Triton of a default that will change."""
+KINDS = {
+    "chain": (RuleConfig(name="rejection", branching=(1, 1)), Shape(), "fused"),
+    "tree": (RuleConfig(), Shape(width=2, length=2, nodes=3), "seeded"),
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Turns them on, and counts how often each is called; the tables stay on the CPU."""
+    kernel = pytest.importorskip(
+        "redrafter.kernels.verify.triton", reason="triton is not installed", exc_type=ImportError
+    )
+    called = {"fused": 0, "seeded": 0}
+
+    def there(x):
+        return x.cuda() if BIG and isinstance(x, torch.Tensor) else x
+
+    def turn_on():
+        for name in called:
+            real = getattr(operators, name)
+
+            def counting(*args, operator=real, name=name):
+                called[name] += 1
+                found = operator(*map(there, args))
+                return found.cpu() if isinstance(found, torch.Tensor) else tuple(x.cpu() for x in found)
+
+            monkeypatch.setattr(operators, name, counting)
+        monkeypatch.setattr(verify, "on_kernel", lambda *logits: True)
+        if not BIG:
+            for name, size in (("SHARE", 16), ("DRAW", (16, 16)), ("CHOICE", 16)):
+                monkeypatch.setattr(kernel, name, size)
+        return called
+
+    return turn_on
+
+
+@INTERPRETER
 @pytest.mark.parametrize("params", [HOT, COOL], ids=["hot", "filtered"])
-def test_distribution(params):
-    texts = run(FromLogits(CHAIN, Shape(), V), Shape(), params, ROWS, TOKENS)
-    assert chi_square(texts, joint(params, TOKENS)) > SOUND
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_by_the_kernels_write_what_they_write_by_the_oracle(kernels, kind, params):
+    rule, shape, name = KINDS[kind]
+    rows, tokens = (10_000, 4) if BIG else (8, 2)
+    want = run(rule, shape, params, rows, tokens)
+    called = kernels()
+    got = run(rule, shape, params, rows, tokens)
+    assert called[name] > 0
+    assert (got == want).all(1).float().mean() > (0.999 if BIG else 0.99)
+
+
+@pytest.mark.skipif(not BIG, reason="needs a GPU")
+@pytest.mark.parametrize("params", [HOT, COOL], ids=["hot", "filtered"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_distribution_by_the_kernels(kernels, kind, params):
+    kernels()
+    rule, shape, _ = KINDS[kind]
+    assert chi_square(run(rule, shape, params, ROWS, TOKENS), joint(params, TOKENS)) > SOUND
+
+
+@INTERPRETER
+def test_twin_other_streams_by_the_kernel(kernels):
+    """Another stream is another text; and where two are one, another distribution."""
+    rule, shape, _ = KINDS["chain"]
+    rows, tokens = (ROWS, TOKENS) if BIG else (8, 2)
+    want = run(rule, shape, HOT, rows, tokens)
+    kernels()
+    got = run(Streams(rule, shape, V, (ACCEPT, ACCEPT)), shape, HOT, rows, tokens)
+    assert not torch.equal(got, want)
+    assert not BIG or chi_square(got, joint(HOT, TOKENS)) < UNSOUND
 
 
 def test_floors_keep_what_the_filters_keep():
@@ -65,12 +144,12 @@ def test_floors_keep_what_the_filters_keep():
     target, draft = (torch.randn(4, 4, 100).bfloat16().float() * 2 for _ in range(2))  # bf16: equal logits
     draft = draft[:, :3]
     kept = restrict(target, sampling) > -torch.inf
-    assert torch.equal(target >= floors(target, sampling)[..., None], kept)
+    assert torch.equal(target >= floor(target, sampling)[..., None], kept)
     rows = {"seeds": torch.arange(4), "positions": torch.arange(4), "counts": torch.full((4,), 3)}
     tokens = restrict(draft, sampling).argmax(-1)
     raw = rejection_from_logits(
         target, draft, tokens, temperature=sampling.temperature,
-        floors=(floors(target, sampling), floors(draft, sampling)), **rows,
+        floors=(floor(target, sampling), floor(draft, sampling)), **rows,
     )  # fmt: skip
     done = rejection_from_logits(
         restrict(target, sampling), restrict(draft, sampling), tokens, temperature=torch.ones(4), **rows
@@ -87,12 +166,14 @@ def given(search, tokens):
 
 
 @dataclass(frozen=True)
-class Paper(FromLogits):
+class Paper(RejectionRule):
     """The paper's ways; `sigmoid` is lossy."""
 
     scale: tuple[float, float] | None = None
 
-    def judge(self, target, draft, tokens, search):
+    def accept(self, search, tree, logits, counts):
+        target, draft = restrict(logits, search.sampling), restrict(tree.draft_logits, search.sampling)
+        tokens = tree.tokens[:, 1:]
         coins, races = given(search, tokens)
         full = torch.full_like(search.positions, tokens.shape[1])
 
@@ -102,13 +183,15 @@ class Paper(FromLogits):
             return paper.sigmoid_lossy(target, draft, tokens, full, coins, race, self.scale)
 
         _, accepted = verify(races[:, 0])  # where it stops decides whose race is run
-        return verify(races[torch.arange(len(tokens)), accepted])
+        new, accepted = verify(races[torch.arange(len(tokens)), accepted])
+        path = torch.arange(tree.length + 1).expand_as(new)
+        return Accepted(path, new, accepted + 1, accepted, tree.valid.sum(1) - 1)
 
 
 def test_paper_exact_is_exact():
     texts = run(Paper(CHAIN, Shape(), V), Shape(), HOT, ROWS, TOKENS)
     assert chi_square(texts, joint(HOT, TOKENS)) > SOUND
-    same = texts == run(FromLogits(CHAIN, Shape(), V), Shape(), HOT, ROWS, TOKENS)
+    same = texts == run(CHAIN, Shape(), HOT, ROWS, TOKENS)
     assert same.all(1).float().mean() > 0.999  # fp32 against fp64
 
 
@@ -123,5 +206,5 @@ def test_twin_sigmoid_is_lossy(scale):
 
 @pytest.mark.parametrize("streams", [(DRAFT, RESIDUAL), (ACCEPT, DRAFT), (ACCEPT, ACCEPT)], ids=str)
 def test_twin_shared_streams(streams):
-    texts = run(FromLogits(CHAIN, Shape(), V, streams=streams), Shape(), HOT, ROWS, TOKENS)
+    texts = run(Streams(CHAIN, Shape(), V, streams), Shape(), HOT, ROWS, TOKENS)
     assert chi_square(texts, joint(HOT, TOKENS)) < UNSOUND

@@ -34,7 +34,7 @@ def both(monkeypatch):
     def run(function, *args, **options):
         found = []
         for fast in (False, True):
-            monkeypatch.setattr(verify, "_on_kernel", lambda *logits, fast=fast: fast)
+            monkeypatch.setattr(verify, "on_kernel", lambda *logits, fast=fast: fast)
             found.append(function(*args, **options))
         return found
 
@@ -241,13 +241,13 @@ def test_operators_say_what_shapes_they_give():
     target, draft, tokens, rows = drafted(2, 2, 100)
     names = ("test_schema", "test_faketensor")
     torch.library.opcheck(
-        operators.fused,
+        operators.fused_operator,
         (target, draft, tokens, *rows.values(), None, None, noise.ACCEPT, noise.RESIDUAL),
         test_utils=names,
     )
     depths = torch.arange(3, device=DEVICE).expand(2, -1)
     _, *of_rows = rows.values()
-    torch.library.opcheck(operators.seeded, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
+    torch.library.opcheck(operators.seeded_operator, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
 
 
 @pytest.mark.parametrize("scale", [None, paper.SPEECH], ids=["exact", "sigmoid"])

@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from typing import Any
 
-from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.engine import Engine, load
 from redrafter.errors import ConfigError
 
@@ -53,6 +53,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="compiled (the fastest on a GPU, after about a minute at first use), graphs (ready in seconds) or eager "
         "(default: compiled on a GPU, eager on a CPU)",
     )
+    group.add_argument(
+        "--gamma",
+        metavar="HOW",
+        help="how far a drafter that is a causal LM guesses: constant (the beam's length), heuristic[:FIRST] (two more "
+        "after a step that accepted all, else one less) or confidence[:P] (not past a guess less probable than P)",
+    )
     help_ = field_help(RuleConfig)
     group.add_argument("--rule", default="seeded", help=f"seeded, rejection or typical. {help_['name']}")
     group.add_argument("--branching", default="", metavar="K,K,...", help=help_["branching"])
@@ -96,9 +102,10 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> Engine:
     rule = RuleConfig(name=args.rule, branching=branching, epsilon=args.epsilon, delta=args.delta)
     given = {k: getattr(args, k) for k in ("width", "length", "nodes") if getattr(args, k) is not None}
     asked = Shape(**given)  # before a model is loaded for nothing
+    gamma = Gamma.of(args.gamma) if args.gamma else None
     tuned = tuned and not given
-    where = {"dtype": args.dtype, "device": args.device}
-    engine = load(args.model, args.drafter, shape=None if tuned else asked, rule=rule, runtime=args.runtime, **where)
+    how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
+    engine = load(args.model, args.drafter, shape=None if tuned else asked, **how)
     if tuned:
         return engine
     default = engine.drafter.default_shape

@@ -38,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--plain", action="store_true", help="no guesses: the same as --drafter none")
     group.add_argument("--width", type=int, metavar="W", help="candidates followed at once")
     group.add_argument("--length", type=int, metavar="L", help="tokens guessed ahead")
+    group.add_argument("--gamma", metavar="HOW", help="how far a draft model guesses; see redrafter generate --help")
     group.add_argument("--batch", type=int, default=8, metavar="B", help="half-minutes written at once (default 8)")
     group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
             args.model,
             "none" if args.plain else args.drafter,
             shape=shape,
+            gamma=args.gamma,
             language=args.language,
             dtype=args.dtype,
             device=args.device,

@@ -12,10 +12,10 @@ from redrafter.errors import ConfigError
 from redrafter.kernels.topw import extend
 
 State = TypeVar("State")
-Advance = Callable[[State, Tensor, Tensor], tuple[Tensor, State]]
+Advance = Callable[[State, Tensor, Tensor], tuple[Tensor | None, State]]
 """advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams.
 
-`parents` are indices into the beams of the state given; tokens are target token ids.
+`parents` are indices into the beams of the state given; tokens are target token ids. No logits: it guesses no further.
 """
 
 
@@ -43,13 +43,15 @@ def beam_search(
 
     `noise` (B, L+1, V) is the noise the target will choose with, 0 at temperature 0; searching under
     it makes the guesses those the target is about to make. `token_ids` (V',) maps a draft vocabulary to
-    target ids.
+    target ids. The beam is shorter where `advance` ends it.
     """
     tokens, parents = last[:, None], torch.zeros_like(last)[:, None]
     total = noise.new_zeros(last.shape[0], 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for depth in range(length):
         logits, state = advance(state, tokens, parents)  # (B, w, V')
+        if logits is None:
+            break
         if width > logits.shape[-1]:
             raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
         total, parents, tokens = extend(logits, total, temperature, noise[:, depth], token_ids, width)

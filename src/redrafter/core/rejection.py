@@ -14,8 +14,9 @@ from torch import Tensor
 from redrafter.core.accept import Accepted, path_to
 from redrafter.core.beam import Advance, State
 from redrafter.core.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
-from redrafter.core.sampling import Sampling, restrict
+from redrafter.core.sampling import Sampling, restrict, smallest_kept
 from redrafter.core.tree import Tree, ancestors
+from redrafter.core.verify import rejection_from_logits
 from redrafter.errors import ConfigError
 
 
@@ -88,22 +89,26 @@ def sample_tree(
     batch, device = last.shape[0], last.device
     tokens = [last[:, None]]
     drawn_from: list[Tensor] = []
+    floors: list[Tensor] = []
     parent_beam = torch.zeros_like(last)[:, None]
     for depth, factor in enumerate(branching):
         logits, state = advance(state, tokens[-1], parent_beam)  # (B, w, V')
+        if logits is None:  # decided before anything is drawn here, so no token's survival depends on which it is
+            branching = branching[:depth]
+            break
         if factor > logits.shape[-1]:
             raise ConfigError(f"branching {factor} is larger than the {logits.shape[-1]} tokens to guess among")
-        if logits.dtype != torch.float64:
-            logits = logits.float()
         if token_ids is not None:
             full = logits.new_full((*logits.shape[:2], vocab_size), -torch.inf)
             logits = full.index_copy_(2, token_ids, logits)
-        logp = restrict(logits, sampling).log_softmax(-1)  # (B, w, V)
-        noise = gumbel(seeds, positions[:, None] + depth + 1, vocab_size, stream=stream, dtype=logp.dtype)
+        scores = restrict(logits, sampling)  # (B, w, V)
+        noise = gumbel(seeds, positions[:, None] + depth + 1, vocab_size, stream=stream, dtype=scores.dtype)
         noise = torch.where(sampling.temperature[:, None, None] > 0, noise, 0.0)  # at T = 0 the best k
-        tokens.append((logp + noise).topk(factor, dim=-1).indices.flatten(1))
-        drawn_from.append(logp)
-        width = logp.shape[1]
+        tokens.append((scores + noise).topk(factor, dim=-1).indices.flatten(1))
+        drawn_from.append(logits)
+        if sampling.filters:
+            floors.append(smallest_kept(logits, scores))
+        width = logits.shape[1]
         parent_beam = torch.arange(width, device=device).repeat_interleave(factor).expand(batch, -1)
     layout = _layout(branching, device)
     parents = layout.parents.expand(batch, -1)
@@ -115,12 +120,45 @@ def sample_tree(
         valid=torch.ones_like(every, dtype=torch.bool),
         mask=ancestors(parents, len(branching)),
         length=len(branching),
-        draft_logp=torch.cat(drawn_from, 1),
+        draft_logits=torch.cat(drawn_from, 1),
+        draft_floor=torch.cat(floors, 1) if floors else None,
     )
+
+
+def accept_chain(
+    logits: Tensor,
+    tree: Tree,
+    *,
+    floor: Tensor | None,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    streams: tuple[int, int] = (ACCEPT, RESIDUAL),
+) -> Accepted:
+    """The p/q test where every node has one child, from raw logits (B, L+1, V): see core/verify.py."""
+    gamma = tree.tokens.shape[1] - 1
+    draft = logits[:, :0] if tree.draft_logits is None else tree.draft_logits[:, :gamma]  # none with the prompt
+    floors = None
+    if floor is not None:
+        floors = floor, floor[:, :0] if tree.draft_floor is None else tree.draft_floor[:, :gamma]
+    tokens, accepted = rejection_from_logits(
+        logits,
+        draft,
+        tree.tokens[:, 1:],
+        counts=tree.valid.sum(1) - 1,
+        temperature=temperature,
+        seeds=seeds,
+        positions=positions,
+        floors=floors,
+        streams=streams,
+    )
+    path = torch.arange(gamma + 1, device=tokens.device).expand_as(tokens)
+    return Accepted(path, tokens, count=accepted + 1, drafted=accepted, nodes=tree.valid.sum(1) - 1)
 
 
 def accept_rejection(
     scores: Tensor,
+    draft_logp: Tensor,
     tree: Tree,
     *,
     branching: tuple[int, ...],
@@ -131,6 +169,7 @@ def accept_rejection(
 ) -> Accepted:
     """Recursive rejection: test a node's children in order, subtracting q from p after each refusal.
 
+    `scores` (B, N+1, V) are the target's, `draft_logp` (B, I, V) what the children of node i < I were drawn from.
     Child x is taken with probability min(1, p(x)/q(x)). Refused, p becomes (p − q)+ and q loses x,
     both renormalised. When no child is left, the token is drawn from what remains of p.
     """
@@ -152,16 +191,16 @@ def accept_rejection(
     alive = torch.ones(batch, dtype=torch.bool, device=device)  # still walking down
     p = target_p(node)
     for depth, factor in enumerate(branching):
-        assert tree.draft_logp is not None, "a tree for rejection keeps what its children were drawn from"
-        logq = tree.draft_logp[row, node.clamp(max=tree.draft_logp.shape[1] - 1)].to(dtype)
+        logq = draft_logp[row, node.clamp(max=draft_logp.shape[1] - 1)].to(dtype)
         moved = torch.zeros_like(alive)
         for i in range(factor):
             child = children[node, i]
             token = tree.tokens[row, child]
             q = logq.exp()
             p_x, q_x = p[row, token], q[row, token]
-            take = alive & ~moved & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
-            refuse = alive & ~moved & ~take
+            tested = alive & ~moved & tree.valid[row, child]  # a guess that is not there refuses nothing
+            take = tested & (q_x > 0) & (coins[:, depth, i] * q_x < p_x)
+            refuse = tested & ~take
             rest = (p - q).clamp(min=0)
             mass = rest.sum(-1, keepdim=True)
             p = torch.where(refuse[:, None] & (mass > 0), rest / mass, p)

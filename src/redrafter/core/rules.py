@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
+from redrafter.core import verify
 from redrafter.core.accept import Accepted, accept_seeded, accept_typical
 from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
 from redrafter.core.noise import SEEDED, gumbel
-from redrafter.core.rejection import accept_rejection, branching_nodes, sample_tree
-from redrafter.core.sampling import Sampling, node_scores
+from redrafter.core.rejection import accept_chain, accept_rejection, branching_nodes, sample_tree
+from redrafter.core.sampling import Sampling, floor, node_logits, node_scores, restrict
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
 from redrafter.errors import ConfigError
 
@@ -60,6 +61,8 @@ class BeamSearch:
     shape: Shape
     sampling: Sampling
     noise: Tensor  # (B, L+1, V) of the positions after the last token
+    seeds: Tensor  # (B,) that the noise is made from
+    positions: Tensor  # (B,) of the last tokens
 
     @property
     def visited(self) -> int:
@@ -142,10 +145,20 @@ class BeamRule:
             noise = torch.where(sampling.temperature[:, None, None] > 0, noise, 0.0)
         else:
             noise = torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
-        return BeamSearch(self.shape, sampling, noise)
+        return BeamSearch(self.shape, sampling, noise, seeds, lengths)
 
     def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
         assert isinstance(search, BeamSearch)
+        if self.config.name == "seeded" and search.sampling.hot and verify.on_kernel(logits):
+            logits = node_logits(logits, search.sampling, counts, tree)
+            return verify.seeded_from_logits(
+                logits,
+                tree,
+                temperature=search.sampling.temperature,
+                seeds=search.seeds,
+                positions=search.positions,
+                floor=floor(logits, search.sampling),
+            )
         scores = node_scores(logits, search.sampling, counts, tree)
         return self.judge(scores, tree, search.noise if search.sampling.hot else None)
 
@@ -171,14 +184,19 @@ class RejectionRule:
 
     def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
         assert isinstance(search, SampledSearch)
-        return accept_rejection(
-            node_scores(logits, search.sampling, counts, tree),
-            tree,
-            branching=self.branching if tree.length else (),  # the prompt's first token comes with no tree
-            temperature=search.sampling.temperature,
-            seeds=search.seeds,
-            positions=search.positions,
-        )
+        sampling = search.sampling
+        rows: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "seeds": search.seeds,
+            "positions": search.positions,
+        }
+        branching = self.branching[: tree.length]  # shorter where the drafter stopped; none after the prompt
+        logits = node_logits(logits, sampling, counts, tree)
+        if all(factor == 1 for factor in branching):
+            return accept_chain(logits, tree, floor=floor(logits, sampling), **rows)
+        assert tree.draft_logits is not None, "a tree for rejection keeps what its children were drawn from"
+        draft_logp = restrict(tree.draft_logits, sampling).log_softmax(-1)
+        return accept_rejection(restrict(logits, sampling), draft_logp, tree, branching=branching, **rows)
 
 
 def make_rule(config: RuleConfig, shape: Shape, vocab_size: int, dtype: torch.dtype) -> Rule:

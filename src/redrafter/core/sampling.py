@@ -32,6 +32,10 @@ class Sampling:
     hot: bool  # any temperature above 0
     processor: Processor | None = None
 
+    @property
+    def filters(self) -> bool:
+        return self.sorts or self.floors
+
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device | str) -> "Sampling":
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -92,6 +96,7 @@ def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
     >>> (restrict(logits, Sampling.of([params], 4, "cpu")) > -torch.inf)[0, 0].tolist()
     [True, True, False, False]
     """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     logits = logits / per_row(torch.where(sampling.temperature > 0, sampling.temperature, 1.0), logits)
     if sampling.sorts:
         ordered = logits.sort(dim=-1, descending=True).values
@@ -108,11 +113,31 @@ def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def node_scores(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
-    """(B, N+1, V) logits as verified -> what every acceptance rule starts from, fp32 at least."""
+def node_logits(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
+    """(B, N+1, V) logits as verified -> the same with all that comes before the temperature, fp32 at least then."""
+    if sampling.bias is None and not sampling.penalises and sampling.processor is None:
+        return logits
     if logits.dtype != torch.float64:
         logits = logits.float()
     logits = penalise(logits, sampling, counts, tree)
-    if sampling.processor is not None:
-        logits = sampling.processor(logits, tree)
-    return restrict(logits, sampling)
+    return logits if sampling.processor is None else sampling.processor(logits, tree)
+
+
+def floor(logits: Tensor, sampling: Sampling) -> Tensor | None:
+    """(B, n, V) raw logits -> (B, n) the smallest that top-k, top-p and min-p keep; None where nothing is filtered.
+
+    Keeping what is not below it keeps just what `restrict` keeps, since dividing by T keeps the order.
+    """
+    if not sampling.filters:
+        return None
+    return smallest_kept(logits, restrict(logits, sampling))
+
+
+def smallest_kept(logits: Tensor, scores: Tensor) -> Tensor:
+    """(B, n, V) raw logits and what `restrict` made of them -> (B, n)."""
+    return logits.masked_fill(scores == -torch.inf, torch.inf).amin(-1).to(scores.dtype)
+
+
+def node_scores(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
+    """(B, N+1, V) logits as verified -> what every acceptance rule starts from, fp32 at least."""
+    return restrict(node_logits(logits, sampling, counts, tree), sampling)

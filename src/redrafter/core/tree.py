@@ -5,7 +5,7 @@ unique from birth (`visited_nodes`). Plain candidate sequences share prefixes th
 (`dedup_prefix`, the papers' way). Both end in `pack`, which keeps the N best nodes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class Tree:
     valid: Tensor  # (B, N+1) bool; empty nodes stand last and are never accepted
     mask: Tensor  # (B, N+1, N+1) bool; mask[b, i, j]: j is i or an ancestor of i
     length: int  # depth of the deepest node there can be
-    draft_logp: Tensor | None = None  # (B, I, V) what the children of node i < I were sampled from
+    draft_logits: Tensor | None = None  # (B, I, V) raw: what the children of node i < I were sampled from
+    draft_floor: Tensor | None = None  # (B, I) the smallest of them that was not filtered out
 
     @property
     def nodes(self) -> int:
@@ -131,6 +132,11 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
         length=length,
     )
     return tree, place
+
+
+def within(tree: Tree, limit: Tensor) -> Tree:
+    """Without the nodes deeper than a row's limit (B,): nodes stand in depth order, so the empty ones stay last."""
+    return replace(tree, valid=tree.valid & (tree.depths <= limit[:, None]))
 
 
 def pack_beam(beam: Tensor, last: Tensor, budget: int | None = None) -> tuple[Tree, Tensor]:

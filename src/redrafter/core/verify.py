@@ -9,26 +9,17 @@ from torch import Tensor
 
 from redrafter.core.accept import Accepted, walk
 from redrafter.core.noise import ACCEPT, RESIDUAL, SEEDED, gumbel, uniform
-from redrafter.core.sampling import Sampling, restrict
 from redrafter.core.tree import Tree
 from redrafter.kernels import runs_triton, verify
 from redrafter.kernels.verify import naive
-
-
-def floors(logits: Tensor, sampling: Sampling) -> Tensor:
-    """(B, n, V) raw logits -> (B, n) the smallest logit that top-k, top-p and min-p keep.
-
-    Keeping what is not below it keeps just what `restrict` keeps, since dividing by T keeps the order.
-    """
-    kept = restrict(logits, sampling) > -torch.inf
-    return logits.masked_fill(~kept, torch.inf).amin(-1)
 
 
 def _noise_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _on_kernel(*logits: Tensor) -> bool:
+def on_kernel(*logits: Tensor) -> bool:
+    """Whether the kernels do it: on a GPU, but in fp64."""
     return all(runs_triton(x.device) and x.dtype != torch.float64 for x in logits)
 
 
@@ -42,8 +33,8 @@ def seeded_from_logits(
     floor: Tensor | None = None,
 ) -> Accepted:
     """`accept_seeded` without scores and noise in memory. Logits (B, N+1, V) raw, T (B,), `floor` (B, N+1)."""
-    if _on_kernel(logits):
-        choice: Tensor = verify.seeded(logits, tree.depths, temperature, seeds, positions, floor, SEEDED)
+    if on_kernel(logits):
+        choice = verify.seeded(logits, tree.depths, temperature, seeds, positions, floor, SEEDED)
     else:
         ahead = positions[:, None] + 1 + torch.arange(tree.length + 1, device=logits.device)
         noise = gumbel(seeds, ahead, logits.shape[-1], stream=SEEDED, dtype=_noise_dtype(logits))
@@ -69,12 +60,9 @@ def rejection_from_logits(
     draft's logits under the same temperature and floors (B, G+1), (B, G). Entry `accepted` of the new tokens is the
     target's own; later ones have no meaning.
     """
-    if _on_kernel(target, draft):
+    if on_kernel(target, draft):
         both = floors or (None, None)
-        found: tuple[Tensor, Tensor] = verify.fused(
-            target, draft, tokens, counts, temperature, seeds, positions, *both, *streams
-        )
-        return found
+        return verify.fused(target, draft, tokens, counts, temperature, seeds, positions, *both, *streams)
     dtype = _noise_dtype(target)
     ahead = positions[:, None] + 1 + torch.arange(tokens.shape[1], device=tokens.device)
     coins = uniform(seeds, ahead, 1, stream=streams[0], dtype=dtype)[..., 0]

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.noise import fold
 from redrafter.core.rules import make_rule
 from redrafter.core.step import Drafter
@@ -33,6 +33,7 @@ def load(
     *,
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
+    gamma: Gamma | str | None = None,
     runtime: Runtime = "auto",
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
@@ -48,12 +49,14 @@ def load(
     shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
         machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
+    gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
+        "confidence", or a `Gamma`.
     runtime: "compiled" (torch.compile and CUDA graphs: the fastest, after a minute or so at first use), "graphs"
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     """
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
-    guesses = resolve_drafter(drafter, target)
-    if shape is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
+    guesses = resolve_drafter(drafter, target, gamma)
+    if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = tuned(target, guesses, runtime)
     return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint, shipped
 from redrafter.errors import ConfigError, ModelNotFound
@@ -10,8 +11,22 @@ from redrafter.interop import apple
 from redrafter.targets import Target, load_target
 
 
-def resolve_drafter(drafter: Any, target: Target) -> Drafter:
-    """None or "none", "auto", "ngram", a folder or Hub id (recurrent, Apple's, or a causal LM), or a drafter."""
+def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
+    """None or "none", "auto", "ngram", a folder or Hub id (recurrent, Apple's, or a causal LM), or a drafter.
+
+    `gamma` says how far a causal LM guesses, and no other drafter has it.
+    """
+    if isinstance(gamma, str):
+        gamma = Gamma.of(gamma)
+    found = _resolve(drafter, target, gamma)
+    if gamma is not None and not isinstance(found, ModelDrafter):
+        raise ConfigError(
+            f"gamma is for a drafter that is a causal LM, and this is {type(found).__name__}: set the beam's length"
+        )
+    return found
+
+
+def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     if drafter is None or drafter == "none":
         return NoDrafter()
     if drafter == "auto":
@@ -20,7 +35,7 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
         return NgramDrafter()
     if not isinstance(drafter, str | Path):
         if hasattr(drafter, "get_output_embeddings"):  # a loaded causal LM
-            return ModelDrafter(load_target(drafter), target)
+            return ModelDrafter(load_target(drafter), target, gamma=gamma)
         if not hasattr(drafter, "draft"):
             raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
         return drafter  # type: ignore[no-any-return]
@@ -30,7 +45,7 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
         return RecurrentDrafter.load(folder, target)
     if model_type == apple.MODEL_TYPE:
         return RecurrentDrafter(apple.read(folder), target).lean()
-    return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target)
+    return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)
 
 
 def _folder(drafter: str) -> Path:

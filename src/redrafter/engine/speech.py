@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint
 from redrafter.drafters import speech as drafts
+from redrafter.drafters.model import default_shape
 from redrafter.engine.decode import decode
 from redrafter.engine.request import Request, Stats
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
@@ -52,6 +53,7 @@ def load_speech(
     *,
     shape: Shape | None = None,
     rule: RuleConfig | None = None,
+    gamma: Gamma | str | None = None,
     language: str = "en",
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
@@ -59,12 +61,14 @@ def load_speech(
     """A Whisper and what guesses for it.
 
     model: a Hugging Face id or folder of a Whisper, or a folder of CTranslate2's; left out, the installed tiny.en.
-    drafter: "none", "ngram", a folder of a speech drafter, a folder or id of a smaller Whisper, a SpeechTarget;
-        "auto" is none.
+    drafter: "none", "ngram", a folder of a speech drafter or of a recurrent drafter for this target, a folder or id
+        of a smaller Whisper, a SpeechTarget; "auto" is none.
+    gamma: how far a speech drafter or a smaller Whisper guesses, as in `redrafter.load`.
     """
     device = parse_device(device)
     target = _load(str(model or installed_model()), language, parse_dtype(dtype, device), device)
-    return Transcriber(target, _resolve(drafter, target, language), shape=shape, rule=rule)
+    gamma = Gamma.of(gamma) if isinstance(gamma, str) else gamma
+    return Transcriber(target, _resolve(drafter, target, language), shape=shape, rule=rule, gamma=gamma)
 
 
 def installed_model() -> Path:
@@ -114,8 +118,11 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
-    if ours and checkpoint.read_config(folder).get("model_type") == drafts.MODEL_TYPE:
+    kind = checkpoint.read_config(folder).get("model_type") if ours else None
+    if kind == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
+    if kind == checkpoint.MODEL_TYPE:
+        return RecurrentDrafter.load(folder, target)
     return _load(str(drafter), language, target.dtype, str(target.device))
 
 
@@ -129,11 +136,17 @@ class Transcriber:
         *,
         shape: Shape | None = None,
         rule: RuleConfig | None = None,
+        gamma: Gamma | None = None,
     ) -> None:
         from transformers import WhisperFeatureExtractor
 
-        self.target, self.drafter = target, drafter
-        default = ModelDrafter.default_shape if isinstance(drafter, SpeechTarget) else drafter.default_shape
+        if gamma is not None and not isinstance(drafter, SpeechTarget):
+            raise ConfigError(
+                f"gamma is for a speech drafter or a smaller Whisper, and this is {type(drafter).__name__}: "
+                "set the beam's length"
+            )
+        self.target, self.drafter, self.gamma = target, drafter, gamma or Gamma()
+        default = default_shape(self.gamma) if isinstance(drafter, SpeechTarget) else drafter.default_shape
         self.rule = make_rule(rule or RuleConfig(), shape or default, target.vocab_size, target.dtype)
         ends = target.config.eos_token_id
         self.eos = (ends,) if isinstance(ends, int) else tuple(ends)
@@ -209,7 +222,7 @@ class Transcriber:
         if not isinstance(draft, SpeechTarget):
             return draft
         heard = sound if drafts.shares_ears(draft, self.target) else draft.hear(features)
-        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard))
+        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard), self.gamma)
 
 
 def cut(sound: Tensor, longest: int) -> list[Tensor]:

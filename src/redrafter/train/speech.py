@@ -1,4 +1,6 @@
-"""A draft model for speech, distilled on what the target itself writes down (as Distil-Whisper is)."""
+"""Drafters for speech, distilled on what the target itself writes down: a draft model (as Distil-Whisper is one), or a
+recurrent drafter on the decoder's hidden state.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,10 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from redrafter.config import RecurrentConfig
+from redrafter.core.recurrent import RecurrentNet
+from redrafter.drafters import RecurrentDrafter
 from redrafter.drafters.speech import own_parts, shares_ears
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
 from redrafter.targets.speech import SpeechTarget
+from redrafter.train.batches import Batch, make_batch
+from redrafter.train.objective import Objective, States
+from redrafter.train.texts import Texts
 
 CHOICES = 16
 """How many of the target's most probable tokens are learned at each position."""
@@ -86,6 +94,72 @@ def distill(
         schedule.step()
         if report is not None:
             report(update + 1, float(value.detach()))
+
+
+def distill_recurrent(
+    target: SpeechTarget,
+    data: Sequence[Lesson],
+    *,
+    guessable: int = 8192,
+    depth: int = 4,
+    updates: int = 400,
+    batch_size: int = 4,
+    lr: float = 1e-3,
+    seed: int = 0,
+    report: Callable[[int, float], None] | None = None,
+) -> RecurrentDrafter:
+    """A recurrent drafter on the decoder's last hidden state: what `redrafter train` makes for text, for speech.
+
+    It guesses among the first `guessable` tokens, as a draft model of `drafters.speech` does, and the end of the text.
+    """
+    data = [x for x in data if len(x.tokens) > len(target.opening)]  # where something follows the first token
+    if not data:
+        raise ConfigError("there is nothing to learn from: no window of sound with some words was given")
+    width, guessable = target.hidden_size, min(guessable, target.vocab_size)
+    torch.manual_seed(seed)
+    net = RecurrentNet(
+        RecurrentConfig(
+            vocab_size=target.vocab_size,
+            context_size=width,
+            embedding_size=width,
+            state_size=width,
+            exit_size=width,
+            cell="gated",
+            first_state="context",
+            head="tied",
+            draft_vocab_size=guessable,
+            normed=True,
+        )
+    ).to(target.device)
+    assert net.token_ids is not None
+    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end is a common token too
+    objective = Objective(net, target, depth=depth, loss="soft", decay=0.8, chunk=None, bf16=False)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
+    order = torch.Generator().manual_seed(seed)
+    for update in range(updates):
+        some = [data[i] for i in torch.randint(len(data), (batch_size,), generator=order).tolist()]
+        value, score = objective(*_batch(target, some))
+        optimizer.zero_grad(set_to_none=True)
+        value.div(score.count.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if report is not None:
+            report(update + 1, float(score.loss / score.count.sum()))
+    return RecurrentDrafter(net, target)
+
+
+@torch.no_grad()
+def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]:
+    """The texts, their ends included, and the hidden states that wrote them."""
+    rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
+    count = len(rows)
+    texts = Texts.of(rows, [len(target.opening)] * count, [0.0] * count, [0] * count)
+    batch = make_batch(texts, range(count)).to(target.device)
+    sound = torch.stack([x.sound.to(target.device, target.dtype) for x in some])
+    states = target.model.model.decoder(input_ids=batch.tokens, encoder_hidden_states=sound).last_hidden_state
+    return batch, States(states, states)
 
 
 def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:

@@ -1,14 +1,17 @@
-"""Verification of drafted tokens on a GPU, as operators a compiled step may call; naive.py is the oracle of both.
+"""Verification of drafted tokens on a GPU; naive.py is the oracle of both ways.
 
-They take seeds instead of random numbers, which core/verify.py makes for the oracle.
+They take seeds instead of random numbers, which core/verify.py makes for the oracle. A step that is being compiled
+calls them as operators, whose shapes it can know beforehand; else the kernels are called at once, since for one row
+an operator's own work on the host takes as long as a launch.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("redrafter::verify_seeded", mutates_args=())
-def seeded(
+def _seeded(
     logits: Tensor,
     depths: Tensor,
     temperature: Tensor,
@@ -24,13 +27,15 @@ def seeded(
     return triton.seeded(logits, depths, *rows, floor, stream)
 
 
-@seeded.register_fake
+seeded_operator = torch.library.custom_op("redrafter::verify_seeded", _seeded, mutates_args=())
+
+
+@seeded_operator.register_fake
 def _(logits: Tensor, depths: Tensor, *rest: object) -> Tensor:
     return depths.new_empty(depths.shape, dtype=torch.long)
 
 
-@torch.library.custom_op("redrafter::verify_fused", mutates_args=())
-def fused(
+def _fused(
     target: Tensor,
     draft: Tensor,
     tokens: Tensor,
@@ -51,8 +56,21 @@ def fused(
     return triton.fused(target, draft, tokens, *rows, target_floor, draft_floor, streams)
 
 
-@fused.register_fake
+fused_operator = torch.library.custom_op("redrafter::verify_fused", _fused, mutates_args=())
+
+
+@fused_operator.register_fake
 def _(target: Tensor, draft: Tensor, tokens: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     batch, gamma = tokens.shape
     new = tokens.new_empty(batch, gamma + 1, dtype=torch.long)
     return new, new.new_empty(batch)
+
+
+def seeded(*args: Any) -> Tensor:
+    found: Tensor = (seeded_operator if torch.compiler.is_compiling() else _seeded)(*args)
+    return found
+
+
+def fused(*args: Any) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = (fused_operator if torch.compiler.is_compiling() else _fused)(*args)
+    return found

@@ -1,0 +1,109 @@
+"""What is decoded: summaries of articles, transcripts of speech. Both end in a figure that people's own texts give."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redrafter.bench.quality import rouge1, word_error_rate
+from redrafter.config import Gamma, SamplingParams, Shape
+from redrafter.core.rules import RejectionRule
+from redrafter.drafters import ModelDrafter
+from redrafter.engine import Engine
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.engine.speech import Transcriber, load_speech
+from redrafter.errors import ConfigError
+from redrafter.interop import wav
+from redrafter.kernels.verify import paper
+from redrafter.targets import load_target
+from redrafter.targets.speech import SpeechTarget
+
+MakeRule = Callable[[Shape, int], RejectionRule]
+
+
+@dataclass(frozen=True)
+class Article:
+    text: str
+    summary: str
+
+
+def read_articles(path: Path) -> list[Article]:
+    """Lines of Spec-Bench's form, with a `reference`."""
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        return [Article(entry["turns"][0], entry["reference"][0]) for entry in entries]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"{path} holds no articles: expected lines with 'turns' and 'reference' ({error!r})"
+        ) from error
+
+
+class Summaries:
+    """Articles to sum up; ROUGE-1 against the reference."""
+
+    metric, scale = "rouge1", paper.TEXT
+
+    def __init__(self, data: Path, drafter: str, *, tokens: int, temperature: float, batch: int, **where: Any) -> None:
+        self.articles = read_articles(data)
+        self.tokens, self.temperature, self.batch = tokens, temperature, batch
+        self.target = load_target(where.pop("model", None), **where)
+        self.drafter = resolve_drafter(drafter, self.target)
+
+    def __len__(self) -> int:
+        return len(self.articles) // self.batch
+
+    def write(self, index: int, rule: MakeRule, shape: Shape, gamma: Gamma, seed: int) -> str:
+        """`batch` summaries at once, one behind the other in the result."""
+        drafter = self.drafter
+        if isinstance(drafter, ModelDrafter):
+            drafter = ModelDrafter(drafter.model, self.target, gamma=gamma)
+        elif gamma.name != "constant":  # another drafter has no gamma of its own
+            shape = Shape(width=1, length=gamma.first)
+        engine = Engine(self.target, drafter, shape=shape, runtime="eager")
+        engine.rule = rule(shape, self.target.vocab_size)
+        some = self.articles[index * self.batch : (index + 1) * self.batch]
+        prompts = [[{"role": "user", "content": a.text}] for a in some]
+        done = engine.generate(
+            prompts, batch_size=self.batch, max_new_tokens=self.tokens, temperature=self.temperature, seed=seed
+        )
+        return "\0".join(c.text for c in done)
+
+    def score(self, texts: Sequence[str]) -> float:
+        every = [one for text in texts for one in text.split("\0")]
+        pairs = zip(self.articles, every, strict=False)
+        return sum(rouge1(a.summary, text) for a, text in pairs) / len(every)
+
+
+class Speech:
+    """Clips to write down; word error rate against what was said. Clips are decoded one by one."""
+
+    metric, scale = "wer", paper.SPEECH
+
+    def __init__(self, data: Path, drafter: str, *, temperature: float, **where: Any) -> None:
+        try:
+            lines = (data / "transcripts.tsv").read_text().splitlines()
+        except OSError as error:
+            raise ConfigError(f"{data} holds no clips: it has no transcripts.tsv") from error
+        self.said = dict(line.split("\t") for line in lines)
+        loaded = load_speech(where.pop("model", None), drafter, **where)
+        if not isinstance(loaded.drafter, SpeechTarget):
+            raise ConfigError(
+                f"speech is verified against a speech drafter or a smaller Whisper, got {drafter!r}; "
+                "benchmarks/speech_drafter.py makes one"
+            )
+        self.target, self.drafter, self.temperature = loaded.target, loaded.drafter, temperature
+        self.features = [loaded.features([wav.read(data / name)]) for name in self.said]
+        self.heard = [self.target.hear(one) for one in self.features]
+
+    def __len__(self) -> int:
+        return len(self.said)
+
+    def write(self, index: int, rule: MakeRule, shape: Shape, gamma: Gamma, seed: int) -> str:
+        writer = Transcriber(self.target, self.drafter, shape=shape, gamma=gamma)
+        writer.rule = rule(shape, self.target.vocab_size)
+        sampling = SamplingParams(temperature=self.temperature)
+        return writer.write(self.features[index], self.heard[index], sampling, seed)[0][0]
+
+    def score(self, texts: Sequence[str]) -> float:
+        return word_error_rate(list(self.said.values())[: len(texts)], texts)

@@ -1,0 +1,29 @@
+"""`redrafter bench`: the honest judge. Each of its verbs is a module of its own."""
+
+import argparse
+from importlib import import_module
+
+VERBS = {
+    "sampling": (
+        "redrafter.cli.bench_sampling",
+        "compare ways to verify drafted tokens by p/q: time, acceptance, quality of the texts",
+    ),
+}
+"""Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
+
+EPILOG = """examples:
+  redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="WHAT")
+    for name, (module, text) in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        found = import_module(module)
+        verb.epilog = found.EPILOG
+        verb.formatter_class = argparse.RawDescriptionHelpFormatter
+        found.add(verb)
+
+
+def run(args: argparse.Namespace) -> None:
+    import_module(VERBS[args.bench_verb][0]).run(args)

@@ -1,0 +1,106 @@
+"""`redrafter bench sampling`: the tables of Wagner et al. (2024), with our verification beside theirs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from redrafter.errors import ConfigError
+from redrafter.results import check_new, write_results
+
+EPILOG = """examples:
+  redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model
+  redrafter bench sampling speech --data benchmarks/data/audio --drafter my-speech-drafter --save speech_sampling.json
+
+Ways: baseline (transformers' own function; for several rows a batched restatement), paper_exact and sigmoid_lossy (the
+paper's; the latter is LOSSY: its texts are not the target's), fused (ours, lossless). All decode the same prompts with
+the same drafter, text by text in turns. Tables 1, 5, 6: gamma by the paper's heuristic; 8: by gamma; 2, 7: the
+sigmoid's constants. The file is written anew after each of them, so what was measured is never lost."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", choices=["summaries", "speech"], help="articles to sum up, or clips to write down")
+    parser.add_argument("--data", type=Path, required=True, help="articles (JSON lines), or a folder of clips")
+    parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder of its own")
+    parser.add_argument("--model", help="the target (default: the embedded one, or Whisper tiny.en)")
+    parser.add_argument("--texts", type=int, default=80, help="at most, in tables 1, 5, 6 (default 80)")
+    parser.add_argument("--fewer", type=int, default=8, help="at most, in the other tables (default 8)")
+    parser.add_argument("--batch", type=int, default=1, help="summaries written at once (default 1, as in the paper)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="M", help="of a summary (default 96)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="above 0 (default 1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.save:
+        check_new(args.save, args.overwrite)
+    if args.temperature <= 0:
+        raise ConfigError(f"p/q needs a temperature above 0, got {args.temperature}")
+    if min(args.texts, args.fewer, args.batch) < 1:
+        raise ConfigError("--texts, --fewer and --batch must be at least 1")
+    from redrafter.bench import sampling
+
+    console = Console(highlight=False)
+    with console.status("loading"):
+        task = load(args)
+    todo = sampling.parts(task, args.texts // args.batch or 1, args.fewer // args.batch or 1)
+    about = {"task": args.task, "batch": args.batch, "temperature": args.temperature, "drafter": name_of(args.drafter)}
+    rows: list[dict[str, Any]] = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        whole = bar.add_task("texts", total=sum(min(p.texts, len(task)) for p in todo))
+        for part in todo:
+            for found in sampling.measure(task, part, args.seed):
+                if found is None:
+                    bar.advance(whole)
+                    continue
+                rows += [about | row for row in found]
+                bar.console.print(table(found, task.metric))
+                if args.save:
+                    write_results(args.save, sampling.headline(rows, task.metric), rows)
+    if args.save:
+        console.print(f"[dim]written to {args.save}[/dim]")
+
+
+def load(args: argparse.Namespace) -> Any:
+    from redrafter.bench import tasks
+
+    where = {"model": args.model, "dtype": args.dtype, "device": args.device, "temperature": args.temperature}
+    if args.task == "speech":
+        if args.batch != 1:
+            raise ConfigError(f"clips are written down one by one, --batch must be 1, got {args.batch}")
+        return tasks.Speech(args.data, args.drafter, **where)
+    return tasks.Summaries(args.data, args.drafter, tokens=args.max_new_tokens, batch=args.batch, **where)
+
+
+def name_of(drafter: str) -> str:
+    """A folder's name alone: results name no machine's paths."""
+    return Path(drafter).name
+
+
+def table(rows: list[dict[str, Any]], metric: str) -> Table:
+    first = rows[0]
+    title = f"table {first['table']}: gamma {first['gamma']}"
+    title += f", alpha, beta ∓{first['scale']:.0e}" if "scale" in first else ""
+    made = Table(title=f"{title}, {first['texts']} texts")
+    for name in ("way", metric, "accepted", "µs a call", "profiling less", "wall clock less", "GB/s", "peak GB"):
+        made.add_column(name, justify="left" if name == "way" else "right")
+    for row in rows:
+        peak = row["peak_memory_bytes"]
+        made.add_row(
+            row["way"],
+            f"{row[metric]:.3f}",
+            f"{row['acceptance']:.1%}",
+            f"{row['call_microseconds']:.0f} ± {row['call_deviation']:.0f}",
+            f"{row['profiling_reduction']:.1%}",
+            f"{row['wall_reduction']:.1%}",
+            f"{row['bytes_per_second'] / 1e9:.1f}",
+            f"{peak / 1e9:.2f}" if peak else "",
+        )
+    return made
