@@ -1,5 +1,6 @@
 """transformers' own assisted generation with our verification: `generate(assistant_model=..., do_sample=True)`."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,18 +33,18 @@ def use_fused_verification() -> Iterator[None]:
 
 
 def _in_place_of(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def verify(
-        candidate_input_ids: Tensor,
-        candidate_logits: Tensor,
-        candidate_length: int,
-        new_logits: Tensor,
-        *rest: Any,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        asked = (*rest, *options.values())
-        if any(value is not None for value in asked):  # an ensemble of p and q, say: lossy, and not ours
-            return original(candidate_input_ids, candidate_logits, candidate_length, new_logits, *rest, **options)
-        return speculative_sampling(candidate_input_ids, candidate_logits, candidate_length, new_logits)
+    def verify(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        given = inspect.signature(original).bind(*args, **options).arguments
+        ended = given.pop("is_done_candidate", False)  # of versions before 5.18: the last guess ends the text
+        ours = [
+            given.pop(name) for name in ("candidate_input_ids", "candidate_logits", "candidate_length", "new_logits")
+        ]
+        if any(value is not None for value in given.values()):  # an ensemble of p and q, say: lossy, and not ours
+            return original(*args, **options)
+        new, accepted = speculative_sampling(*ours)
+        if ended and int(accepted) == ours[2]:
+            return new[:, :-1], accepted - 1
+        return new, accepted
 
     return verify
 
