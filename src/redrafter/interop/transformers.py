@@ -35,7 +35,7 @@ def use_fused_verification() -> Iterator[None]:
 def _in_place_of(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     def verify(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         given = inspect.signature(original).bind(*args, **options).arguments
-        ended = given.pop("is_done_candidate", False)  # of versions before 5.18: the last guess ends the text
+        ended = given.pop("is_done_candidate", False)  # of older versions: the last guess ends the text
         ours = [
             given.pop(name) for name in ("candidate_input_ids", "candidate_logits", "candidate_length", "new_logits")
         ]
