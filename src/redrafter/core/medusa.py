@@ -11,10 +11,9 @@ RANKS = 16
 
 
 class MedusaNet(nn.Module):
-    """Network k adds to the target's last hidden state what makes it the state k tokens later.
+    """Network k makes of the target's hidden state what its output embedding turns into the logits of k tokens later.
 
-    The target's own output embedding turns the sum into logits. As published, a network begins as one that
-    changes nothing; unlike published, it has no output embedding of its own.
+    As published but for that: there each network has an output embedding of its own, which begins as the target's.
     """
 
     token_ids: Tensor | None
@@ -34,7 +33,7 @@ class MedusaNet(nn.Module):
         count = len(self.config.layers)
         each = context.reshape(*context.shape[:-1], count, self.config.context_size // count)
         unit = F.rms_norm(each, each.shape[-1:]).flatten(-2)
-        return torch.stack([each[..., -1, :] + head(unit) for head in self.heads])
+        return torch.stack([head(unit) for head in self.heads])
 
     def vocabulary(self, output_embedding: Tensor) -> Tensor:
         """Rows (V', embedding) that features become logits with."""
@@ -48,10 +47,9 @@ class _Head(nn.Module):
         self.into = nn.Linear(config.context_size, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.blocks))
         self.out = nn.Linear(width, config.embedding_size, bias=False)
-        nn.init.zeros_(self.out.weight)
 
     def forward(self, context: Tensor) -> Tensor:
-        x = F.silu(self.into(context))
+        x = self.into(context)
         for block in self.blocks:
             x = x + F.silu(block(F.rms_norm(x, x.shape[-1:])))
         out: Tensor = self.out(F.rms_norm(x, x.shape[-1:]) * x.shape[-1] ** -0.25)

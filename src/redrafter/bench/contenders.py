@@ -1,0 +1,294 @@
+"""Who competes: whatever turns prompts into answers and says how it went."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from redrafter.config import Shape
+from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.drafters.load import load_drafter
+from redrafter.engine import Engine
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.errors import ConfigError
+from redrafter.targets import Target
+
+REFERENCE = "plain"
+"""The contender that the others are compared with."""
+LOOKUP = 10
+"""Tokens that transformers' prompt lookup guesses at once: what its documentation suggests."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts to answer at once, and how."""
+
+    prompts: list[list[int]]
+    seeds: list[int]
+    temperature: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer. In a batch, `seconds` is this row's share of the time that all rows took."""
+
+    tokens: list[int]
+    seconds: float
+    first_seconds: float  # until the first token, the batch's whole time
+    accepted: list[int]  # guesses kept in each step after the prompt's
+    first_tokens: int = 1  # tokens that the prompt's own pass gave
+
+
+class Contender(Protocol):
+    """`seeded`: whether it draws the same numbers as plain decoding, so that sampled texts can be compared too."""
+
+    name: str
+    seeded: bool
+    one_row: bool
+
+    def answer(self, task: Task) -> list[Answer]: ...
+
+
+class Ours:
+    """An engine of ours; plain decoding is the one without a drafter."""
+
+    seeded, one_row = True, False
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.engine = name, engine
+
+    def answer(self, task: Task) -> list[Answer]:
+        requests = self.engine.requests(
+            task.prompts, max_new_tokens=task.max_new_tokens, temperature=task.temperature, seed=task.seeds
+        )
+        _synchronize(self.engine.target.device)
+        began, first = time.perf_counter(), 0.0
+        tokens: list[list[int]] = [[] for _ in requests]
+        accepted: list[list[int]] = [[] for _ in requests]
+        for parts in self.engine.run(requests):
+            for part in parts:
+                tokens[part.row] += part.tokens
+                if first:
+                    accepted[part.row].append(part.accepted)
+            first = first or time.perf_counter() - began
+        share = (time.perf_counter() - began) / len(requests)
+        return [Answer(t, share, first, a) for t, a in zip(tokens, accepted, strict=True)]
+
+
+class Transformers:
+    """transformers' own generate: plain, with prompt lookup, or assisted by a smaller model. One row at a time."""
+
+    seeded, one_row = False, True
+
+    def __init__(self, name: str, model: Any, eos: Sequence[int], **options: Any) -> None:
+        self.name, self.model, self.eos, self.options = name, model, list(eos), options
+
+    def answer(self, task: Task) -> list[Answer]:
+        return [self._one(p, s, task) for p, s in zip(task.prompts, task.seeds, strict=True)]
+
+    @torch.inference_mode()
+    def _one(self, prompt: list[int], seed: int, task: Task) -> Answer:
+        ids = torch.tensor([prompt], device=self.model.device)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if task.temperature > 0:
+            sampling = {"do_sample": True, "temperature": task.temperature, "top_k": 0, "top_p": 1.0}
+        torch.manual_seed(seed % 2**63)
+        heard = _Steps()
+        _synchronize(self.model.device)
+        began = time.perf_counter()
+        whole = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=task.max_new_tokens,
+            eos_token_id=self.eos or None,
+            pad_token_id=0,
+            streamer=heard,
+            **sampling,
+            **self.options,
+        )
+        seconds = time.perf_counter() - began
+        tokens = whole[0, len(prompt) :].tolist()
+        return Answer(tokens, seconds, heard.first - began, [n - 1 for n in heard.gains[1:]], heard.gains[0])
+
+
+class _Steps:
+    """A streamer of transformers: how many tokens came at once, and when the first did."""
+
+    def __init__(self) -> None:
+        self.gains: list[int] = []
+        self.first, self.prompt = 0.0, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt:  # what it is told first is the prompt
+            self.prompt = False
+            return
+        self.first = self.first or time.perf_counter()
+        self.gains.append(value.numel())
+
+    def end(self) -> None:
+        """Nothing is kept back."""
+
+
+class LlamaCpp:
+    """llama.cpp through llama-cpp-python, with its own arithmetic: texts are not compared. One row at a time."""
+
+    seeded, one_row = False, True
+
+    def __init__(self, name: str, model: Any, eos: Sequence[int]) -> None:
+        self.name, self.model, self.eos = name, model, set(eos)
+
+    def answer(self, task: Task) -> list[Answer]:
+        return [self._one(p, s, task) for p, s in zip(task.prompts, task.seeds, strict=True)]
+
+    def _one(self, prompt: list[int], seed: int, task: Task) -> Answer:
+        self.model.reset()  # or a prompt seen before would cost nothing
+        self.model.set_seed(seed % 2**31)
+        top_k = 0 if task.temperature > 0 else 1
+        began, first = time.perf_counter(), 0.0
+        tokens: list[int] = []
+        for token in self.model.generate(
+            prompt, temp=task.temperature, top_k=top_k, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+        ):
+            first = first or time.perf_counter() - began
+            tokens.append(int(token))
+            if token in self.eos or len(tokens) == task.max_new_tokens:
+                break
+        return Answer(tokens, time.perf_counter() - began, first, [0] * (len(tokens) - 1))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What contenders are made from: the target, and the model as anybody would load it."""
+
+    target: Target
+    folder: str  # of the same weights, for engines that load them themselves
+    runtime: str
+
+
+Maker = Callable[[Place, str, str, Shape | None], Contender]
+"""place, the contender's name in the results, what stands behind `=`, shape."""
+
+
+def _engine(place: Place, drafter: Any, shape: Shape | None) -> Engine:
+    return Engine(place.target, drafter, shape=shape, runtime=place.runtime)  # type: ignore[arg-type]
+
+
+def _kind(drafter: Any) -> str:
+    return str(getattr(drafter, "name", type(drafter).__name__))
+
+
+def _plain(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    return Ours(name, _engine(place, NoDrafter(), None))
+
+
+def _ngram(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    return Ours(name, _engine(place, NgramDrafter(), shape))
+
+
+def _recurrent(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    drafter = load_drafter(Path(of), place.target) if of else resolve_drafter("auto", place.target)
+    if _kind(drafter) != "recurrent":
+        raise ConfigError(f"no recurrent drafter comes with the package for {place.target.name}: give recurrent=FOLDER")
+    return Ours(name, _engine(place, drafter, shape))
+
+
+def _peer(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    """medusa, eagle, or a detached draft model: whatever the folder holds."""
+    kind = name.split()[0]
+    if not of:
+        raise ConfigError(f"the contender {kind} needs a drafter: give {kind}=FOLDER")
+    drafter = resolve_drafter(of, place.target)
+    if _kind(drafter) != kind:
+        raise ConfigError(f"{of} holds no {kind} drafter but a {_kind(drafter)} one")
+    return Ours(name, _engine(place, drafter, shape))
+
+
+def _load_theirs(place: Place, folder: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=place.target.dtype)
+    return model.to(place.target.device).eval()
+
+
+def _transformers(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    eos = _engine(place, NoDrafter(), None).eos_tokens()
+    options: dict[str, Any] = {}
+    if name == "prompt-lookup":
+        options["prompt_lookup_num_tokens"] = LOOKUP
+    elif name == "assisted":
+        if not of:
+            raise ConfigError("the contender assisted needs a smaller model: give assisted=FOLDER")
+        options["assistant_model"] = _load_theirs(place, of)
+    return Transformers(name, _load_theirs(place, place.folder), eos, **options)
+
+
+def _llama_cpp(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+    try:
+        from llama_cpp import Llama
+    except ImportError as error:
+        raise ConfigError("the contender llama.cpp needs llama-cpp-python: pip install it, or leave it out") from error
+    if not of:
+        raise ConfigError("the contender llama.cpp needs the model's weights: give llama.cpp=FILE.gguf")
+    threads = torch.get_num_threads()
+    model = Llama(of, n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False)
+    return LlamaCpp(name, model, _engine(place, NoDrafter(), None).eos_tokens())
+
+
+MAKERS: dict[str, tuple[Maker, str]] = {
+    REFERENCE: (_plain, "our plain decoding, which the others are compared with"),
+    "recurrent": (_recurrent, "the recurrent drafter (=FOLDER, else the one that comes with the package)"),
+    "medusa": (_peer, "Medusa, of `redrafter train --drafter medusa` (=FOLDER)"),
+    "eagle": (_peer, "EAGLE, of `redrafter train --drafter eagle` (=FOLDER)"),
+    "ngram": (_ngram, "our prompt lookup"),
+    "model": (_peer, "a detached smaller model as our drafter (=FOLDER)"),
+    "transformers": (_transformers, "transformers' generate"),
+    "prompt-lookup": (_transformers, "transformers' generate with prompt lookup"),
+    "assisted": (_transformers, "transformers' assisted generation (=FOLDER of a smaller model)"),
+    "llama.cpp": (_llama_cpp, "llama.cpp, if llama-cpp-python is installed (=FILE.gguf)"),
+}
+SHAPED = ("recurrent", "medusa", "eagle", "ngram", "model")
+"""Contenders that a grid of shapes multiplies."""
+
+
+def shape_label(shape: Shape) -> str:
+    """
+    >>> shape_label(Shape(width=4, length=5, nodes=7)), shape_label(Shape(width=1, length=5))
+    ('4x5:7', '1x5')
+    """
+    return f"{shape.width}x{shape.length}" + ("" if shape.nodes is None else f":{shape.nodes}")
+
+
+def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, str, str, Shape | None]]:
+    """(name in the results, kind, what stands behind `=`, shape) of every contender; plain is always the first.
+
+    >>> [n for n, *_ in names_of(["ngram", "plain"], [Shape(width=1, length=3), Shape(width=2, length=3)])]
+    ['plain', 'ngram 1x3', 'ngram 2x3']
+    """
+    found: list[tuple[str, str, str, Shape | None]] = [(REFERENCE, REFERENCE, "", None)]
+    for spec in specs:
+        kind, _, of = spec.partition("=")
+        if kind not in MAKERS:
+            raise ConfigError(f"no contender {kind!r}: use some of {', '.join(MAKERS)}")
+        if kind == REFERENCE:
+            continue
+        if kind in SHAPED and shapes:
+            found += [(f"{kind} {shape_label(s)}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
+        else:
+            found.append((kind, kind, of, None))
+    for name in {n for n, *_ in found}:
+        if sum(n == name for n, *_ in found) > 1:
+            raise ConfigError(f"the contender {name} is named twice")
+    return found
+
+
+def make(place: Place, specs: Sequence[str], shapes: Sequence[Shape]) -> list[Contender]:
+    return [MAKERS[kind][0](place, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,31 @@
+"""`redrafter bench`: the honest judge. Each of its verbs is a module of its own."""
+
+import argparse
+from importlib import import_module
+
+VERBS = {
+    "run": (
+        "redrafter.cli.bench_run",
+        "let contenders answer the same questions, taking turns, and compare their texts",
+    ),
+    "report": ("redrafter.cli.bench_report", "make one page and Markdown tables of one or several runs"),
+}
+"""Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
+
+EPILOG = """examples:
+  redrafter bench run --suite mt_bench --quick --out quick
+  redrafter bench report quick --out quick.html"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="WHAT")
+    for name, (module, text) in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        found = import_module(module)
+        verb.epilog = found.EPILOG
+        verb.formatter_class = argparse.RawDescriptionHelpFormatter
+        found.add(verb)
+
+
+def run(args: argparse.Namespace) -> None:
+    import_module(VERBS[args.bench_verb][0]).run(args)
