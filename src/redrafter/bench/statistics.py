@@ -3,7 +3,7 @@
 A record is one answer of one contender: `suite`, `question`, `category`, `turn`, `temperature`, `batch`, `contender`,
 `tokens` (their number), `seconds`, `first_seconds`, `accepted` (guesses kept in each step), `equal` (to plain
 decoding's answer; None where that cannot be said), `tie`. The prompt's pass gives the first token
-(`first_tokens`, if it guesses already), the steps give the others. In a batch of `rows` rows, `seconds` is a row's share
+(`first_tokens`, if it guesses already), the steps give the others. In a batch of `rows`, `seconds` is a row's share
 of the time that all took.
 """
 
