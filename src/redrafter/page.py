@@ -31,7 +31,7 @@ svg text { fill: var(--soft); } svg .grid { stroke: var(--line); } svg .mark { f
 svg path { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 svg .faint { opacity: .3; stroke-width: 1; }
 svg .column { fill: var(--ink); opacity: 0; } svg .column:hover { opacity: .09; }
-table { border-collapse: collapse; }
+table { border-collapse: collapse; margin-bottom: 1rem; }
 th, td { text-align: left; padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 500; color: var(--soft); white-space: nowrap; }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem; }
