@@ -14,11 +14,6 @@ from test_bench import record
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FACTS = {"hash": "abc", "command": "redrafter bench run", "config": {"suite": "s <&> t"}, "environment": {}}
-    "hash": "abc",
-    "command": "redrafter bench run",
-    "config": {"suite": "s <&> t"},
-    "environment": {"commit": "1"},
-}
 PACKING = {
     "hardware": {"cpu": "some"},
     "rows": [
