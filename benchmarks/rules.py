@@ -16,7 +16,8 @@ import torch
 from common import arguments, first_turns
 from redrafter.cli.eval import parse_shape
 from redrafter.config import RuleConfig
-from redrafter.engine import Completion, Engine
+from redrafter.engine import Engine
+from redrafter.engine.request import Completion
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target

@@ -14,7 +14,7 @@ from redrafter.bench.contenders import MAKERS, REFERENCE, Contender, Ours, Place
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
 from redrafter.bench.runs import Run, RunConfig, digest
-from redrafter.bench.statistics import summaries
+from redrafter.bench.statistics import settings, summaries
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
 from redrafter.cli.eval import parse_shape
@@ -146,10 +146,11 @@ def weights_digest(spec: str) -> str:
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Of the first setting: each contender's speedup and tokens/step."""
-    first = [r for r in rows if r["category"] == "all"]
-    first = [r for r in first if (r["temperature"], r["batch"]) == (first[0]["temperature"], first[0]["batch"])]
+    setting = settings(rows)[0]
     found = {}
-    for r in first:
+    for r in rows:
+        if (r["suite"], r["temperature"], r["batch"]) != setting or r["category"] != "all":
+            continue
         if r["contender"] != REFERENCE and r["speedup"] is not None:
             name = r["contender"].replace(" ", "_").replace("-", "_").replace(".", "_")
             found[f"{name}_speedup"] = round(r["speedup"], 4)
