@@ -2,10 +2,10 @@
 
     python benchmarks/table1.py --drafters RUNS --shape vicuna-7b
 
-RUNS is what benchmarks/peers.py made. The target and all drafters are widened. The target's pass is compiled once, for
-all contenders, plain decoding among them; the rest of a step is recorded as it is, which takes seconds instead of a
-minute for each contender (`--whole` compiles it too). Contenders take turns, prompt by prompt; times are each answer's
-median over the rounds. Results are written after each part (a suite at a temperature).
+RUNS is what benchmarks/peers.py made. The target and all drafters are widened. The target's pass is compiled, for plain
+decoding's one token and once for all drafters; the rest of a step is recorded as it is, which takes seconds instead of
+a minute for each contender (`--whole` compiles it too). Contenders take turns, prompt by prompt; times are each
+answer's median over the rounds. Results are written after each part (a suite at a temperature).
 """
 
 import tempfile
@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common import arguments
 from redrafter.bench.contenders import REFERENCE, Ours, Task
 from redrafter.bench.runs import Run, RunConfig, digest
-from redrafter.bench.statistics import Record, summaries
+from redrafter.bench.statistics import Record, headline, summaries
 from redrafter.bench.suites import questions
-from redrafter.cli.bench_run import headline
 from redrafter.cli.eval import parse_shape
+from redrafter.core.accept import Accepted
 from redrafter.core.step import Drafter
 from redrafter.drafters import EagleDrafter, MedusaDrafter, NoDrafter, RecurrentDrafter, checkpoint
 from redrafter.drafters.load import bind
@@ -54,6 +55,25 @@ def widened(folder: Path, small: Target, target: Target, budget: str) -> tuple[D
     return own, parameters_per_draft_step(own)
 
 
+class Reading:
+    """A drafter that is handed more hidden states than it reads: one compiled pass then serves all of them."""
+
+    def __init__(self, drafter: Any, layers: tuple[int, ...], hidden_size: int) -> None:
+        self.drafter, self.layers, self.default_shape = drafter, layers, drafter.default_shape
+        self.draft, self.keep = drafter.draft, drafter.keep
+        self.starts = [layers.index(layer) * hidden_size for layer in drafter.layers]
+        self.size = hidden_size
+
+    def own(self, hidden: Tensor) -> Tensor:
+        return torch.cat([hidden[..., start : start + self.size] for start in self.starts], -1)
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
+        return self.drafter.begin(tokens, lengths, self.own(hidden), slots)
+
+    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
+        return self.drafter.advance(state, accepted, self.own(hidden))
+
+
 def warm_up(contender: Ours, temperatures: list[float], tokens: int) -> float:
     """Compile and record what the measured answers need: the same sizes, cold and hot."""
     began = time.perf_counter()
@@ -72,9 +92,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", default="120M", help="parameters the recurrent drafter reads per draft step")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
-    parser.add_argument("--prompts", type=int, default=16, help="of each suite (default 16)")
+    parser.add_argument("--prompts", type=int, default=8, help="of each suite (default 8)")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--whole", action="store_true", help="compile all of a step, a minute or so for each contender")
     parser.add_argument("--seconds", type=float, default=240.0, help="begin no further part after this long")
@@ -87,11 +107,15 @@ def main() -> None:
     shape = parse_shape(args.beam)
     rows: list[dict[str, Any]] = []
     contenders: list[Ours] = []
+    twins = {name: widened(args.drafters / name, small, target, args.budget) for name in args.contenders}
+    every = max((drafter.layers for drafter, _ in twins.values()), key=len)
     for name in (REFERENCE, *args.contenders):
         drafter: Drafter = NoDrafter()
         read = 0
         if name != REFERENCE:
-            drafter, read = widened(args.drafters / name, small, target, args.budget)
+            drafter, read = twins[name]
+            if set(drafter.layers) < set(every):
+                drafter = Reading(drafter, every, target.hidden_size)
         engine = Engine(target, drafter, shape=None if name == REFERENCE else shape, runtime="graphs")
         if engine.programs is not None:
             engine.programs = Programs(target, drafter, engine.rule, compiles=True, whole=args.whole)
@@ -111,7 +135,7 @@ def main() -> None:
             records += play(contenders, suite, temperature, args)
             found = summaries(records, REFERENCE)
             labelled = [{"target": label(args.shape), "beam": args.beam} | r for r in rows + found]
-            write_results(args.save, headline(found), labelled)
+            write_results(args.save, headline(found, REFERENCE), labelled)
             for r in found[-len(contenders) :]:
                 said = {k: r[k] for k in ("contender", "tokens_per_step", "speedup", "speedup_with_prompt", "equal")}
                 print(f"{time.perf_counter() - began:.0f} s", suite, temperature, said, flush=True)

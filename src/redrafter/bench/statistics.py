@@ -50,6 +50,20 @@ def summaries(records: Sequence[Record], reference: str, by_category: bool = Fal
     return rows
 
 
+def headline(rows: Sequence[Record], reference: str) -> dict[str, float]:
+    """Of the first setting: each contender's speedup and tokens/step."""
+    setting = settings(rows)[0]
+    found = {}
+    for r in rows:
+        if (r["suite"], r["temperature"], r["batch"]) != setting or r["category"] != "all":
+            continue
+        if r["contender"] != reference and r["speedup"] is not None:
+            name = r["contender"].replace(" ", "_").replace("-", "_").replace(".", "_")
+            found[f"{name}_speedup"] = round(r["speedup"], 4)
+            found[f"{name}_tokens_per_step"] = round(r["tokens_per_step"], 4)
+    return found
+
+
 def summary(own: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
     """Figures of one contender, and how it compares with plain decoding of the same prompts."""
     steps = sum(len(r["accepted"]) for r in own)

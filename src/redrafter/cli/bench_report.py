@@ -12,9 +12,10 @@ from rich.table import Table
 from redrafter.bench.contenders import REFERENCE
 from redrafter.bench.report import COLUMNS, cells, markdown, page, title
 from redrafter.bench.runs import read_answers, read_facts
-from redrafter.bench.statistics import settings, summaries
+from redrafter.bench.statistics import headline, settings, summaries
 from redrafter.errors import ConfigError
 from redrafter.page import write_page
+from redrafter.results import check_new, write_results
 
 EPILOG = """examples:
   redrafter bench report quick
@@ -25,6 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER", help="of `redrafter bench run`")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables (default: tables.md beside the page)")
+    parser.add_argument("--save", type=Path, metavar="JSON", help="write the figures as a results JSON too")
+    parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
     parser.add_argument(
         "--results",
         nargs="+",
@@ -36,6 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.save:
+        check_new(args.save, args.overwrite)
     runs = [(read_facts(folder), read_answers(folder)) for folder in args.runs]
     records = [r for _, found in runs for r in found]
     if not records:
@@ -51,6 +56,12 @@ def run(args: argparse.Namespace) -> None:
     rows = summaries(records, REFERENCE)
     tables = args.markdown or out.with_name("tables.md")
     write_page(tables, markdown(rows))
+    if args.save:
+        if any(facts["environment"] != runs[0][0]["environment"] for facts, _ in runs):
+            raise ConfigError("these runs are of different code or machines: one results file cannot hold them")
+        whole = summaries(records, REFERENCE, by_category=True)
+        made = [{"part": "run", "hash": f["hash"], "command": f.get("command")} | f["environment"] for f, _ in runs]
+        write_results(args.save, headline(whole, REFERENCE), made + whole)
     console = Console(highlight=False)
     for table in console_table(rows):
         console.print(table)

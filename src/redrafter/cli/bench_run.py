@@ -14,14 +14,13 @@ from redrafter.bench.contenders import MAKERS, REFERENCE, Contender, Ours, Place
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
 from redrafter.bench.runs import Run, RunConfig, digest
-from redrafter.bench.statistics import settings, summaries
+from redrafter.bench.statistics import headline, summaries
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
 from redrafter.cli.eval import parse_shape
 from redrafter.cli.options import add_target
 from redrafter.drafters.checkpoint import identity
 from redrafter.engine import Engine
-from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
 from redrafter.targets.default import default_model
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     rows = summaries(bench.records, REFERENCE, by_category=True)
     (folder / "tables.md").write_text(markdown(rows), encoding="utf-8")
     if args.save:
-        write_results(args.save, headline(rows), rows)
+        write_results(args.save, headline(rows, REFERENCE), rows)
     for table in console_table(rows):
         console.print(table)
     console.print(f"[dim]answers in {folder}; a page of them: redrafter bench report {folder}[/dim]")
@@ -142,19 +141,3 @@ def weights_digest(spec: str) -> str:
         if file.suffix in (".safetensors", ".json", ".gguf"):
             digest.update(file.name.encode() + str(file.stat().st_size).encode() + file.read_bytes()[:1_000_000])
     return digest.hexdigest()[:12]
-
-
-def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the first setting: each contender's speedup and tokens/step."""
-    setting = settings(rows)[0]
-    found = {}
-    for r in rows:
-        if (r["suite"], r["temperature"], r["batch"]) != setting or r["category"] != "all":
-            continue
-        if r["contender"] != REFERENCE and r["speedup"] is not None:
-            name = r["contender"].replace(" ", "_").replace("-", "_").replace(".", "_")
-            found[f"{name}_speedup"] = round(r["speedup"], 4)
-            found[f"{name}_tokens_per_step"] = round(r["tokens_per_step"], 4)
-    if not found:
-        raise ConfigError("nothing was compared with plain decoding: name more contenders")
-    return found
