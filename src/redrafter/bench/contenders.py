@@ -1,5 +1,6 @@
 """Who competes: whatever turns prompts into answers and says how it went."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,20 +263,41 @@ def shape_label(shape: Shape) -> str:
     return f"{shape.width}x{shape.length}" + ("" if shape.nodes is None else f":{shape.nodes}")
 
 
+def split_shape(spec: str) -> tuple[str, Shape | None]:
+    """
+    >>> split_shape("ngram@1x7"), split_shape("model=a@b")
+    (('ngram', Shape(width=1, length=7, nodes=None)), ('model=a@b', None))
+    """
+    match = re.fullmatch(r"(.*)@(\d+)x(\d+)(?::(\d+))?", spec)
+    if match is None:
+        return spec, None
+    before, width, length, nodes = match.groups()
+    return before, Shape(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
+
+
 def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, str, str, Shape | None]]:
     """(name in the results, kind, what stands behind `=`, shape) of every contender; plain is always the first.
 
+    A shape of its own, behind `@`, takes a contender out of the grid.
+
     >>> [n for n, *_ in names_of(["ngram", "plain"], [Shape(width=1, length=3), Shape(width=2, length=3)])]
     ['plain', 'ngram 1x3', 'ngram 2x3']
+    >>> names_of(["medusa=my/folder@4x4:7"], [Shape()])[1]
+    ('medusa', 'medusa', 'my/folder', Shape(width=4, length=4, nodes=7))
     """
     found: list[tuple[str, str, str, Shape | None]] = [(REFERENCE, REFERENCE, "", None)]
-    for spec in specs:
+    for whole in specs:
+        spec, own = split_shape(whole)
         kind, _, of = spec.partition("=")
         if kind not in MAKERS:
             raise ConfigError(f"no contender {kind!r}: use some of {', '.join(MAKERS)}")
         if kind == REFERENCE:
             continue
-        if kind in SHAPED and shapes:
+        if own is not None:
+            if kind not in SHAPED:
+                raise ConfigError(f"the contender {kind} has no beam: leave @{shape_label(own)} out")
+            found.append((kind, kind, of, own))
+        elif kind in SHAPED and shapes:
             found += [(f"{kind} {shape_label(s)}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
         else:
             found.append((kind, kind, of, None))

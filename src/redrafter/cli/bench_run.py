@@ -10,7 +10,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from redrafter.bench.contenders import MAKERS, REFERENCE, Contender, Ours, Place, Task, make, names_of, shape_label
+from redrafter.bench.contenders import (
+    MAKERS,
+    REFERENCE,
+    Contender,
+    Ours,
+    Place,
+    Task,
+    make,
+    names_of,
+    shape_label,
+    split_shape,
+)
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
 from redrafter.bench.runs import Run, RunConfig, digest
@@ -49,7 +60,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where answers go (default: bench-SUITE)")
     parser.add_argument("--quick", action="store_true", help="a few short answers: minutes on two cores")
     parser.add_argument(
-        "--contenders", nargs="+", metavar="NAME[=X]", help="see below (default: plain recurrent ngram)"
+        "--contenders", nargs="+", metavar="NAME[=X][@WxL:N]", help="see below (default: plain recurrent ngram)"
     )
     parser.add_argument("--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid (default: each one's own)")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], metavar="T", help="(default 0)")
@@ -133,7 +144,7 @@ def reference_engine(contenders: list[Contender]) -> Engine:
 
 def weights_digest(spec: str) -> str:
     """What stands behind `=`, by its content: a folder trained anew under the same name is another contender."""
-    path = Path(spec.partition("=")[2])
+    path = Path(split_shape(spec)[0].partition("=")[2])
     if "=" not in spec or not path.exists():
         return ""
     digest = hashlib.sha256()
