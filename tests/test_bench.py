@@ -10,8 +10,9 @@ import pytest
 
 from letters import make_target
 from redrafter import Engine, Shape
-from redrafter.bench import contenders, formats, runs, suites
-from redrafter.bench.contenders import Answer, Ours, Place, Task
+from redrafter.bench import contenders, entries, formats, runs, suites
+from redrafter.bench.contenders import Answer, Ours, Task
+from redrafter.bench.entries import Place
 from redrafter.bench.runs import Run, RunConfig, read_answers
 from redrafter.bench.statistics import by_depth, summaries
 from redrafter.drafters import NgramDrafter, NoDrafter
@@ -295,7 +296,7 @@ def test_llama_cpp_is_spoken_to_as_it_wants(playing, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
     place = Place(playing[0].engine.target, "", "eager")
-    (_, llama) = contenders.make(place, ["llama.cpp=x.gguf"], [])
+    (_, llama) = entries.make(place, ["llama.cpp=x.gguf"], [])
     (answer,) = llama.answer(Task([[1, 2]], [3], 0.0, 9))
     assert answer == Answer([7, 8, 39], answer.seconds, answer.first_seconds, [0, 0])
     assert said == [("x.gguf", 4096), "reset", 3, ([1, 2], 0.0, 1)]
@@ -307,11 +308,11 @@ def test_llama_cpp_is_spoken_to_as_it_wants(playing, monkeypatch):
 )
 def test_contenders_that_cannot_be(playing, specs, message):
     with pytest.raises(ConfigError, match=message):
-        contenders.make(Place(playing[0].engine.target, "", "eager"), specs, [])
+        entries.make(Place(playing[0].engine.target, "", "eager"), specs, [])
 
 
 def test_a_grid_of_shapes(playing):
     place = Place(playing[0].engine.target, "", "eager")
-    made = contenders.make(place, ["ngram"], [Shape(width=1, length=2), Shape(width=2, length=3, nodes=4)])
+    made = entries.make(place, ["ngram"], [Shape(width=1, length=2), Shape(width=2, length=3, nodes=4)])
     assert [c.name for c in made] == ["plain", "ngram 1x2", "ngram 2x3:4"]
     assert made[2].engine.shape == Shape(width=2, length=3, nodes=4)

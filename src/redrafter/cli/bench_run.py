@@ -10,18 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from redrafter.bench.contenders import (
-    MAKERS,
-    REFERENCE,
-    Contender,
-    Ours,
-    Place,
-    Task,
-    make,
-    names_of,
-    shape_label,
-    split_shape,
-)
+from redrafter.bench.contenders import REFERENCE, Contender, Ours, Task
+from redrafter.bench.entries import MAKERS, Place, make, names_of, shape_label, split_shape
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
 from redrafter.bench.runs import Run, RunConfig, digest
