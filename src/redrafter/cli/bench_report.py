@@ -74,7 +74,7 @@ def console_table(rows: list[dict[str, Any]]) -> list[Table]:
     for setting in settings(rows):
         table = Table(title=title(setting), title_justify="left", box=SIMPLE)
         for number, name in enumerate(COLUMNS):
-            table.add_column(name, no_wrap=number == 0)
+            table.add_column(name, no_wrap=number == 0, overflow="fold")
         for r in rows:
             if (r["suite"], r["temperature"], r["batch"]) == setting and r["category"] == "all":
                 table.add_row(*cells(r))
