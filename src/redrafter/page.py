@@ -17,9 +17,10 @@ body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 70rem; background: va
   font: 15px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 .lead { color: var(--soft); margin: .2rem 0 1.6rem; } .lead b { color: var(--ink); }
-.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); }
 figure { margin: 0; padding: .9rem 1rem .5rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 10px; }
+figure.wide { grid-column: 1 / -1; }
 figcaption { font-weight: 600; } figcaption span { font-weight: 400; color: var(--soft); }
 .legend { color: var(--soft); font-size: .85rem; min-height: 1.5em; }
 .legend span { margin-right: .9em; white-space: nowrap; }

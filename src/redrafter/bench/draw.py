@@ -16,12 +16,14 @@ def colour(index: int, count: int) -> str:
 
 
 def figure(title: str, hint: str, drawing: str, legend: Sequence[str] = ()) -> str:
+    """A drawing wider than others gets a row for itself."""
     names = " ".join(
         f'<span><i style="background: {colour(i, len(legend))}"></i>{escape(name)}</span>'
         for i, name in enumerate(legend)
     )
     caption = f"<figcaption>{escape(title)} <span>{escape(hint)}</span></figcaption>"
-    return f'<figure>{caption}<div class="legend">{names}</div>\n{drawing}\n</figure>'
+    kind = "" if f'viewBox="0 0 {WIDTH} ' in drawing else ' class="wide"'
+    return f'<figure{kind}>{caption}<div class="legend">{names}</div>\n{drawing}\n</figure>'
 
 
 class Frame:

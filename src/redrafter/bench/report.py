@@ -123,7 +123,7 @@ def pictures(rows: Sequence[Summary], names: Sequence[str]) -> list[str]:
     against = draw.points(places, names, "tokens/step")
     return [
         draw.figure("Speedup by category", "over plain decoding", draw.bars(groups, names, line=1.0), names),
-        draw.figure("Speedup against tokens/step", "the line: speedup = tokens/step", against, names),
+        draw.figure("Speedup against tokens/step", "the line: one is the other", against, names),
         draw.figure("Acceptance by depth", "share of steps", draw.lines(depths, names, "depth"), names),
     ]
 
