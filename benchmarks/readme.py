@@ -147,6 +147,30 @@ def ablations(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def table1(result: dict[str, Any]) -> str:
+    """A line for each contender; suites and temperatures across, as the papers have it."""
+    rows = [r for r in result["rows"] if r.get("category") == "all"]
+    columns = list(dict.fromkeys((r["temperature"], r["suite"]) for r in rows))
+    found = {(r["contender"], r["temperature"], r["suite"]): r for r in rows}
+    names = {"mt_bench": "MT-Bench", "alpaca_eval": "AlpacaEval"}
+    heads = [f"{names.get(suite, suite)}, T = {temperature:g}" for temperature, suite in columns]
+    what = next((r["target"] for r in rows if "target" in r), "speedup, tokens/step")
+    lines = [f"| {what} | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
+    for name in dict.fromkeys(r["contender"] for r in rows):
+        cells = []
+        for column in columns:
+            r = found[name, *column]
+            interval = "" if name == "plain" else f" ({r['speedup_low']:.2f}–{r['speedup_high']:.2f})"
+            cells.append(f"{r['speedup']:.2f}×{interval}, {r['tokens_per_step']:.2f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    equal, compared, ties = (
+        sum(r[k] for r in rows if r["contender"] != "plain") for k in ("equal", "compared", "ties")
+    )
+    said = "Speedup over plain decoding (95 % interval), tokens/step."
+    lines += ["", f"{said} {equal} of {compared} texts equal plain decoding's, {ties} part at a numerical tie."]
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
@@ -156,9 +180,11 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu": ("cpu.json", cpu),
     "gpu": ("gpu_7b.json", gpu),
     "ablation": ("drafter_smollm2.json", ablations),
+    "table1_gpu": ("table1_gpu.json", table1),
+    "table1_cpu": ("table1_cpu.json", table1),
 }
 PAGES = {
-    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu"],
+    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu", "table1_gpu", "table1_cpu"],
     CARD: ["drafter"],
     GUIDE: ["ablation"],
 }
@@ -169,13 +195,21 @@ def filled(page: Path) -> str:
     text = page.read_text()
     for name in PAGES[page]:
         file, table = BLOCKS[name]
+        if not (HERE / "results" / file).exists():
+            text = _put(page, text, name, f"Not measured yet: no `benchmarks/results/{file}`.")
+            continue
         result = json.loads((HERE / "results" / file).read_text())
         # Rows that another run made say so themselves.
         made_by = next((r for r in result["rows"] if r.get("kind") == name and "command" in r), result)
-        block = f"<!-- {name} -->\n{table(result)}\n\n<sub>{source(made_by)}</sub>\n<!-- /{name} -->"
-        text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, b=block: b, text, flags=re.DOTALL)
-        if count != 1:
-            sys.exit(f"{page} has {count} blocks named {name}, expected one")
+        text = _put(page, text, name, f"{table(result)}\n\n<sub>{source(made_by)}</sub>")
+    return text
+
+
+def _put(page: Path, text: str, name: str, content: str) -> str:
+    block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+    text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _: block, text, flags=re.DOTALL)
+    if count != 1:
+        sys.exit(f"{page} has {count} blocks named {name}, expected one")
     return text
 
 

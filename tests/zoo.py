@@ -8,13 +8,15 @@ import transformers as tf
 from torch import Tensor
 
 from redrafter import Shape
-from redrafter.config import RecurrentConfig
+from redrafter.config import EagleConfig, MedusaConfig, RecurrentConfig
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
+from redrafter.core.eagle import EagleNet
+from redrafter.core.medusa import MedusaNet
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters import EagleDrafter, MedusaDrafter, RecurrentDrafter
 from redrafter.targets import Target
 
 VOCAB = 40
@@ -155,3 +157,24 @@ def recurrent_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
     }
     torch.manual_seed(11)
     return RecurrentDrafter(RecurrentNet(RecurrentConfig(**(shape | changes))), target)
+
+
+def peer_drafter(kind: str, target: Target, **changes: Any) -> MedusaDrafter | EagleDrafter:
+    """A peer of the recurrent drafter with random weights."""
+    hidden = target.hidden_size
+    shape: dict[str, Any] = {
+        "vocab_size": target.vocab_size,
+        "context_size": hidden,
+        "embedding_size": hidden,
+        "exit_size": 24,
+        "heads": 4,
+    }
+    torch.manual_seed(11)
+    if kind == "medusa":
+        net: MedusaNet | EagleNet = MedusaNet(MedusaConfig(**(shape | changes)))
+    else:
+        net = EagleNet(EagleConfig(**(shape | {"head_size": 8} | changes)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.2)
+    return MedusaDrafter(net, target) if isinstance(net, MedusaNet) else EagleDrafter(net, target)

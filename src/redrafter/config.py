@@ -12,6 +12,7 @@ GammaName = Literal["constant", "heuristic", "confidence"]
 Cell = Literal["rnn", "gated", "none"]
 FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
+DrafterKind = Literal["recurrent", "medusa", "eagle"]
 
 
 def require(ok: bool, message: str) -> None:
@@ -189,9 +190,7 @@ class RecurrentConfig:
     """Width of its keys and values."""
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size")
-        for name in sizes:
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size"))
         require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
         require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
         require(self.memory_size >= 1, f"memory_size must be at least 1, got {self.memory_size}")
@@ -209,11 +208,6 @@ class RecurrentConfig:
                 f"first_state={self.first_state}, cell={self.cell} need state_size == embedding_size, "
                 f"got {self.state_size} and {self.embedding_size}",
             )
-        if self.draft_vocab_size is not None:
-            require(
-                1 <= self.draft_vocab_size <= self.vocab_size,
-                f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
-            )
 
     @property
     def joint_size(self) -> int:
@@ -224,3 +218,84 @@ class RecurrentConfig:
     def guessable(self) -> int:
         """How many different tokens the drafter can guess."""
         return self.draft_vocab_size or self.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig:
+    """The shape of a Medusa drafter: one small network for each depth, none of which knows what another guessed."""
+
+    vocab_size: int
+    """Size of the target's vocabulary."""
+    context_size: int
+    """Width of the context h: the target's hidden size times the number of layers read."""
+    embedding_size: int
+    """Width of the target's embeddings."""
+    exit_size: int
+    """Width of the blocks."""
+    heads: int = 6
+    """How many tokens ahead it guesses: one network each."""
+    blocks: int = 1
+    """Residual blocks of each."""
+    draft_vocab_size: int | None = None
+    """Guess only among this many token ids (all when not given)."""
+    layers: tuple[int, ...] = (-1,)
+    """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "exit_size", "heads"))
+        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
+        require(len(self.layers) >= 1, "layers must name at least one hidden state")
+
+    @property
+    def guessable(self) -> int:
+        """How many different tokens the drafter can guess."""
+        return self.draft_vocab_size or self.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig:
+    """The shape of an EAGLE drafter: one transformer layer that guesses the target's next hidden state."""
+
+    vocab_size: int
+    """Size of the target's vocabulary."""
+    context_size: int
+    """Width of the target's hidden states, which are its features."""
+    embedding_size: int
+    """Width of the target's embeddings."""
+    heads: int
+    """Attention heads."""
+    head_size: int = 64
+    """Width of each."""
+    exit_size: int
+    """Width of the layer's MLP."""
+    rotary_base: float = 10_000.0
+    """Of its rotary positions."""
+    draft_vocab_size: int | None = None
+    """Guess only among this many token ids (all when not given)."""
+    layers: tuple[int, ...] = (-1,)
+    """Always the last hidden state: the target's own head reads it."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "exit_size", "heads", "head_size"))
+        require(self.head_size % 2 == 0, f"head_size must be even, got {self.head_size}")
+        require(self.rotary_base > 0, f"rotary_base must be positive, got {self.rotary_base}")
+        require(self.layers == (-1,), f"an EAGLE drafter reads the last hidden state, layers -1, got {self.layers}")
+
+    @property
+    def guessable(self) -> int:
+        """How many different tokens the drafter can guess."""
+        return self.draft_vocab_size or self.vocab_size
+
+
+DrafterConfig = RecurrentConfig | MedusaConfig | EagleConfig
+
+
+def check_sizes(config: DrafterConfig, names: tuple[str, ...]) -> None:
+    """What every drafter's shape must obey."""
+    for name in names:
+        require(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
+    if config.draft_vocab_size is not None:
+        require(
+            1 <= config.draft_vocab_size <= config.vocab_size,
+            f"draft_vocab_size must be in 1..{config.vocab_size}, got {config.draft_vocab_size}",
+        )

@@ -4,6 +4,11 @@ import argparse
 from importlib import import_module
 
 VERBS = {
+    "run": (
+        "redrafter.cli.bench_run",
+        "let contenders answer the same questions, taking turns, and compare their texts",
+    ),
+    "report": ("redrafter.cli.bench_report", "make one page and Markdown tables of one or several runs"),
     "sampling": (
         "redrafter.cli.bench_sampling",
         "compare ways to verify drafted tokens by p/q: time, acceptance, quality of the texts",
@@ -12,6 +17,8 @@ VERBS = {
 """Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
 
 EPILOG = """examples:
+  redrafter bench run --suite mt_bench --quick --out quick
+  redrafter bench report quick --out quick.html
   redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model"""
 
 

@@ -11,6 +11,7 @@ from redrafter.config import RuleConfig, Shape
 from redrafter.core import verify
 from redrafter.core.accept import Accepted, accept_seeded, accept_typical
 from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
+from redrafter.core.fixed import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rejection import accept_chain, accept_rejection, branching_nodes, sample_tree
 from redrafter.core.sampling import Sampling, floor, node_logits, node_scores, restrict
@@ -34,6 +35,9 @@ class Search(Protocol):
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         """Pack plain candidates (B, W, L) with node scores (B, W, L), -inf where there is none."""
+
+    def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        """Guesses of all depths at once, logits (B, L, V'): the best tokens of each depth in a fixed tree's places."""
 
 
 class Rule(Protocol):
@@ -87,6 +91,14 @@ class BeamSearch:
         nodes, _ = candidate_nodes(beam, scores)
         return self._pack(nodes, last)
 
+    def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        noise = self.noise[:, : tree.length]
+        noise = noise if token_ids is None else noise[..., token_ids]
+        temperature = self.sampling.temperature[:, None, None]
+        scale = torch.where(temperature > 0, temperature, 1.0).to(noise.dtype)
+        best = (logits[:, : tree.length].to(noise.dtype) / scale + noise).topk(tree.width, dim=-1).indices
+        return tree.fill(best if token_ids is None else token_ids[best], last)
+
     def _pack(self, nodes: Nodes, last: Tensor) -> Tree:
         tree, _ = pack(nodes, last, self.shape.budget)
         return tree
@@ -122,6 +134,17 @@ class SampledSearch:
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         raise ConfigError("the rejection rule needs a drafter with probabilities; use the rule 'seeded' here")
+
+    def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        if len(self.branching) > logits.shape[1]:
+            raise ConfigError(
+                f"this drafter guesses {logits.shape[1]} tokens ahead, the rule asks for {len(self.branching)}"
+            )
+
+        def advance(depth: int, tokens: Tensor, _: Tensor) -> tuple[Tensor, int]:
+            return logits[:, depth, None].expand(-1, tokens.shape[1], -1), depth + 1
+
+        return self.tree(advance, 0, last, token_ids)
 
 
 @dataclass(frozen=True)

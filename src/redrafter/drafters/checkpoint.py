@@ -11,14 +11,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from redrafter.config import RecurrentConfig
+from redrafter.config import DrafterConfig, EagleConfig, MedusaConfig, RecurrentConfig
+from redrafter.core.eagle import EagleNet
+from redrafter.core.medusa import MedusaNet
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets import Target
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPE = "redrafter_recurrent"
+Net = RecurrentNet | MedusaNet | EagleNet
+KINDS: dict[str, tuple[type[DrafterConfig], type[Net]]] = {
+    "redrafter_recurrent": (RecurrentConfig, RecurrentNet),
+    "redrafter_medusa": (MedusaConfig, MedusaNet),
+    "redrafter_eagle": (EagleConfig, EagleNet),
+}
+"""By the `model_type` in a folder's config."""
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 SCALE = ".scale"
 
@@ -48,17 +56,27 @@ def compare(made_for: dict[str, str], target: Target, what: str, otherwise: str)
         log.warning("%s was made for %s; %s has other weights: %s", what, name, target.name, otherwise)
 
 
-def read_for(folder: Path, target: Target) -> RecurrentNet:
+def make(config: DrafterConfig) -> Net:
+    """A network of this shape, with weights yet to be learned."""
+    net = next(net for shape, net in KINDS.values() if isinstance(config, shape))
+    return net(config)  # type: ignore[arg-type]
+
+
+def model_type(net: Net) -> str:
+    return next(name for name, (_, kind) in KINDS.items() if isinstance(net, kind))
+
+
+def read_for(folder: Path, target: Target) -> Net:
     """The drafter in a folder, for a target of the same tokenizer."""
     net, made_for = read(folder)
     compare(made_for, target, f"the drafter {folder}", "the text stays exact, guesses may be fewer")
     return net
 
 
-def write(folder: Path, net: RecurrentNet, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+def write(folder: Path, net: Net, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8` for matrices of a quarter the size, rounded row by row."""
     config = {
-        "model_type": MODEL_TYPE,
+        "model_type": model_type(net),
         "target": identity(target),
         "drafter": dataclasses.asdict(net.config),
     }
@@ -113,18 +131,18 @@ def write_files(
         part.replace(folder / name)
 
 
-def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
+def read(folder: Path) -> tuple[Net, dict[str, str]]:
     """The network and the identity of the target it was made for."""
     config = read_config(folder)
-    if config.get("model_type") != MODEL_TYPE:
+    if config.get("model_type") not in KINDS:
         raise CorruptCheckpoint(
-            f"{folder / CONFIG_FILE} is not a recurrent drafter: model_type is {config.get('model_type')!r}, "
-            f"expected {MODEL_TYPE!r}"
+            f"{folder / CONFIG_FILE} is not a drafter of ours: model_type is {config.get('model_type')!r}, expected "
+            f"{' or '.join(map(repr, KINDS))}"
         )
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
-        net = RecurrentNet(RecurrentConfig(**shape))
+        net = make(KINDS[config["model_type"]][0](**shape))
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
     load_weights(net, unpack_int8(read_tensors(folder)), folder)
@@ -152,7 +170,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         raise CorruptCheckpoint(f"cannot read {folder / WEIGHTS_FILE}: {error}; copy it again") from error
 
 
-def load_weights(net: RecurrentNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+def load_weights(net: Net, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""A recurrent drafter on a CPU: its matrices in int8, a quarter of the bytes to read for each guess.
+"""A drafter on a CPU: its matrices in int8, a quarter of the bytes to read for each guess.
 
 Rounding changes guesses a little and texts never. The network's own weights stay beside the rounded ones, to be saved
 and for whatever is not few tokens in fp32.
@@ -34,11 +34,16 @@ def rounded(weight: Tensor) -> Product:
     return product
 
 
-def lean(net: RecurrentNet) -> None:
-    """Every product of a network that we loaded ourselves. The text is in no danger: see above."""
+def lean_linears(net: nn.Module) -> None:
+    """Every linear layer of a network that we loaded ourselves. The text is in no danger: see above."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             module.forward = MethodType(_linear(module.weight), module)  # type: ignore[method-assign]
+
+
+def lean(net: RecurrentNet) -> None:
+    """The same for a recurrent network, with what it does besides."""
+    lean_linears(net)
     net._unit = MethodType(_unit, net)  # type: ignore[method-assign]
     if net.input_proj is not None:
         net.columns = MethodType(_columns(net), net)  # type: ignore[method-assign]

@@ -1,6 +1,5 @@
 """The papers' drafter: a recurrent network on the target's hidden state."""
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from redrafter.config import RecurrentConfig, Shape
+from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint, lean
+from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.narrow import trial
@@ -35,16 +35,9 @@ class RecurrentDrafter:
     name = "recurrent"
 
     def __init__(self, net: RecurrentNet, target: Target) -> None:
-        check_shapes(net.config, target)
-        like = next(net.parameters())
-        if net.training or like.dtype != target.dtype or like.device != target.device:
-            net = copy.deepcopy(net)  # the caller's network, in training perhaps, stays as it is
-        self.net = net.to(device=target.device, dtype=target.dtype).eval()
+        self.net = net = settled(net, target)
         self.embed = target.input_embedding
-        weight = target.output_embedding.weight.detach().to(target.device)
-        if net.config.head == "tied" and net.token_ids is not None:
-            weight = weight[net.token_ids]
-        self.vocabulary = self.net.vocabulary(weight)
+        self.vocabulary = net.vocabulary(output_rows(net, target))
         self.logits: Product = lambda x: F.linear(self.net.project(x), self.vocabulary)
         self.table: Tensor | None = None
         self.heard: Product = lambda tokens: self.net.heard(self.net.token(self.embed(tokens)))
@@ -63,7 +56,10 @@ class RecurrentDrafter:
 
     @classmethod
     def load(cls, folder: str | Path, target: Target) -> "RecurrentDrafter":
-        return cls(checkpoint.read_for(Path(folder), target), target).lean()
+        net = checkpoint.read_for(Path(folder), target)
+        if not isinstance(net, RecurrentNet):
+            raise DrafterMismatch(f"{folder} holds no recurrent drafter: {checkpoint.model_type(net)}")
+        return cls(net, target).lean()
 
     def lean(self) -> "RecurrentDrafter":
         """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
@@ -138,18 +134,3 @@ class RecurrentDrafter:
 def _pick(hidden: Tensor, index: Tensor) -> Tensor:
     """(B, n, C), (B,) -> (B, C)."""
     return hidden.gather(1, index[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
-
-
-def check_shapes(config: RecurrentConfig, target: Target) -> None:
-    """Raise unless a drafter of this shape can read this target."""
-    count = target.layer_count
-    for layer in config.layers:
-        if not -count - 1 <= layer <= count:
-            raise DrafterMismatch(f"the drafter reads hidden state {layer}, but {target.name} has {count} layers")
-    for what, drafter, own in (
-        ("a vocabulary of", config.vocab_size, target.vocab_size),
-        ("a context of", config.context_size, target.hidden_size * len(config.layers)),
-        ("embeddings of", config.embedding_size, target.input_embedding.weight.shape[1]),
-    ):
-        if drafter != own:
-            raise DrafterMismatch(f"the drafter expects {what} {drafter}, but the target {target.name} has {own}")

@@ -20,8 +20,9 @@ import torch
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.drafters.checkpoint import identity
+from redrafter.drafters.load import NetDrafter
 from redrafter.errors import CacheUnavailable, ConfigError
 from redrafter.results import hardware
 from redrafter.targets import Target
@@ -190,12 +191,12 @@ def runtime_on(target: Target, runtime: str) -> str:
 
 def drafter_identity(drafter: Drafter) -> str:
     """The same for the same guesses, as far as we know the drafter; else its class."""
-    if isinstance(drafter, RecurrentDrafter):
+    if isinstance(drafter, NetDrafter):
         digest = hashlib.sha256(repr(drafter.net.config).encode())
         for weight in drafter.net.state_dict().values():
             flat = weight.detach().flatten()
             digest.update(flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes())
-        return f"recurrent {digest.hexdigest()[:16]}"
+        return f"{drafter.name} {digest.hexdigest()[:16]}"
     if isinstance(drafter, ModelDrafter):
         return f"model {identity(drafter.model)['weights']}"
     if isinstance(drafter, NgramDrafter):

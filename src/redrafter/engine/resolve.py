@@ -6,13 +6,14 @@ from typing import Any
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint, shipped
+from redrafter.drafters.load import load_drafter
 from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import apple
 from redrafter.targets import Target, load_target
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
-    """None or "none", "auto", "ngram", a folder or Hub id (recurrent, Apple's, or a causal LM), or a drafter.
+    """None or "none", "auto", "ngram", a folder or Hub id (of ours, Apple's, or a causal LM), or a drafter.
 
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     """
@@ -41,8 +42,8 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
         return drafter  # type: ignore[no-any-return]
     folder = _folder(str(drafter))
     model_type = checkpoint.read_config(folder).get("model_type")
-    if model_type == checkpoint.MODEL_TYPE:
-        return RecurrentDrafter.load(folder, target)
+    if model_type in checkpoint.KINDS:
+        return load_drafter(folder, target)
     if model_type == apple.MODEL_TYPE:
         return RecurrentDrafter(apple.read(folder), target).lean()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)

@@ -12,8 +12,9 @@ from torch import Tensor
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
 from redrafter.drafters import speech as drafts
+from redrafter.drafters.load import load_drafter
 from redrafter.drafters.model import default_shape
 from redrafter.engine.decode import decode
 from redrafter.engine.request import Request, Stats
@@ -121,8 +122,8 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
     kind = checkpoint.read_config(folder).get("model_type") if ours else None
     if kind == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
-    if kind == checkpoint.MODEL_TYPE:
-        return RecurrentDrafter.load(folder, target)
+    if kind in checkpoint.KINDS:
+        return load_drafter(folder, target)
     return _load(str(drafter), language, target.dtype, str(target.device))
 
 

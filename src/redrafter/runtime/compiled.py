@@ -93,11 +93,16 @@ class CompiledRun:
 
 
 class Programs:
-    """The recorded steps of one target, drafter and rule."""
+    """The recorded steps of one target, drafter and rule.
 
-    def __init__(self, target: Target, drafter: Drafter, rule: Rule, compiles: bool = True) -> None:
+    compiles: the target's pass, once for all who decode with it; and unless `whole` says otherwise, the rest of a step.
+    """
+
+    def __init__(
+        self, target: Target, drafter: Drafter, rule: Rule, compiles: bool = True, whole: bool | None = None
+    ) -> None:
         self.target, self.drafter, self.rule = target, drafter, rule
-        self.compiles = compiles
+        self.compiles, self.whole = compiles, compiles if whole is None else whole
         self.every: dict[Any, list[Program]] = {}
         self.hopeless = False
 
@@ -123,7 +128,7 @@ class Programs:
         if program is None:
             verifies = verifier(self.target, self.compiles)
             room = self._room(len(starts), slots)
-            program = Program(self.target, verifies, self.drafter, self.rule, room, self.compiles)
+            program = Program(self.target, verifies, self.drafter, self.rule, room, self.whole)
             fitting.append(program)
         program.busy = True
         return program

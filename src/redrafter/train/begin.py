@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redrafter.config import RecurrentConfig, Shape
-from redrafter.core.recurrent import RecurrentNet
+from redrafter.config import DrafterConfig, EagleConfig, MedusaConfig, Shape
 from redrafter.drafters import checkpoint
-from redrafter.drafters.recurrent import check_shapes
+from redrafter.drafters.bound import check_shapes
+from redrafter.drafters.checkpoint import Net
 from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.targets import Target
 from redrafter.train.batches import count_positions
@@ -23,7 +23,7 @@ def check(
     shape: Shape,
     init_from: Path | None = None,
     rollouts: int = 0,
-) -> RecurrentConfig:
+) -> DrafterConfig:
     """Whatever can be seen to be wrong before data is made; the drafter's shape if nothing is."""
     planned = _read_fitting(target, init_from).config if init_from else options.shape(target)
     if shape.width > planned.guessable:
@@ -32,6 +32,13 @@ def check(
         raise ConfigError(
             f"rollouts of {rollouts} tokens teach a depth of {rollouts - 1} at most, not {config.depth}: give --depth"
         )
+    if isinstance(planned, MedusaConfig) and planned.heads != config.depth:
+        raise ConfigError(
+            f"a Medusa drafter has one network for each depth: {planned.heads} cannot learn a depth of {config.depth}; "
+            "give --heads and --depth alike"
+        )
+    if isinstance(planned, EagleConfig) and rollouts:
+        raise ConfigError("an EAGLE drafter learns from whole texts, not from rollouts: give data made without --local")
     token = torch.zeros(1, 1, dtype=torch.long, device=target.device)
     with torch.no_grad():
         width = target.states(token, (*planned.layers, -1)).shape[2]
@@ -40,7 +47,7 @@ def check(
     return planned
 
 
-def _read_fitting(target: Target, folder: Path) -> RecurrentNet:
+def _read_fitting(target: Target, folder: Path) -> Net:
     net = checkpoint.read_for(folder, target)
     check_shapes(net.config, target)
     return net.float()
@@ -60,15 +67,13 @@ def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
     return held, useful[mask[useful]]
 
 
-def make_net(
-    target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None
-) -> RecurrentNet:
+def make_net(target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None) -> Net:
     """A fresh network for the target, guessing among the data's most frequent tokens; or a copy of another."""
     if init_from is not None:
         return _read_fitting(target, init_from)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = RecurrentNet(options.shape(target))
+        net = checkpoint.make(options.shape(target))
     if net.token_ids is not None:
         counts = torch.bincount(texts.tokens.long(), minlength=target.vocab_size)[: target.vocab_size]
         frequent = counts.argsort(descending=True, stable=True)[: len(net.token_ids)]

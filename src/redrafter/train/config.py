@@ -1,18 +1,32 @@
 """What a user can set about a drafter to be trained and about the training; checked when made."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
-from redrafter.config import Cell, FirstState, HeadKind, RecurrentConfig, require
+from redrafter.config import (
+    Cell,
+    DrafterConfig,
+    DrafterKind,
+    EagleConfig,
+    FirstState,
+    HeadKind,
+    MedusaConfig,
+    RecurrentConfig,
+    require,
+)
 from redrafter.targets import Target
 
 LossName = Literal["hard", "soft", "acceptance"]
+COMMON = ("drafter", "exit_size", "blocks", "heads", "draft_vocab", "layers")
+"""Options that not only the recurrent drafter has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterOptions:
     """The drafter's shape, where it does not follow from the target."""
 
+    drafter: DrafterKind = "recurrent"
+    """`recurrent`, or a peer: `medusa` (a network for each depth) or `eagle` (a transformer layer)."""
     cell: Cell = "gated"
     """`rnn` (the papers'), `gated` or `none`."""
     first_state: FirstState = "context"
@@ -20,9 +34,11 @@ class DrafterOptions:
     state_size: int | None = None
     """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
     exit_size: int | None = None
-    """Width of the residual blocks (default: the state's)."""
-    blocks: int = 4
-    """Residual blocks before the head."""
+    """Width of the residual blocks (default: the state's; medusa: the hidden state's); eagle: of the MLP."""
+    blocks: int | None = None
+    """Residual blocks before the head (default: 4; medusa: 1 at each depth)."""
+    heads: int | None = None
+    """medusa: how many networks, the same as --depth (default 6); eagle: attention heads (default: one for each 64)."""
     head: HeadKind = "tied"
     """`tied` to the target's output embedding, or `own` weights."""
     draft_vocab: int = 16384
@@ -41,9 +57,39 @@ class DrafterOptions:
         for name in ("state_size", "exit_size"):
             size = getattr(self, name)
             require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
+        kinds = get_args(DrafterKind)
+        require(self.drafter in kinds, f"drafter must be one of {', '.join(kinds)}, got {self.drafter!r}")
+        if self.drafter != "recurrent":
+            for field in fields(self):
+                require(
+                    field.name in COMMON or getattr(self, field.name) == field.default,
+                    f"--{field.name.replace('_', '-')} belongs to the recurrent drafter, not to {self.drafter}",
+                )
 
-    def shape(self, target: Target) -> RecurrentConfig:
+    def shape(self, target: Target) -> DrafterConfig:
         """All sizes spelled out for a target."""
+        sizes: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "embedding_size": target.input_embedding.weight.shape[1],
+            "draft_vocab_size": self.draft_vocab if 0 < self.draft_vocab < target.vocab_size else None,
+        }
+        if self.drafter == "recurrent":
+            return self._recurrent(target, sizes)
+        own = target.output_embedding.weight.shape[1]
+        require(
+            own == target.hidden_size,
+            f"{self.drafter} needs an output embedding of the hidden states' width, {target.hidden_size}, got {own}",
+        )
+        layers = self.layers or (-1,)
+        sizes |= {"context_size": target.hidden_size * len(layers), "layers": layers}
+        if self.drafter == "medusa":
+            exit_size, blocks = self.exit_size or target.hidden_size, 1 if self.blocks is None else self.blocks
+            return MedusaConfig(exit_size=exit_size, blocks=blocks, heads=self.heads or 6, **sizes)
+        head = min(64, target.hidden_size)
+        inner = self.exit_size or getattr(target.config, "intermediate_size", None) or 4 * target.hidden_size
+        return EagleConfig(exit_size=inner, heads=self.heads or target.hidden_size // head, head_size=head, **sizes)
+
+    def _recurrent(self, target: Target, sizes: dict[str, Any]) -> RecurrentConfig:
         count = target.layer_count
         layers = self.layers or (*sorted({min(2, count - 1), count // 2}), -1)
         for layer in layers:
@@ -51,7 +97,7 @@ class DrafterOptions:
                 -count - 1 <= layer <= count,
                 f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
             )
-        embedding = target.input_embedding.weight.shape[1]
+        embedding = sizes["embedding_size"]
         state = self.state_size or max(1024, target.hidden_size)
         if self.first_state == "embedding" or self.cell == "none":
             require(
@@ -60,16 +106,14 @@ class DrafterOptions:
             )
             state = embedding
         return RecurrentConfig(
-            vocab_size=target.vocab_size,
+            **sizes,
             context_size=target.hidden_size * len(layers),
-            embedding_size=embedding,
             state_size=state,
             exit_size=self.exit_size or state,
-            blocks=self.blocks,
+            blocks=4 if self.blocks is None else self.blocks,
             cell=self.cell,
             first_state=self.first_state,
             head=self.head,
-            draft_vocab_size=self.draft_vocab if 0 < self.draft_vocab < target.vocab_size else None,
             layers=layers,
             normed=self.normed,
             memory_heads=self.memory_heads,
@@ -95,6 +139,8 @@ class TrainConfig:
     """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q)."""
     depth_decay: float = 0.9
     """Weight of each depth, relative to the one before."""
+    feature_loss: float = 1.0
+    """eagle: weight of the distance (smooth L1) between features and guesses of them, beside the loss."""
     lr: float = 2e-3
     """Learning rate after the warm-up; it falls to zero along a cosine."""
     warmup: int = 200
@@ -126,7 +172,7 @@ class TrainConfig:
         for name in ("micro_batch", "evaluate_every", "chunk"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
-        for name in ("warmup", "patience", "weight_decay"):
+        for name in ("warmup", "patience", "weight_decay", "feature_loss"):
             require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("lr", "clip", "depth_decay"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")

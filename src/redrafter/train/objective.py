@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.core.recurrent import RecurrentNet
+from redrafter.drafters.checkpoint import Net
 from redrafter.targets import Target
 from redrafter.train.batches import Batch
+from redrafter.train.lesson import Lesson, guesses, token_at
 from redrafter.train.losses import LOSSES, Loss
 from redrafter.train.teacher import Teacher
 
@@ -42,10 +43,19 @@ class Objective(nn.Module):
     """The network with its losses. One forward is one micro-batch; the loss is a sum, not a mean."""
 
     def __init__(
-        self, net: RecurrentNet, target: Target, *, depth: int, loss: str, decay: float, chunk: int | None, bf16: bool
+        self,
+        net: Net,
+        target: Target,
+        *,
+        depth: int,
+        loss: str,
+        decay: float,
+        chunk: int | None,
+        bf16: bool,
+        feature_loss: float = 1.0,
     ) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.feature_loss = net, feature_loss
         on_gpu = target.device.type == "cuda"
         self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
         self.reach = loss == "acceptance"  # depths count as far as they are reached
@@ -62,63 +72,24 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
         device = batch.tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            features = self._features(batch, states)  # (T, n, F)
+            features, beside = guesses(self.net, self._lesson(batch, states))  # (T, n, F)
             vocabulary = self.net.vocabulary(self.teacher.weight)
         if self.bf16:
             vocabulary = vocabulary.bfloat16()
         total, right, count = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
             features.to(vocabulary.dtype), vocabulary, self, batch, states
         )
+        if beside is not None:
+            total = total + self.feature_loss * beside
         return total, Score(total.detach(), right, count)
 
-    def _features(self, batch: Batch, states: States) -> Tensor:
-        """(T, n, F). Only the cell goes depth by depth; all else sees all depths at once."""
-        net, row, at = self.net, batch.row, batch.at
-        tokens = torch.stack([self._token(batch, d) for d in range(self.depth)])
-        embeddings = self._embedded(tokens)  # (T, n, E) of the token read at each depth
-        every = net.context(self._own(states.context))  # (B, S, C)
-        context = every[row, at]
-        read = [net.first_state(embeddings[0], context)]
-        for embedding in embeddings[1:]:
-            read.append(net.next_state(read[-1], net.heard(embedding)))
-        state = torch.stack(read)  # (T, n, state)
-        reading = None
-        if net.memory is not None:
-            following = F.pad(batch.tokens[:, 1:], (0, 1))
-            pairs = net.memory.pairs(torch.cat([every, self._embedded(following)], -1))
-            key, value = (x.transpose(1, 2).contiguous() for x in pairs)  # (B, heads, S, size)
-            own = None
-            if batch.rollouts is not None:
-                mine = net.memory.pairs(torch.cat([context, embeddings[0]], -1))
-                own = (self._padded(mine[0], batch).transpose(1, 2), self._padded(mine[1], batch).transpose(1, 2))
-            weights = net.memory.weights(batch.tokens.shape[1], own=own is not None)
-            query = self._padded(net.memory.queries(state).transpose(0, 1), batch)  # (B, S, T, heads, size)
-            query = query.permute(0, 3, 2, 1, 4).contiguous()
-            reading = net.memory.read_all(query, key, value, weights, own)[row, at].transpose(0, 1)
-        return net.features(state, net.share(context).expand(self.depth, -1, -1), reading)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.net.token(self._own(self.embed[0](tokens).detach()))
-
-    def _own(self, x: Tensor) -> Tensor:
-        """What the target gives, in the drafter's precision."""
-        return x.to(torch.bfloat16 if self.bf16 else self.net.head.weight.dtype)
-
-    def _token(self, batch: Batch, depth: int) -> Tensor:
-        """(n,) the token read at a depth, from 0: the last token."""
-        if batch.rollouts is not None:
-            return batch.rollouts[:, min(depth, batch.rollouts.shape[1] - 1)]
-        at = (batch.at + 1 + depth).clamp(max=batch.tokens.shape[1] - 1)
-        return batch.tokens[batch.row, at]
+    def _lesson(self, batch: Batch, states: States) -> Lesson:
+        dtype = torch.bfloat16 if self.bf16 else next(self.net.parameters()).dtype
+        return Lesson(batch, states.context.to(dtype), self.embed[0], self.weights)
 
     def label(self, batch: Batch, depth: int) -> Tensor:
         """(n,) which of the guessable tokens comes at a depth, -1 if none of them."""
-        return self.labels[self._token(batch, depth + 1)]
-
-    def _padded(self, x: Tensor, batch: Batch) -> Tensor:
-        """(n, ...) -> (B, S, ...), zero where there is no position."""
-        room = x.new_zeros(*batch.tokens.shape, *x.shape[1:])
-        return room.index_put_((batch.row, batch.at), x)
+        return self.labels[token_at(batch, depth + 1)]
 
     def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
         """The target's probabilities (stop − start, V') at each depth for these positions."""

@@ -11,10 +11,16 @@ from redrafter.errors import ConfigError
 
 @dataclass(frozen=True)
 class Question:
-    """The first user turn of a question, with the category it is counted under."""
+    """What a user says, turn by turn, with the category it is counted under."""
 
-    text: str
+    turns: tuple[str, ...]
     category: str
+    id: str
+
+    @property
+    def text(self) -> str:
+        """The first turn."""
+        return self.turns[0]
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
@@ -32,7 +38,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         if not line.strip():
             continue
         try:
-            found.append(_question(json.loads(line)))
+            found.append(_question(json.loads(line), number))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
             raise ConfigError(
                 f"{path}, line {number}: expected an object with 'turns', 'prompt' or 'conversations' ({error!r})"
@@ -44,11 +50,12 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     return [found[i * len(found) // limit] for i in range(limit)]
 
 
-def _question(entry: dict[str, Any]) -> Question:
+def _question(entry: dict[str, Any], number: int) -> Question:
+    name = str(entry.get("question_id", number))
     category = str(entry.get("category", "uncategorised"))
     if "turns" in entry:
-        return Question(str(entry["turns"][0]), category)
+        return Question((str(entry["turns"][0]), *map(str, entry["turns"][1:])), category, name)
     if "conversations" in entry:
         turn = next(t for t in entry["conversations"] if t["from"] in ("human", "user"))
-        return Question(str(turn["value"]), category)
-    return Question(str(entry["prompt"]), category)
+        return Question((str(turn["value"]),), category, name)
+    return Question((str(entry["prompt"]),), category, name)

@@ -1,4 +1,4 @@
-"""Trains a recurrent drafter for a frozen target: updates, checkpoints, simulations, early stopping."""
+"""Trains a drafter for a frozen target: updates, checkpoints, simulations, early stopping."""
 
 import contextlib
 import math
@@ -12,15 +12,18 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from redrafter.config import RecurrentConfig, Shape
-from redrafter.core.recurrent import RecurrentNet
-from redrafter.drafters import RecurrentDrafter, checkpoint
+from redrafter.config import DrafterConfig, Shape
+from redrafter.core.medusa import MedusaNet
+from redrafter.drafters import checkpoint
+from redrafter.drafters.checkpoint import Net
+from redrafter.drafters.load import bind
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
 from redrafter.train.batches import Batch, all_groups, make_batch, micro_batches, sum_positions
 from redrafter.train.begin import check, make_net, split
 from redrafter.train.config import DrafterOptions, TrainConfig
 from redrafter.train.journal import Journal, Record
+from redrafter.train.lesson import rank_accuracies
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.simulate import Walked, simulate
@@ -30,6 +33,10 @@ from redrafter.train.texts import Texts
 
 SHOW_EVERY = 20
 """Updates between two looks at the loss: each look waits for the GPU."""
+
+
+RANKED = 64
+"""Texts that a Medusa drafter's tree is made from."""
 
 
 class Watcher(Protocol):
@@ -95,7 +102,7 @@ def train(
 
 def settings(
     target: Target,
-    drafter: RecurrentConfig,
+    drafter: DrafterConfig,
     config: TrainConfig,
     shape: Shape,
     init_from: Path | None,
@@ -118,7 +125,7 @@ class _Training:
         target: Target,
         texts: Texts,
         run: Run,
-        net: RecurrentNet,
+        net: Net,
         config: TrainConfig,
         shape: Shape,
         accelerator: Accelerator,
@@ -139,6 +146,7 @@ class _Training:
             decay=config.depth_decay,
             chunk=config.chunk,
             bf16=bf16,
+            feature_loss=config.feature_loss,
         )
         target.model.requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
@@ -300,7 +308,9 @@ class _Training:
 
     def _held_out(self) -> tuple[Walked, Score]:
         self.net.eval()
-        drafter = RecurrentDrafter(self.net, self.target)
+        if isinstance(self.net, MedusaNet):
+            self._rank(self.net)
+        drafter = bind(self.net, self.target)
         walked = simulate(self.target, drafter, self.texts.select(self.held), self.shape)
         objective = self.accelerator.unwrap_model(self.objective)
         scores = []
@@ -309,6 +319,14 @@ class _Training:
             scores.append(objective(batch, self.source.fetch(batch, part))[1])
         self.net.train()
         return walked, add_scores(scores)
+
+    def _rank(self, net: MedusaNet) -> None:
+        """How often each rank of a Medusa drafter's guesses is right, on texts it learns from: its tree follows."""
+        rows = self.learn[:: max(1, len(self.learn) // RANKED)][:RANKED].tolist()
+        batches = (
+            make_batch(self.texts, part).to(self.target.device) for part in micro_batches(self.texts, rows, 4096)
+        )
+        net.accuracies.copy_(rank_accuracies(net, self.target, batches).flatten())
 
     def _record(self, record: Record) -> None:
         if self.journal is not None:

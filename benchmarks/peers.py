@@ -1,0 +1,104 @@
+"""Medusa, EAGLE and the recurrent drafter: same target, data, updates, depth, vocabulary and number of parameters.
+
+    python benchmarks/peers.py --data DATA --out RUNS
+
+`DATA` is a folder of `redrafter distill`. Each drafter is trained by the same trainer with the same loss; what
+differs is the network, and the learning rate that suits it. RUNS/NAME then holds the drafter, its
+matrices in int8 as those of the one that comes with the package. tokens/step and accuracy by depth are simulated along
+the target's answers to the questions (see train/simulate.py). Several processes may share the work (`--drafters`),
+each with a file of its own.
+"""
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ablations import written
+from common import arguments
+from redrafter.cli.eval import parse_shape
+from redrafter.drafters import checkpoint
+from redrafter.drafters.load import load_drafter
+from redrafter.results import write_results
+from redrafter.targets import load_target
+from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.simulate import Walked, read_along
+from redrafter.train.texts import read_texts
+from redrafter.train.trainer import train
+
+DEPTH = 5
+RECIPES: dict[str, tuple[DrafterOptions, float]] = {
+    "medusa": (DrafterOptions(drafter="medusa", heads=DEPTH, exit_size=1024, blocks=2), 2e-3),
+    "eagle": (DrafterOptions(drafter="eagle", exit_size=8192), 1e-3),
+    "recurrent": (DrafterOptions(), 2e-3),
+}
+"""Each of about 16 million parameters, and its learning rate."""
+SHAPES = ("16x5:63", "4x4:7", "1x5")
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0], "peers.json")
+    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--data", type=Path, required=True, help="a folder of `redrafter distill`")
+    parser.add_argument("--out", type=Path, required=True, help="where the drafters go")
+    parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=RECIPES)
+    parser.add_argument("--updates", type=int, default=1200)
+    parser.add_argument("--positions", type=int, default=8192)
+    parser.add_argument("--texts", type=int, help="learn from this many texts only (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    args = parser.parse_args()
+    target = load_target(args.model)
+    texts = read_texts(args.data, target)
+    if args.texts:
+        texts = texts.select(torch.arange(args.texts) * len(texts) // args.texts)
+    rows: list[dict[str, Any]] = []
+    for name in args.drafters:
+        options, lr = RECIPES[name]
+        config = TrainConfig(
+            updates=args.updates,
+            positions=args.positions,
+            depth=DEPTH,
+            lr=lr,
+            warmup=args.updates // 8,
+            evaluate_every=-(-args.updates // 2),
+            checkpoint_every=10**9,
+        )
+        began = time.perf_counter()
+        done = train(target, texts, args.out / f".{name}", options=options, config=config, shape=parse_shape(SHAPES[0]))
+        net, _ = checkpoint.read(args.out / f".{name}")
+        checkpoint.write(args.out / name, net, target, overwrite=True, storage="int8")
+        shutil.copy(args.out / f".{name}" / "journal.jsonl", args.out / name)
+        held_out = next(r["held_out"] for r in reversed(done.records) if "held_out" in r)
+        row = {
+            "drafter": name,
+            "parameters": done.parameters,
+            "updates": done.updates,
+            "positions": args.positions,
+            "texts": len(texts),
+            "seconds": round(time.perf_counter() - began, 1),
+            "options": {k: v for k, v in dataclasses.asdict(options).items() if v is not None},
+            "lr": lr,
+            "held_out": held_out,
+            "bytes": (args.out / name / checkpoint.WEIGHTS_FILE).stat().st_size,
+        }
+        print(json.dumps(row), flush=True)
+        for temperature in (0.0, 1.0):
+            answers = written(target, args.questions, args.max_new_tokens, temperature, args.out)
+            drafter = load_drafter(args.out / name, target)
+            along = list(read_along(target, drafter.layers, answers))
+            for label in SHAPES:
+                shape = parse_shape(label)
+                walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
+                row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
+                row[f"reached {label}, T={temperature:g}"] = [r / walked.steps for r in walked.reached]
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        write_results(args.save, {f"{r['drafter']}_tokens_per_step": r[f"{SHAPES[0]}, T=0"] for r in rows}, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Which questions a suite asks, and where they lie."""
+
+import os
+from pathlib import Path
+
+from redrafter.errors import ConfigError
+from redrafter.train.questions import Question, read_questions
+
+SUITES = {
+    "mt_bench": (("mt_bench.jsonl",), "80 questions of two turns in 8 categories; lm-sys/FastChat"),
+    "alpaca_eval": (("alpaca_eval.jsonl",), "805 instructions; tatsu-lab/alpaca_eval"),
+    "spec_bench": (("spec_bench.jsonl", "question.jsonl"), "480 questions of 6 tasks; hemingkx/Spec-Bench"),
+    "humaneval": (("humaneval.jsonl",), "164 functions to complete; openai/human-eval"),
+    "gsm8k": (("gsm8k.jsonl", "gsm8k_eval_80.jsonl"), "80 sums in words; SafeAILab/EAGLE's selection"),
+    "cnn_dm": (("cnn_dm.jsonl", "cnn_dm_80.jsonl"), "80 articles to summarise; SafeAILab/EAGLE's selection"),
+}
+VARIABLE = "REDRAFTER_DATA"
+
+
+def folders() -> list[Path]:
+    """Where suites are looked for: the user's folder, the one of the source tree, the one below where we are."""
+    own = os.environ.get(VARIABLE)
+    return [
+        *([Path(own)] if own else []),
+        Path(__file__).parents[3] / "benchmarks" / "data",
+        Path("benchmarks") / "data",
+    ]
+
+
+def find(suite: str) -> Path:
+    """The file of a suite, by its name; or any file of that form."""
+    if Path(suite).is_file():
+        return Path(suite)
+    if suite not in SUITES:
+        raise ConfigError(f"no suite {suite!r}: use one of {', '.join(SUITES)}, or a file of JSON lines with 'turns'")
+    names, what = SUITES[suite]
+    looked = folders()
+    for folder in looked:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    raise ConfigError(
+        f"the suite {suite} ({what}) is not here: put its questions as {names[0]} into {looked[0]}, or into a folder "
+        f"that {VARIABLE} names"
+    )
+
+
+def questions(suite: str, limit: int | None, turns: int | None) -> list[Question]:
+    """With a limit, spread evenly over the suite; with `turns`, at most so many of each question."""
+    found = read_questions(find(suite), limit)
+    return [Question(q.turns[:turns], q.category, q.id) for q in found]
