@@ -1,0 +1,109 @@
+"""From an engine to something that can be served; and the server itself, which ends without losing an answer."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from redrafter.config import Shape, require
+from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.engine import Engine
+from redrafter.runtime.pool import Pool
+from redrafter.serve.api import make_app
+from redrafter.serve.costs import Costs
+from redrafter.serve.guard import GuardConfig
+from redrafter.serve.scheduler import Limits, Scheduler
+from redrafter.serve.served import Served, processor_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """How much is served at once."""
+
+    rows: int | None = None
+    """Answers written at once (default: 8 on a CPU, 32 on a GPU)."""
+    context: int | None = None
+    """Tokens of a prompt and its answer, at most; each row has room for as many (default: 2048 on a CPU, 4096 on a GPU,
+    or the model's own context if that is smaller)."""
+    kept: int = 4
+    """Ended rows whose texts are kept, for prompts that begin like them."""
+    queue: int = 64
+    """Answers that may wait for a row; more are refused with status 429."""
+    prompt_limit: int | None = None
+    """Longest prompt in tokens (default: the context less one)."""
+    chunk: int | None = None
+    """Prompt tokens read between two steps of others (default: 64 on a CPU, 512 on a GPU)."""
+    name: str | None = None
+    """What clients call the model (default: the last part of its name)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 1), ("context", 2), ("kept", 0), ("queue", 0), ("prompt_limit", 1), ("chunk", 1)):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"{name} must be at least {least}, got {value}")
+
+
+GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
+CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
+NGRAM_LADDER = ("1x7:7", "1x4:4", "1x2:2")
+
+
+def ladder(engine: Engine) -> list[Shape]:
+    """Shapes to choose among, the largest first."""
+    if isinstance(engine.drafter, NoDrafter):
+        return []
+    on_gpu = engine.target.device.type == "cuda"
+    names = NGRAM_LADDER if isinstance(engine.drafter, NgramDrafter) else GPU_LADDER if on_gpu else CPU_LADDER
+    shapes = []
+    for name in names:
+        beam, nodes = name.split(":")
+        width, length = beam.split("x")
+        shapes.append(Shape(width=int(width), length=int(length), nodes=int(nodes)))
+    return shapes
+
+
+def make_pool(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Pool:
+    on_gpu = engine.target.device.type == "cuda"
+    return Pool(
+        engine.target,
+        engine.drafter,
+        rows=config.rows or (32 if on_gpu else 8),
+        context=config.context or (4096 if on_gpu else 2048),
+        kept=config.kept,
+        shapes=shapes,
+        endings=len(engine.eos_tokens()),
+        runtime=engine.runtime,
+    )
+
+
+def build(engine: Engine, pool: Pool, costs: Costs, config: ServeConfig) -> Served:
+    chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
+    scheduler = Scheduler(pool, costs, Limits(queue=config.queue, chunk=chunk), processor_of)
+    return Served(engine, scheduler, config.name or Path(engine.target.name).name, config.prompt_limit)
+
+
+class Server(uvicorn.Server):
+    """Told to end, it takes no new requests; what runs has `grace` seconds to finish and is then failed with a word."""
+
+    def __init__(self, served: Served, guard: GuardConfig, host: str, port: int, grace: float = 30.0) -> None:
+        self.served, self.grace = served, grace
+        super().__init__(
+            uvicorn.Config(
+                make_app(served, guard),
+                host=host,
+                port=port,
+                log_level="warning",
+                timeout_graceful_shutdown=int(grace) + 5,
+                limit_concurrency=4 * (served.scheduler.pool.rows + served.scheduler.limits.queue) + 64,
+                timeout_keep_alive=30,
+                h11_max_incomplete_event_size=64 * 1024,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        scheduler = self.served.scheduler
+        if not scheduler.draining:
+            scheduler.draining = True
+            threading.Thread(target=scheduler.stop, args=(self.grace,), daemon=True).start()
+        super().handle_exit(sig, frame)
