@@ -304,3 +304,27 @@ def test_plain_rows_compute_no_guess(target: Target, monkeypatch: pytest.MonkeyP
 
 
 DRAFT = Watched.draft
+
+
+def trees(pool: Pool, plain: int) -> dict[int, Any]:
+    """By where a step begins; the first `plain` tokens come without a guess."""
+    row = pool.open(Start(list(range(20)), 1, 40, ()), KIND)
+    pool.read(row, 64)
+    found = {}
+    while len(row.ids) < 55:
+        at = len(row.ids)
+        pool.launch(True, None if at < 20 + plain else SHAPES[0])
+        ((_, written),) = pool.collect()
+        found[at] = written.tree
+    return found
+
+
+def test_a_drafter_left_behind_catches_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a guess in between change no later guess; twin: one that never hears of them guesses otherwise."""
+    often, later = trees(make_pool(target), 0), trees(make_pool(target), 12)
+    shared = [at for at in often if at in later and at >= 32]
+    assert len(shared) >= 3
+    assert [often[at] for at in shared] == [later[at] for at in shared]
+    monkeypatch.setattr(Table, "follow", lambda *_: None)
+    deaf = trees(make_pool(target), 12)
+    assert [often[at] for at in shared] != [deaf[at] for at in shared]

@@ -2,7 +2,7 @@
 
 from redrafter.config import Shape
 from redrafter.engine.profile import Guessed, Profile, Stepped
-from redrafter.serve.costs import EXPLORE, Costs
+from redrafter.serve.costs import Costs
 
 BIG, SMALL = Shape(width=4, length=4, nodes=7), Shape(width=1, length=2, nodes=2)
 
@@ -39,22 +39,33 @@ def test_never_slower_than_plain_by_the_costs_measured():
         assert costs.rate(costs.choose(rows), rows) >= costs.rate(None, rows)
 
 
+def simulate(costs: Costs, steps: int, excess: float) -> list[Shape | None]:
+    """Four rows whose guesses bring `excess` of the tokens hoped for."""
+    chosen = []
+    for _ in range(steps):
+        shape = costs.choose(4)
+        chosen.append(shape)
+        tokens = 1 + excess * (profile().tokens_per_step(shape) - 1)
+        costs.learn(shape, tokens=tokens * 4, rows=4)
+    return chosen
+
+
 def test_guesses_that_fail_lead_to_plain_decoding_and_back():
     costs = Costs(profile())
-    for _ in range(400):
-        costs.learn(BIG, tokens=1, rows=1)
-    chosen = [costs.choose(1) for _ in range(3 * EXPLORE)]
-    assert chosen.count(None) > 2.8 * EXPLORE
-    assert BIG in chosen or SMALL in chosen, "now and then one is tried all the same"
-    for _ in range(400):
-        costs.learn(SMALL, tokens=2, rows=1)
-    assert costs.choose(1) is not None
+    assert costs.choose(4) == SMALL
+    assert simulate(costs, 2000, excess=0.0)[200:].count(None) > 0.97 * 1800, "one is tried now and then"
+    assert simulate(costs, 2000, excess=0.0).count(None) < 2000
+    assert simulate(costs, 300, excess=1.0)[-1] == SMALL
 
 
-def test_plain_steps_teach_nothing():
+def test_disappointment_is_forgiven_but_hope_has_a_bound():
     costs = Costs(profile())
+    costs.keen = 0.2
     costs.learn(None, tokens=1, rows=1)
-    assert costs.keen == 1.0
+    assert 0.2 < costs.keen < 0.201
+    costs.keen = 1.4
+    costs.learn(None, tokens=1, rows=1)
+    assert costs.keen == 1.4
 
 
 def test_a_given_shape_stays():

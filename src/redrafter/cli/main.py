@@ -20,6 +20,7 @@ VERBS = {
     "distill": "make training data for a drafter: the target's own answers",
     "tune": "find the fastest shape for this machine, once",
     "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
+    "bench": "compare drafters and other engines fairly, and make a page of it",
     "doctor": "say what is installed, what is missing, what this machine will run",
 }
 

@@ -89,13 +89,22 @@ class Pool:
         """Cache slots that open rows fill."""
         return sum(row.known for row in self.at if row is not None and row.open)
 
-    def open(self, start: Start, params: SamplingParams, *, drafts: bool = True, logprobs: int | None = None) -> Row:
-        """A row to be read; prompt and budget fit into the context."""
+    def open(
+        self,
+        start: Start,
+        params: SamplingParams,
+        *,
+        drafts: bool = True,
+        logprobs: int | None = None,
+        reuses: bool = True,
+    ) -> Row:
+        """A row to be read; prompt and budget fit into the context. Unless it `reuses`, all of its prompt is read."""
         assert self.free > 0
         assert len(start.prompt) + start.budget <= self.context
         closed = [p for p, row in enumerate(self.at) if row is None or not row.open]
         place = min(closed, key=lambda p: (0 if (row := self.at[p]) is None else row.used, p))
         row = self.at[place] = Row(start, params, drafts, logprobs, place)
+        row.reuses = reuses
         self.table.rows.lengths[place] = 0
         self._touch(row)
         return row
@@ -103,7 +112,8 @@ class Pool:
     @torch.no_grad()
     def read(self, row: Row, most: int) -> Written | None:
         """Up to `most` more tokens of the prompt; with its end comes the first new token."""
-        self._reuse(row)
+        if row.reuses:
+            self._reuse(row)
         prompt = len(row.start.prompt)
         begin, stop = row.known, min(prompt, row.known + most)
         tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
@@ -141,7 +151,7 @@ class Pool:
         if sampling.penalises and rows.counts is not None:
             rows.counts[place] = torch.bincount(prompt[0], minlength=rows.counts.shape[1])
         mine = table.view(place, place + 1, drafts=row.drafts, counted=sampling.penalises)
-        drafter = self._watched(mine, place, place + 1, row.drafts, None)
+        drafter = self._watched(mine, place, place + 1, row.drafts, None, follows=True)
         hidden = table.history[place : place + 1, : len(start.prompt)]
         begun = replace(
             mine, state=drafter.begin(prompt, mine.lengths + 1, hidden, table.slots) if row.drafts else None
@@ -152,6 +162,7 @@ class Pool:
         count, done = int(accepted.count), bool(new.done)
         tokens = accepted.tokens[0, :count].tolist()
         row.ids += tokens
+        row.seen = len(row.ids)
         found = None if row.logprobs is None else logprobs_of(logits[:count], tokens, row.logprobs)
         return Written(tokens, done=done, logprobs=found, error=row.error)
 
@@ -162,6 +173,8 @@ class Pool:
         n, places = self.live[drafts], len(self.at)
         mine = [row for row in self.at if row is not None and row.live and row.drafts == drafts]
         mine.sort(key=lambda row: row.place)
+        if drafts and shape is not None:
+            self._catch_up(mine)
         watched = any(row.logprobs is not None or row.processor is not None for row in mine)
         if self.recorded and not watched:
             size = next((b for b in BUCKETS if b >= n), n)
@@ -174,6 +187,15 @@ class Pool:
                     return
         start, stop = (0, n) if drafts else (places - n, places)
         self.flight = self._step(mine, start, stop, drafts, shape)
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """Steps without a guess leave the drafter behind: what it then does not do costs nothing."""
+        for behind in {len(row.ids) - row.seen for row in rows} - {0}:
+            late = [row for row in rows if len(row.ids) - row.seen == behind]
+            new = [row.ids[row.seen :] for row in late]
+            self.table.follow(self.drafter, [row.place for row in late], new, [row.seen for row in late])
+            for row in late:
+                row.seen = len(row.ids)
 
     def _step(self, mine: list[Row], start: int, stop: int, drafts: bool, shape: Shape | None) -> "_Flight":
         """Launched one by one, over just these rows."""
@@ -204,6 +226,8 @@ class Pool:
         tokens = tokens[:count]
         row.ids += tokens
         row.known += count
+        if flight.drafter.follows:
+            row.seen = len(row.ids)
         found = None
         if row.logprobs is not None and flight.logits is not None:
             found = logprobs_of(flight.logits[row.place - flight.start][path[:count]], tokens, row.logprobs)
@@ -276,10 +300,12 @@ class Pool:
             )
         return self.rules[shape]
 
-    def _watched(self, rows: Any, start: int, stop: int, drafts: bool, shape: Shape | None) -> Watched:
+    def _watched(
+        self, rows: Any, start: int, stop: int, drafts: bool, shape: Shape | None, follows: bool = False
+    ) -> Watched:
         drafter: Drafter = self.drafter if drafts else self.plain
-        history = self.table.history[start:stop]
-        return Watched(drafter, rows, history, guesses=drafts and shape is not None, trims=not self.recorded)
+        history, guesses = self.table.history[start:stop], drafts and shape is not None
+        return Watched(drafter, rows, history, guesses=guesses, follows=guesses or follows, trims=not self.recorded)
 
     def _sampling(self, start: int, stop: int) -> Sampling:
         """Of the live rows among these; the others choose greedily, and nobody looks."""

@@ -16,8 +16,9 @@ class Row:
         self.start, self.params, self.drafts, self.logprobs, self.place = start, params, drafts, logprobs, place
         self.ids = list(start.prompt)
         self.known = 0  # tokens in the cache
+        self.seen = 0  # tokens that the drafter has taken in
         self.reused = 0  # of these, how many another row had read
-        self.open, self.live = True, False
+        self.open, self.live, self.reuses = True, False, True
         self.used = 0
         self.processor: Processor | None = None
         self.error: Exception | None = None

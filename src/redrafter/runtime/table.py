@@ -71,6 +71,20 @@ class Table:
         for x in leaves(self.rows):
             _swap(x, a, b)
 
+    def follow(self, drafter: Drafter, places: list[int], tokens: list[list[int]], begin: list[int]) -> None:
+        """The drafter takes in tokens that rows have gained without it: as many of each, from index `begin` on."""
+        device = self.history.device
+        at, new, first = (torch.tensor(x, device=device) for x in (places, tokens, begin))
+        slots = first[:, None] - 1 + torch.arange(new.shape[1], device=device)  # where the state that chose each stands
+        every = torch.full_like(at, new.shape[1])
+        none = torch.zeros_like(new)
+        accepted = Accepted(none, new, every, drafted=none[:, 0], nodes=none[:, 0])
+        mine = [x[at] for x in leaves(self.rows.state)]
+        hidden = self.history[at[:, None], slots]
+        state = drafter.advance(rebuilt(self.rows.state, list(mine)), accepted, hidden)
+        for whole, value in zip(leaves(self.rows.state), leaves(state), strict=True):
+            whole[at] = value
+
     def copy(self, source: int, place: int, start: int, stop: int) -> None:
         """Slots start..stop-1 of a row become another's too."""
         for x in self.cache.tensors():
@@ -85,10 +99,12 @@ def _swap(x: Tensor, a: int, b: int) -> None:
 
 
 class Watched:
-    """A drafter whose guesses are seen and whose hidden states are kept; without `guesses` it only follows."""
+    """A drafter whose guesses are seen and whose hidden states are kept; it may be left behind and catch up."""
 
-    def __init__(self, drafter: Drafter, rows: Rows, history: Tensor, *, guesses: bool, trims: bool) -> None:
-        self.drafter, self.guesses, self.trims = drafter, guesses, trims
+    def __init__(
+        self, drafter: Drafter, rows: Rows, history: Tensor, *, guesses: bool, follows: bool, trims: bool
+    ) -> None:
+        self.drafter, self.guesses, self.follows, self.trims = drafter, guesses, follows, trims
         self.lengths, self.history = rows.lengths, history
         self.layers, self.default_shape = drafter.layers, drafter.default_shape
         self.widths = (1, 1)  # of accepted tokens and of the tree, in what a step tells
@@ -107,7 +123,7 @@ class Watched:
         if hidden.shape[2]:
             slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
             self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
-        return self.drafter.advance(state, accepted, hidden)
+        return self.drafter.advance(state, accepted, hidden) if self.follows else state
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return self.drafter.keep(state, rows)

@@ -3,10 +3,10 @@
 from redrafter.config import Shape
 from redrafter.engine.profile import MARGIN, Profile
 
-EXPLORE = 64
-"""Where no guess pays, every so manyth step guesses all the same: texts change, and only a guess shows it."""
-MEMORY = 0.98
+MEMORY = 0.96
 """Weight of what was seen before, for each row and step."""
+HOPE = 0.0005
+"""How much of a disappointment a step without a guess forgives: texts change, and only a guess shows it."""
 
 
 class Costs:
@@ -15,7 +15,6 @@ class Costs:
     def __init__(self, profile: Profile | None, fixed: Shape | None = None) -> None:
         self.profile, self.fixed = profile, fixed
         self.keen = 1.0  # guessed tokens kept, relative to the profile's
-        self.since = 0  # steps without a guess
 
     def choose(self, rows: int) -> Shape | None:
         """The fastest shape for this many rows; None is plain decoding."""
@@ -26,11 +25,7 @@ class Costs:
         if not shapes:
             return None
         best = max(shapes, key=lambda s: self.rate(s, size))
-        if self.rate(best, size) >= MARGIN * self.rate(None, size) or self.since >= EXPLORE:
-            self.since = 0
-            return best
-        self.since += 1
-        return None
+        return best if self.rate(best, size) >= MARGIN * self.rate(None, size) else None
 
     def rate(self, shape: Shape | None, rows: int) -> float:
         """Tokens per millisecond and row that a measured number of rows can expect."""
@@ -38,9 +33,12 @@ class Costs:
         tokens = 1 + self.keen * (self.profile.tokens_per_step(shape) - 1)
         return tokens / self.profile.step_ms(shape, rows)
 
-    def learn(self, shape: Shape | None, tokens: int, rows: int) -> None:
+    def learn(self, shape: Shape | None, tokens: float, rows: int) -> None:
         """A step with this shape gave its rows so many tokens."""
-        if self.profile is None or shape is None or not rows:
+        if self.profile is None or not rows:
+            return
+        if shape is None:
+            self.keen += HOPE * max(0.0, 1 - self.keen)
             return
         hoped = self.profile.tokens_per_step(shape) - 1
         if hoped > 0:

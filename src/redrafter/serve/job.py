@@ -36,10 +36,11 @@ class Job:
         tokenizer: Any = None,
         drafts: bool = True,
         logprobs: int | None = None,
+        reuses: bool = True,
         processors: Sequence[Any] = (),
     ) -> None:
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
-        self.processors = processors
+        self.processors, self.reuses = processors, reuses
         self.host = Host(0, request, RuleConfig(), tokenizer)
         self.row: Row | None = None
         self.cancelled = self.finished = False

@@ -62,6 +62,7 @@ class Asked(Strict):
     metadata: dict[str, str] | None = Field(None, description="taken and not used")
     store: bool | None = Field(None, description="taken and not used: nothing is kept")
     speculative: bool = Field(True, description="ours: false decodes this answer plainly")
+    reuse: bool = Field(True, description="ours: false reads the whole prompt, whoever has read its beginning before")
     ignore_eos: bool = Field(False, description="ours: write on past the model's own end")
     trace: bool = Field(False, description="ours: while streaming, tell who wrote each token, and each step's tree")
 

@@ -43,6 +43,7 @@ class Served:
                         tokenizer=self.tokenizer,
                         drafts=asked.speculative,
                         logprobs=asked.alternatives,
+                        reuses=asked.reuse,
                     )
                 )
         return made

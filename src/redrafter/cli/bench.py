@@ -1,0 +1,29 @@
+"""`redrafter bench`: the honest judge. Each of its verbs is a module of its own."""
+
+import argparse
+from importlib import import_module
+
+VERBS = {
+    "serve": (
+        "redrafter.cli.bench_serve",
+        "put a running server under load: speculative against plain, from one request at a time to many",
+    ),
+}
+"""Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
+
+EPILOG = """examples:
+  redrafter bench serve --url http://127.0.0.1:8000"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="WHAT")
+    for name, (module, text) in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        found = import_module(module)
+        verb.epilog = found.EPILOG
+        verb.formatter_class = argparse.RawDescriptionHelpFormatter
+        found.add(verb)
+
+
+def run(args: argparse.Namespace) -> None:
+    import_module(VERBS[args.bench_verb][0]).run(args)
