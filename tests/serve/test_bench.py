@@ -95,7 +95,7 @@ def test_the_command_measures_saves_and_draws(tmp_path: Path, capsys: pytest.Cap
         assert row["plain_tokens_per_step"] == 1.0 <= row["speculative_tokens_per_step"]
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
     assert drawing.read_text().startswith("<svg")
-    assert "ratio (95 %)" in capsys.readouterr().out
+    assert "ratio, 95 %" in capsys.readouterr().out
 
 
 def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]):

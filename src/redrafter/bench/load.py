@@ -5,10 +5,11 @@ contenders get the same prompts at the same moments, in turns.
 """
 
 import asyncio
+import contextlib
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,9 +49,9 @@ class Client:
             raise ConfigError(f"the server's address must look like http://127.0.0.1:8000, got {url!r}")
         self.host, self.port, self.key = parts.hostname, parts.port or 80, key
 
-    async def ask(
-        self, method: str, path: str, body: Any = None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int]:
+    @contextlib.asynccontextmanager
+    async def ask(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+        """What comes behind the head, and the status."""
         content = b"" if body is None else json.dumps(body).encode()
         head = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
         if body is not None:
@@ -63,17 +64,23 @@ class Client:
             raise ConfigError(
                 f"no server at {self.host}:{self.port} ({error.strerror or error}): start one with redrafter serve"
             ) from error
-        writer.write("\r\n".join([*head, "", ""]).encode() + content)
-        await writer.drain()
-        status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
-        return reader, writer, status
+        try:
+            writer.write("\r\n".join([*head, "", ""]).encode() + content)
+            await writer.drain()
+            status = (await reader.readline()).split()
+            if len(status) < 2:
+                raise ConfigError(f"the server at {self.host}:{self.port} closed the connection without an answer")
+            while (await reader.readline()).strip():
+                pass
+            yield reader, int(status[1])
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def json(self, path: str) -> Any:
-        reader, writer, status = await self.ask("GET", path)
-        text = (await reader.read()).decode()
-        writer.close()
+        async with self.ask("GET", path) as (reader, status):
+            text = (await reader.read()).decode()
         if status != 200:
             raise ConfigError(f"{path} answers with status {status}: {text[:200]}")
         return json.loads(text[text.index("{") : text.rindex("}") + 1])
@@ -81,26 +88,27 @@ class Client:
     async def timed(self, body: dict[str, Any], began: float) -> Timed:
         """A streamed chat completion."""
         sent = time.perf_counter() - began
-        reader, writer, status = await self.ask("POST", "/v1/chat/completions", body)
-        if status != 200:
-            text = (await reader.read()).decode()
-            raise ConfigError(f"the server refuses a request with status {status}: {text[:300]}")
         first = last = 0.0
         usage: dict[str, Any] = {}
         pieces = []
-        async for line in reader:
-            if not line.startswith(b"data: {"):
-                continue
-            now = time.perf_counter() - began
-            told = json.loads(line[6:])
-            if "error" in told:
-                raise ConfigError(f"an answer failed: {told['error']['message']}")
-            usage = told.get("usage") or usage
-            for choice in told["choices"]:
-                if choice["delta"].get("content") or choice["finish_reason"]:
-                    first, last = first or now, now
-                    pieces.append(choice["delta"].get("content") or "")
-        writer.close()
+        async with self.ask("POST", "/v1/chat/completions", body) as (reader, status):
+            if status != 200:
+                text = (await reader.read()).decode()
+                raise ConfigError(f"the server refuses a request with status {status}: {text[:300]}")
+            async for line in reader:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.perf_counter() - began
+                told = json.loads(line[6:])
+                if "error" in told:
+                    raise ConfigError(f"an answer failed: {told['error']['message']}")
+                usage = told.get("usage") or usage
+                for choice in told["choices"]:
+                    if choice["delta"].get("content") or choice["finish_reason"]:
+                        first, last = first or now, now
+                        pieces.append(choice["delta"].get("content") or "")
+        if not usage:
+            raise ConfigError("an answer broke off before its end")
         steps = usage.get("speculative", {}).get("steps", 0)
         return Timed(sent, first, last, int(usage["completion_tokens"]), int(steps), "".join(pieces))
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -175,30 +176,20 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    made = Table(title=rows[0]["target"], title_justify="left")
-    for column in (
-        "at once",
-        "",
-        "first token ms",
-        "p99",
-        "ms/token",
-        "p99",
-        "tokens/s",
-        "tokens/step",
-        "ratio (95 %)",
-    ):
-        made.add_column(column, justify="right")
+    made = Table(title=rows[0]["target"], title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("at once", "", "first ms", "p99", "ms/token", "p99", "tokens/s", "/step", "ratio, 95 %"):
+        made.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         for name in ("speculative", "plain"):
             get = {key: row[f"{name}_{key}"] for key in Figures.__dataclass_fields__}
-            interval = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+            interval = f"{row['ratio']:.2f} {row['ratio_low']:.2f}-{row['ratio_high']:.2f}"
             made.add_row(
                 str(row["concurrency"]) if name == "speculative" else "",
-                name,
+                "drafts" if name == "speculative" else name,
                 f"{get['first_ms']:.0f}",
                 f"{get['first_ms_p99']:.0f}",
-                f"{get['token_ms']:.2f}",
-                f"{get['token_ms_p99']:.2f}",
+                f"{get['token_ms']:.1f}",
+                f"{get['token_ms_p99']:.1f}",
                 f"{get['tokens_per_second']:.0f}",
                 f"{get['tokens_per_step']:.2f}",
                 interval if name == "speculative" else "",
