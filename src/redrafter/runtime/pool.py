@@ -305,7 +305,10 @@ class Pool:
     ) -> Watched:
         drafter: Drafter = self.drafter if drafts else self.plain
         history, guesses = self.table.history[start:stop], drafts and shape is not None
-        return Watched(drafter, rows, history, guesses=guesses, follows=guesses or follows, trims=not self.recorded)
+        made = Watched(drafter, rows, history, guesses=guesses, follows=guesses or follows, trims=not self.recorded)
+        if self.recorded:  # one compiled pass for both kinds of rows; hidden states cost it next to nothing
+            made.layers = self.drafter.layers
+        return made
 
     def _sampling(self, start: int, stop: int) -> Sampling:
         """Of the live rows among these; the others choose greedily, and nobody looks."""

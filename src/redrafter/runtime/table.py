@@ -61,12 +61,17 @@ class Table:
             state=state,
         )
 
+    def _stored(self) -> list[Tensor]:
+        """Keys and values, (places, ..., S, D): all layers at once where they lie together."""
+        whole = self.cache.whole
+        return list(self.cache.tensors()) if whole is None else [whole.movedim(2, 0)]
+
     def swap(self, a: int, b: int, length: int) -> None:
         """Two rows change places; neither has more than `length` tokens."""
         if a == b:
             return
-        for x in self.cache.tensors():
-            _swap(x[:, :, :length], a, b)
+        for x in self._stored():
+            _swap(x[..., :length, :], a, b)
         _swap(self.history[:, :length], a, b)
         for x in leaves(self.rows):
             _swap(x, a, b)
@@ -87,8 +92,8 @@ class Table:
 
     def copy(self, source: int, place: int, start: int, stop: int) -> None:
         """Slots start..stop-1 of a row become another's too."""
-        for x in self.cache.tensors():
-            x[place, :, start:stop] = x[source, :, start:stop]
+        for x in self._stored():
+            x[place, ..., start:stop, :] = x[source, ..., start:stop, :]
         self.history[place, start:stop] = self.history[source, start:stop]
 
 

@@ -12,6 +12,8 @@ from redrafter.runtime.pool import Pool
 TURNS, STEPS = 4, 3
 CONTENDERS = 4
 """Shapes timed for each number of rows."""
+RECORDED_STEPS, RECORDED_CONTENDERS = 12, 2
+"""The same where a step is quick but takes seconds to record."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -29,9 +31,9 @@ def measure(
     guessed: Sequence[Guessed],
     prompts: Sequence[Sequence[int]],
     progress: Progress | None = None,
-    steps: int = STEPS,
 ) -> tuple[list[Stepped], list[Choice]]:
     """Steps by number of rows, and the fastest for each. More rows never want a larger shape than fewer did."""
+    steps, contenders = (RECORDED_STEPS, RECORDED_CONTENDERS) if pool.recorded else (STEPS, CONTENDERS)
     tokens = {g.shape: g.tokens_per_step for g in guessed}
     left = sorted(tokens, key=lambda s: -s.budget)
     stepped: list[Stepped] = []
@@ -40,7 +42,7 @@ def measure(
     for done, size in enumerate(sizes):
         if progress is not None:
             progress("steps by number of rows", done, len(sizes))
-        tried = left[:CONTENDERS] if size > 1 else left
+        tried = left[:contenders] if size > 1 else left
         plain, times = time_steps(pool, size, tried, prompts, steps)
         stepped.append(Stepped(size, None, plain))
         stepped += [Stepped(size, shape, ms) for shape, ms in zip(tried, times, strict=True)]
