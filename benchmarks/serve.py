@@ -7,6 +7,10 @@ The server lives in this process, the client in another one, and they meet over 
 at the end the server's own measurements (what a step costs by rows and shape) are added to the file.
 """
 
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the commands have it; read when torch is first imported
+
 import argparse
 import json
 import subprocess
@@ -20,6 +24,7 @@ import torch
 
 from common import QUESTIONS
 from redrafter.cli.serve import measured
+from redrafter.config import Shape
 from redrafter.engine import Engine, load
 from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
@@ -37,10 +42,9 @@ def say(what: str) -> None:
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
     if args.shape is None:
-        engine = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=None)
-        # Whatever `redrafter tune` found for one row: the server chooses for itself.
-        fresh = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=engine.shape)
-        return fresh, Path(engine.target.name).name
+        # A given shape, whichever: what `redrafter tune` found for one row must not take the drafter away.
+        engine = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=Shape())
+        return engine, Path(engine.target.name).name
     target, drafter, label = load_wide(args.shape, drafter_budget=args.drafter or "120M", model=args.model)
     return Engine(target, drafter, runtime=args.runtime), label
 

@@ -328,3 +328,13 @@ def test_a_drafter_left_behind_catches_up(target: Target, monkeypatch: pytest.Mo
     monkeypatch.setattr(Table, "follow", lambda *_: None)
     deaf = trees(make_pool(target), 12)
     assert [often[at] for at in shared] != [deaf[at] for at in shared]
+
+
+def test_the_tree_kernels_rows_write_the_same() -> None:
+    """In fp32, where the kernel stands in for the model's attention, over parts of one table."""
+    target = Target(make_model("llama", torch.float32))
+    chance = random.Random(9)
+    every = requests(target, 12, chance)
+    pool = make_pool(target, recurrent_drafter(target), recorded=True, runtime="graphs")
+    assert serve(pool, every, chance) == dict(enumerate(alone(target, every)))
+    assert any(p is not None and p.verifier is not target for p in pool.programs.values())
