@@ -151,4 +151,4 @@ def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(
     eager = Engine(target, NoDrafter(), runtime="eager")
     assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
     assert pool.recorded == (runtime != "eager")
-    assert all(p is not None and p.graph is not None for p in pool.programs.values())
+    assert all(p is not None and p.graph is not None for p in pool.recorder.programs.values())

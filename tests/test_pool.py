@@ -337,4 +337,4 @@ def test_the_tree_kernels_rows_write_the_same() -> None:
     every = requests(target, 12, chance)
     pool = make_pool(target, recurrent_drafter(target), recorded=True, runtime="graphs")
     assert serve(pool, every, chance) == dict(enumerate(alone(target, every)))
-    assert any(p is not None and p.verifier is not target for p in pool.programs.values())
+    assert any(p is not None and p.verifier is not target for p in pool.recorder.programs.values())

@@ -6,7 +6,6 @@ open or closed, takes that part over. On a GPU a step is a recorded `Program` ov
 """
 
 import itertools
-import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,26 +15,21 @@ import torch
 from torch import Tensor
 
 from redrafter.config import RuleConfig, SamplingParams, Shape
-from redrafter.core.batch import keep_rows
 from redrafter.core.noise import as_int64
 from redrafter.core.rules import Rule, make_rule
-from redrafter.core.sampling import Processor, Sampling
+from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
-from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.runtime.compiled import verifier
 from redrafter.runtime.eager import Start, first_tokens
 from redrafter.runtime.program import NotRecordable, Program
-from redrafter.runtime.row import Row, Written, common, logprobs_of
+from redrafter.runtime.recorder import BUCKETS, Recorder, columns
+from redrafter.runtime.row import Row, Written, common, each_its_own, logprobs_of
 from redrafter.runtime.table import Table, Watched, store, told_step
 from redrafter.targets import Target
 from redrafter.targets.tree import TreeTarget, serving
 
-log = logging.getLogger(__name__)
-
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""A recorded step has one of these numbers of rows."""
 WORTH = 8
 """Tokens that must be spared to copy them from another row."""
 
@@ -72,11 +66,9 @@ class Pool:
         self.live = {True: 0, False: 0}  # rows that step, by whether they draft
         self.plain = NoDrafter()
         self.clock = self.version = 0
-        self.programs: dict[Any, Program | None] = {}
-        self.filled: dict[Any, int] = {}
+        self.recorder = Recorder(target, self.table, self.compiles)
         self.samplings: dict[tuple[int, int], Sampling] = {}  # of this version
         self.rules: dict[Shape | None, Rule] = {}
-        self.memory = torch.cuda.graph_pool_handle() if target.device.type == "cuda" else None
         self.flight: _Flight | None = None
 
     @property
@@ -177,10 +169,19 @@ class Pool:
             self._catch_up(mine)
         watched = any(row.logprobs is not None or row.processor is not None for row in mine)
         if self.recorded and not watched:
-            size = next((b for b in BUCKETS if b >= n), n)
+            size = min(next((b for b in BUCKETS if b >= n), n), places)
             start, stop = (0, size) if drafts else (places - size, places)
             if size + self.live[not drafts] <= places:
-                program = self._program(start, stop, drafts, shape)
+                program = self.recorder.program(
+                    start,
+                    stop,
+                    shape,
+                    self._rule(shape),
+                    self._sampling(start, stop),
+                    self.version,
+                    lambda rows: self._watched(rows, start, stop, drafts, shape),
+                    drafts,
+                )
                 if program is not None:
                     program.launch()
                     self.flight = _Flight(mine, start, program, program.drafter, None, None)  # type: ignore[arg-type]
@@ -204,7 +205,7 @@ class Pool:
         drafter = self._watched(rows, start, stop, drafts, shape)
         part = self.table.cache.part(start, stop)
         part.extent = max(row.known for row in mine) + 1 + (rule.nodes if shape else 0)
-        out = rows.last.new_zeros(stop - start, _columns(shape))
+        out = rows.last.new_zeros(stop - start, columns(shape))
         target = _Heard(self.target)
         told_step(rows, out, part, sampling, rule, drafter, target)
         logits = target.logits if any(row.logprobs is not None for row in mine) else None
@@ -317,36 +318,9 @@ class Pool:
             every = [SamplingParams() if row is None else row.params for row in rows]
             sampling = Sampling.of(every, self.target.vocab_size, self.target.device)
             if any(row is not None and row.processor is not None for row in rows):
-                sampling = replace(sampling, processor=_each_its_own(rows))
+                sampling = replace(sampling, processor=each_its_own(rows))
             self.samplings[start, stop] = sampling
         return self.samplings[start, stop]
-
-    def _program(self, start: int, stop: int, drafts: bool, shape: Shape | None) -> Program | None:
-        """The recorded step for these places; None if it cannot be recorded."""
-        sampling = as_kind(self._sampling(start, stop), self.target.vocab_size)
-        key = (start, stop, drafts, shape, sampling.hot, sampling.penalises)
-        if key not in self.programs:
-            rows = self.table.view(start, stop, drafts=drafts, counted=sampling.penalises)
-            drafter, rule = self._watched(rows, start, stop, drafts, shape), self._rule(shape)
-            verifies = verifier(self.target, self.compiles)
-            part: Any = self.table.cache.part(start, stop)
-            program = Program(self.target, verifies, drafter, rule, part, compiles=False)
-            program.advance, program.columns, program.memory = told_step, _columns(shape), self.memory
-            try:
-                program.adopt(rows, sampling)
-                self.programs[key] = program
-            except (NotRecordable, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self.programs[key] = None
-                first = f"{type(error).__name__}: {error}".splitlines()[0]
-                log.warning("steps of %d rows cannot be recorded and run one by one (%s)", stop - start, first)
-        program_ = self.programs[key]
-        if program_ is not None and self.filled.get(key) != self.version:
-            assert program_.sampling is not None
-            store(program_.sampling, sampling)  # type: ignore[arg-type]
-            self.filled[key] = self.version
-        return program_
 
 
 @dataclass(frozen=True)
@@ -371,37 +345,3 @@ class _Heard:
     def verify(self, *arguments: Any) -> tuple[Tensor, Tensor]:
         self.logits, hidden = self.target.verify(*arguments)
         return self.logits, hidden
-
-
-def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
-    """One of three kinds, so that few programs serve all rows: greedy, sampled, or with all there is."""
-    if sampling.sorts or sampling.floors or sampling.penalises or sampling.bias is not None:
-        bias = sampling.bias
-        if bias is None:
-            bias = sampling.temperature.new_zeros(len(sampling.temperature), vocab_size)
-        return replace(sampling, sorts=True, floors=True, penalises=True, hot=True, bias=bias)
-    return sampling
-
-
-def _columns(shape: Shape | None) -> int:
-    """Of what `told_step` tells."""
-    nodes, length = (shape.budget, shape.length) if shape else (0, 0)
-    return 4 + 2 * (length + 1) + 2 * (nodes + 1)
-
-
-def _each_its_own(rows: Sequence[Row | None]) -> Processor:
-    """Each row's processor on its own nodes; what it raises is that row's alone."""
-
-    def process(logits: Tensor, tree: Tree) -> Tensor:
-        result = logits.clone()
-        for i, row in enumerate(rows):
-            if row is None or row.processor is None or row.error is not None:
-                continue
-            try:
-                own = torch.tensor([i], device=logits.device)
-                result[i] = row.processor(logits[i : i + 1], keep_rows(tree, own))[0]
-            except Exception as error:
-                row.error = error
-        return result
-
-    return process

@@ -1,11 +1,15 @@
 """One row of a running batch as the host knows it, and what a pass gave it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from redrafter.config import SamplingParams
+from redrafter.core.batch import keep_rows
 from redrafter.core.sampling import Processor
+from redrafter.core.tree import Tree
 from redrafter.runtime.eager import Start
 
 
@@ -44,6 +48,24 @@ class Written:
     """Per token: itself and the most probable ones, with log-probabilities as the target gave them."""
     error: Exception | None = None
     """What a processor of this row raised."""
+
+
+def each_its_own(rows: Sequence[Row | None]) -> Processor:
+    """Each row's processor on its own nodes; what it raises is that row's alone."""
+
+    def process(logits: Tensor, tree: Tree) -> Tensor:
+        result = logits.clone()
+        for i, row in enumerate(rows):
+            if row is None or row.processor is None or row.error is not None:
+                continue
+            try:
+                own = torch.tensor([i], device=logits.device)
+                result[i] = row.processor(logits[i : i + 1], keep_rows(tree, own))[0]
+            except Exception as error:
+                row.error = error
+        return result
+
+    return process
 
 
 def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> list[list[tuple[int, float]]]:

@@ -134,8 +134,8 @@ class Watched:
         return self.drafter.keep(state, rows)
 
 
-def store(rows: Rows, new: Rows) -> None:
-    """What a step made of rows takes their place."""
+def store(rows: Any, new: Any) -> None:
+    """What a step made of rows (or somebody else of a sampling) takes their place, tensor by tensor."""
     for old, value in zip(leaves(rows), leaves(new), strict=True):
         if old is not value:
             old.copy_(value)
