@@ -147,6 +147,22 @@ def ablations(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def serving(result: dict[str, Any]) -> str:
+    """A line for each load; the interval is that of the ratio."""
+    rows = [r for r in result["rows"] if "concurrency" in r]
+    lines = [
+        f"| {rows[0]['target']}: requests at once | plain, ms a token | speculative | p99 | first token, ms | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        times = f"{r['plain_token_ms']:.1f} | {r['speculative_token_ms']:.1f} | {r['speculative_token_ms_p99']:.1f}"
+        interval = f"{r['ratio_low']:.2f} to {r['ratio_high']:.2f}"
+        lines.append(
+            f"| {r['concurrency']} | {times} | {r['speculative_first_ms']:.0f} | **{r['ratio']:.2f}×** ({interval}) |"
+        )
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
@@ -156,6 +172,8 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu": ("cpu.json", cpu),
     "gpu": ("gpu_7b.json", gpu),
     "ablation": ("drafter_smollm2.json", ablations),
+    "serve_cpu": ("serve_cpu.json", serving),
+    "serve_gpu": ("serve_gpu.json", serving),
 }
 PAGES = {
     README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu"],

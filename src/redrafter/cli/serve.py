@@ -92,11 +92,13 @@ def run(args: argparse.Namespace) -> None:
     else:
         costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
     served = build(engine, pool, costs, config)
-    server = Server(served, guard, args.host, port, args.grace)
     where = f"http://{args.host}:{port}"
-    console.print(f"{served.name}: {pool.rows} rows of {pool.context} tokens, drafter {describe(engine)}")
-    console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
-    server.run()
+
+    def ready() -> None:
+        console.print(f"{served.name}: {pool.rows} rows of {pool.context} tokens, drafter {describe(engine)}")
+        console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
+
+    Server(served, guard, args.host, port, args.grace, ready).run()
 
 
 def describe(engine: Engine) -> str:

@@ -1,6 +1,8 @@
 """From an engine to something that can be served; and the server itself, which ends without losing an answer."""
 
+import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -86,8 +88,16 @@ def build(engine: Engine, pool: Pool, costs: Costs, config: ServeConfig) -> Serv
 class Server(uvicorn.Server):
     """Told to end, it takes no new requests; what runs has `grace` seconds to finish and is then failed with a word."""
 
-    def __init__(self, served: Served, guard: GuardConfig, host: str, port: int, grace: float = 30.0) -> None:
-        self.served, self.grace = served, grace
+    def __init__(
+        self,
+        served: Served,
+        guard: GuardConfig,
+        host: str,
+        port: int,
+        grace: float = 30.0,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        self.served, self.grace, self.ready = served, grace, ready
         super().__init__(
             uvicorn.Config(
                 make_app(served, guard),
@@ -100,6 +110,12 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=64 * 1024,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """`ready` is called once requests are answered."""
+        await super().startup(sockets=sockets)
+        if self.ready is not None and self.started:
+            self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         scheduler = self.served.scheduler
