@@ -13,6 +13,7 @@ from letters import END, make_target
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine.processors import PathProcessors
+from redrafter.errors import ConfigError
 from redrafter.runtime.pool import Pool
 from redrafter.serve.job import Job, Told
 from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
@@ -286,6 +287,9 @@ def test_the_queue_is_bounded(target: Target) -> None:
     with pytest.raises(QueueFull, match="the queue holds 1"):
         scheduler.submit([jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1))[0][0]])
     assert scheduler.retry_after() >= 1
+    many = jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1, n=4))
+    with pytest.raises(ConfigError, match="asks for 4 answers"):  # waiting would not help
+        scheduler.submit([job for job, _ in many])
     run(scheduler)
     scheduler.submit([jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1))[0][0]])
 

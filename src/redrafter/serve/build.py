@@ -46,7 +46,7 @@ class ServeConfig:
             require(value is None or value >= least, f"{name} must be at least {least}, got {value}")
 
 
-GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7")
+GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
 CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
 NGRAM_LADDER = ("1x7:7", "1x4:4", "1x2:2")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redrafter.config import SamplingParams, Shape, require
-from redrafter.errors import RedrafterError
+from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.eager import Start
 from redrafter.runtime.row import Row, Written
 from redrafter.serve.job import Job
@@ -104,6 +104,11 @@ class Scheduler:
         with self.lock:
             if self.draining or self.stopped:
                 raise Draining("the server is shutting down and takes no new requests")
+            if len(jobs) > self.limits.queue + self.pool.rows:
+                raise ConfigError(
+                    f"the request asks for {len(jobs)} answers (n for each prompt) and there is room for "
+                    f"{self.limits.queue + self.pool.rows}"
+                )
             if self.waiting + len(jobs) > self.limits.queue + max(0, self.pool.rows - len(self.jobs)):
                 self.metrics.refused += 1
                 raise QueueFull(
