@@ -28,9 +28,9 @@ from redrafter.config import Shape
 from redrafter.engine import Engine, load
 from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
-from redrafter.serve.build import ServeConfig, Server, build, ladder, make_pool
+from redrafter.serve.build import Server, build, ladder, make_pool
+from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.costs import Costs
-from redrafter.serve.guard import GuardConfig
 from wide import load_wide
 
 BEGAN = time.perf_counter()

@@ -9,9 +9,9 @@ from typing import Any
 from letters import make_target
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
-from redrafter.serve.build import ServeConfig, Server, build, make_pool
+from redrafter.serve.build import Server, build, make_pool
+from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.costs import Costs
-from redrafter.serve.guard import GuardConfig
 from redrafter.serve.served import Served
 from zoo import recurrent_drafter
 

@@ -17,7 +17,8 @@ from redrafter import Engine, Shape
 from redrafter.cli import serve as verb
 from redrafter.cli.main import main
 from redrafter.engine import profile as profiles
-from redrafter.serve.build import CPU_LADDER, ServeConfig, ladder, make_pool
+from redrafter.serve.build import CPU_LADDER, ladder, make_pool
+from redrafter.serve.config import ServeConfig
 from redrafter.serve.costs import Costs
 from zoo import recurrent_drafter
 
@@ -81,6 +82,13 @@ def test_what_cannot_be_served_is_said_at_once(capsys: pytest.CaptureFixture[str
         ):
             assert main(["serve", *options]) == 2
             assert what in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "redrafter.serve.build", raising=False)
+    assert main(["serve", "--rows", "2"]) == 2
+    assert "uvicorn is missing: pip install 'redrafter[serve]'" in capsys.readouterr().err
 
 
 def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

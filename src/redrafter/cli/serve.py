@@ -15,6 +15,7 @@ from redrafter.engine import Engine
 from redrafter.engine.profile import Profile, find, key_of, path_of, read, save
 from redrafter.errors import ConfigError
 from redrafter.runtime.pool import Pool
+from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.train.openings import own_texts
 from redrafter.train.tune import walked
 
@@ -41,11 +42,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--grace", type=float, default=30.0, help="seconds for answers to finish at the end (default 30)"
     )
-    try:
-        from redrafter.serve.build import ServeConfig
-        from redrafter.serve.guard import GuardConfig
-    except ModuleNotFoundError:
-        return  # `run` says what is missing
     for name, text in field_help(ServeConfig).items():
         default = ServeConfig.__dataclass_fields__[name].default
         kind = str if name == "name" else int
@@ -66,9 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from redrafter.serve.build import ServeConfig, Server, build, ladder, make_pool
+        from redrafter.serve.build import Server, build, ladder, make_pool
         from redrafter.serve.costs import Costs
-        from redrafter.serve.guard import GuardConfig
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
     if args.rule != "seeded":

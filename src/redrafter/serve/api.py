@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from redrafter.serve.answers import Answer
+from redrafter.serve.config import GuardConfig
 from redrafter.serve.failures import content, described, failure, first_problem, parameter
-from redrafter.serve.guard import Guard, GuardConfig
+from redrafter.serve.guard import Guard
 from redrafter.serve.job import Job, Told
 from redrafter.serve.schema import ChatAsked, CompletionAsked, Failed
 from redrafter.serve.served import Served

@@ -3,48 +3,20 @@
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
-from redrafter.config import Shape, require
+from redrafter.config import Shape
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.engine import Engine
 from redrafter.runtime.pool import Pool
 from redrafter.serve.api import make_app
+from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.costs import Costs
-from redrafter.serve.guard import GuardConfig
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.serve.served import Served, processor_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """How much is served at once."""
-
-    rows: int | None = None
-    """Answers written at once (default: 8 on a CPU, 32 on a GPU)."""
-    context: int | None = None
-    """Tokens of a prompt and its answer, at most; each row has room for as many (default: 2048 on a CPU, 4096 on a GPU,
-    or the model's own context if that is smaller)."""
-    kept: int = 4
-    """Ended rows whose texts are kept, for prompts that begin like them."""
-    queue: int = 64
-    """Answers that may wait for a row; more are refused with status 429."""
-    prompt_limit: int | None = None
-    """Longest prompt in tokens (default: the context less one)."""
-    chunk: int | None = None
-    """Prompt tokens read between two steps of others (default: 64 on a CPU, 512 on a GPU)."""
-    name: str | None = None
-    """What clients call the model (default: the last part of its name)."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("context", 2), ("kept", 0), ("queue", 0), ("prompt_limit", 1), ("chunk", 1)):
-            value = getattr(self, name)
-            require(value is None or value >= least, f"{name} must be at least {least}, got {value}")
-
 
 GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
 CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")

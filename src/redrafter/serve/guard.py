@@ -2,30 +2,12 @@
 
 import asyncio
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from redrafter.config import require
+from redrafter.serve.config import GuardConfig
 from redrafter.serve.failures import failure
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuardConfig:
-    """What a client may send before anybody looks at it."""
-
-    api_key: str | None = None
-    """Clients must send it as a bearer token (none: everybody who reaches the port may ask)."""
-    body_bytes: int = 4 * 2**20
-    """Longest body."""
-    body_seconds: float = 30.0
-    """How long a body may take to arrive."""
-
-    def __post_init__(self) -> None:
-        require(self.api_key != "", "the API key is empty")
-        require(self.body_bytes >= 1, f"body_bytes must be at least 1, got {self.body_bytes}")
-        require(self.body_seconds > 0, f"body_seconds must be positive, got {self.body_seconds}")
 
 
 class Guard:

@@ -216,13 +216,13 @@ class Scheduler:
 
     def _read(self) -> None:
         """A piece of a prompt, of whoever has waited longest since its last one."""
-        left = self.limits.chunk if any(self.pool.live.values()) else self.limits.idle_chunk
-        while left > 0 and self.reading:
+        whole = left = self.limits.chunk if any(self.pool.live.values()) else self.limits.idle_chunk
+        while self.reading and 4 * left > whole:  # a pass over a few tokens takes nearly as long as one over many
             row = self.reading.popleft()
             job = self.jobs[row]
-            before = row.known
+            before = row.known - row.reused
             written = self.pool.read(row, left)
-            left -= max(1, row.known - before)
+            left -= row.known - row.reused - before
             if written is None:
                 self.reading.append(row)
                 continue
