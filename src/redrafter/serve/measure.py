@@ -8,6 +8,7 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.engine.profile import MARGIN, Choice, Guessed, Stepped
 from redrafter.runtime.eager import Start
 from redrafter.runtime.pool import Pool
+from redrafter.runtime.row import Row
 
 TURNS, STEPS = 4, 3
 CONTENDERS = 4
@@ -58,31 +59,38 @@ def time_steps(
     pool: Pool, size: int, shapes: Sequence[Shape], prompts: Sequence[Sequence[int]], steps: int
 ) -> tuple[float, list[float]]:
     """ms of a plain step and of one with each shape, `size` rows; told relative to plain in the same turn."""
-    rows = []
-    for i in range(size):
-        prompt = list(prompts[i % len(prompts)])
-        row = pool.open(Start(prompt, i, pool.context - len(prompt), ()), SamplingParams())
-        while pool.read(row, 512) is None:
-            pass
-        rows.append(row)
+    everyone: list[Shape | None] = [None, *shapes]
+    longest = sum(shape.length + 1 if shape else 1 for shape in everyone)  # tokens that a step of each may bring
+    steps = max(1, min(steps, pool.context // (2 * longest)))
+    room = pool.context - steps * longest - 1
+    rows = _opened(pool, size, prompts, room)
     try:
-        everyone: list[Shape | None] = [None, *shapes]
         for shape in everyone:  # whatever is made at first use
             _steps(pool, shape, 1)
         turns = []
         for _ in range(TURNS):
-            if (
-                max(row.known for row in rows) + sum(steps * (s.length + 1) if s else steps for s in everyone)
-                > pool.context
-            ):
-                break  # the context is full
+            if max(row.known for row in rows) > room:
+                for row in rows:
+                    pool.close(row)
+                rows = _opened(pool, size, prompts, room)
             turns.append([_steps(pool, shape, steps) for shape in everyone])
     finally:
         for row in rows:
             pool.close(row)
-    turns = turns or [[1.0] * len(everyone)]
     plain = statistics.median(turn[0] for turn in turns)
     return plain, [plain * statistics.median(t[i] / t[0] for t in turns) for i in range(1, len(everyone))]
+
+
+def _opened(pool: Pool, size: int, prompts: Sequence[Sequence[int]], room: int) -> list[Row]:
+    """Rows that are ready to step, with prompts of at most `room` tokens."""
+    rows = []
+    for i in range(size):
+        prompt = list(prompts[i % len(prompts)])[: max(1, room)]
+        row = pool.open(Start(prompt, i, pool.context - len(prompt), ()), SamplingParams())
+        while pool.read(row, 512) is None:
+            pass
+        rows.append(row)
+    return rows
 
 
 def _steps(pool: Pool, shape: Shape | None, count: int) -> float:
