@@ -163,6 +163,15 @@ def serving(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def serve_equality(result: dict[str, Any]) -> str:
+    head = result["headline"]
+    return (
+        f"{head['requests']} requests at once with mixed parameters, some plain, {head['cancelled']} cancelled on the "
+        f"way: of {head['finished']} finished answers {head['equal']} equal what plain decoding writes for the request "
+        f"alone, {head['ties']} part at a tie, {head['wrong']} are wrong."
+    )
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
@@ -172,11 +181,12 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu": ("cpu.json", cpu),
     "gpu": ("gpu_7b.json", gpu),
     "ablation": ("drafter_smollm2.json", ablations),
+    "serve_equality": ("serve_equality.json", serve_equality),
     "serve_cpu": ("serve_cpu.json", serving),
     "serve_gpu": ("serve_gpu.json", serving),
 }
 PAGES = {
-    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu"],
+    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu", "serve_equality"],
     CARD: ["drafter"],
     GUIDE: ["ablation"],
 }
