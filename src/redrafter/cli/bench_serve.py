@@ -177,7 +177,7 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     made = Table(title=rows[0]["target"], title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("at once", "", "first ms", "p99", "ms/token", "p99", "tokens/s", "/step", "ratio, 95 %"):
+    for column in ("", "", "first", "p99", "ms/tok", "p99", "tok/s", "/step", "ratio, 95 %"):
         made.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         for name in ("speculative", "plain"):
