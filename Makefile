@@ -4,8 +4,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
+READY_SERVE := .venv/.ready-serve
 
-.PHONY: setup setup-dev demo test check format
+.PHONY: setup setup-dev demo serve test check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -23,8 +24,15 @@ $(READY_DEV): $(READY)
 	$(PIP) -e '.[dev]'
 	touch $@
 
+$(READY_SERVE): $(READY)
+	$(PIP) -e '.[serve]'
+	touch $@
+
 demo: setup
 	$(BIN)/redrafter compare
+
+serve: $(READY_SERVE)
+	$(BIN)/redrafter serve
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2

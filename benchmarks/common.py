@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from redrafter.train.questions import read_questions
+from redrafter.questions import read_questions
 
 HERE = Path(__file__).parent
 QUESTIONS = HERE / "data" / "mt_bench.jsonl"

@@ -27,9 +27,9 @@ import redrafter
 from common import arguments
 from redrafter.cli.eval import label, parse_shape
 from redrafter.kernels.skinny import ops
+from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model, find_gguf
-from redrafter.train.questions import read_questions
 
 Writer = Callable[[list[int]], tuple[list[int], float, int]]
 """A prompt's ids -> the new tokens, seconds, steps."""

@@ -16,9 +16,9 @@ from ablations import written
 from common import arguments
 from redrafter.cli.eval import label, parse_shape
 from redrafter.engine.resolve import resolve_drafter
+from redrafter.questions import read_questions
 from redrafter.results import write_results
 from redrafter.targets import load_target
-from redrafter.train.questions import read_questions
 from redrafter.train.simulate import Walked, read_along
 
 SHAPES = {

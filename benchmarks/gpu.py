@@ -25,9 +25,9 @@ from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
+from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.train.cost import Effort, Filler, time_steps
-from redrafter.train.questions import read_questions
 from wide import load_wide
 
 PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")

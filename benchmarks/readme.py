@@ -171,6 +171,31 @@ def table1(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def serving(result: dict[str, Any]) -> str:
+    """A line for each load; the interval is that of the ratio."""
+    rows = [r for r in result["rows"] if "concurrency" in r]
+    lines = [
+        f"| {rows[0]['target']}: requests at once | plain, ms a token | speculative | p99 | first token, ms | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        times = f"{r['plain_token_ms']:.1f} | {r['speculative_token_ms']:.1f} | {r['speculative_token_ms_p99']:.1f}"
+        interval = f"{r['ratio_low']:.2f} to {r['ratio_high']:.2f}"
+        lines.append(
+            f"| {r['concurrency']} | {times} | {r['speculative_first_ms']:.0f} | **{r['ratio']:.2f}×** ({interval}) |"
+        )
+    return "\n".join(lines)
+
+
+def serve_equality(result: dict[str, Any]) -> str:
+    head = result["headline"]
+    return (
+        f"{head['requests']} requests at once with mixed parameters, some plain, {head['cancelled']} cancelled on the "
+        f"way: of {head['finished']} finished answers {head['equal']} equal what plain decoding writes for the request "
+        f"alone, {head['ties']} part at a tie, {head['wrong']} are wrong."
+    )
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
@@ -182,9 +207,23 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "ablation": ("drafter_smollm2.json", ablations),
     "table1_gpu": ("table1_gpu.json", table1),
     "table1_cpu": ("table1_cpu.json", table1),
+    "serve_equality": ("serve_equality.json", serve_equality),
+    "serve_cpu": ("serve_cpu.json", serving),
+    "serve_gpu": ("serve_gpu.json", serving),
 }
 PAGES = {
-    README: ["cpu_demo", "equality", "bf16", "bf16_cpu", "drafter", "cpu", "gpu", "table1_gpu", "table1_cpu"],
+    README: [
+        "cpu_demo",
+        "equality",
+        "bf16",
+        "bf16_cpu",
+        "drafter",
+        "cpu",
+        "gpu",
+        "table1_gpu",
+        "table1_cpu",
+        "serve_equality",
+    ],
     CARD: ["drafter"],
     GUIDE: ["ablation"],
 }

@@ -17,7 +17,7 @@ from redrafter.bench.runs import Run, RunConfig, read_answers
 from redrafter.bench.statistics import by_depth, summaries
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.errors import ConfigError, CorruptCheckpoint
-from redrafter.train.questions import Question
+from redrafter.questions import Question
 
 
 def record(question, contender, tokens=11, seconds=1.1, first=0.1, accepted=(), **changes):

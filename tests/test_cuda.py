@@ -1,6 +1,7 @@
 """What only a GPU can show: the same numbers as the CPU, and a step that never waits for the host."""
 
 import copy
+import random
 import shutil
 
 import pytest
@@ -16,8 +17,11 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import EagerRun, Start
+from redrafter.runtime.pool import Pool
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
+from test_pool import SHAPES as POOL_SHAPES
+from test_pool import requests, serve
 from toys import CONFIG, OPTIONS, make_texts
 from zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
@@ -133,3 +137,18 @@ def test_training_resumes_bit_for_bit(tmp_path):
     train(target, texts, tmp_path / "parts", options=OPTIONS, config=CONFIG)
     whole, parts = ((tmp_path / n / last / "state.safetensors").read_bytes() for n in ("whole", "parts"))
     assert whole == parts
+
+
+@pytest.mark.parametrize("runtime", ["eager", "graphs"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
+def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(runtime, dtype):
+    target = load_target(copy.deepcopy(make_model("llama", dtype)).cuda())
+    chance = random.Random(3)
+    every = requests(target, 20, chance)
+    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    pool = Pool(target, drafter, rows=6, context=90, kept=3, shapes=POOL_SHAPES, endings=2, runtime=runtime)
+    texts = serve(pool, every, chance)
+    eager = Engine(target, NoDrafter(), runtime="eager")
+    assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
+    assert pool.recorded == (runtime != "eager")
+    assert all(p is not None and p.graph is not None for p in pool.recorder.programs.values())

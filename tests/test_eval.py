@@ -10,9 +10,9 @@ from redrafter.cli.main import main
 from redrafter.drafters import NoDrafter
 from redrafter.engine.request import Completion, Stats
 from redrafter.errors import ConfigError
+from redrafter.questions import read_questions
 from redrafter.targets import load_target
 from redrafter.train.evaluate import count, evaluate
-from redrafter.train.questions import read_questions
 from zoo import PROMPTS, OracleDrafter, make_model
 
 SHAPE = Shape(width=1, length=3)

@@ -15,7 +15,7 @@ from redrafter.core.noise import fold
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
 from redrafter.errors import ConfigError, CorruptCheckpoint
-from redrafter.train.questions import Question
+from redrafter.questions import Question
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from redrafter.errors import ConfigError
-from redrafter.train.questions import Question, read_questions
+from redrafter.questions import Question, read_questions
 
 SUITES = {
     "mt_bench": (("mt_bench.jsonl",), "80 questions of two turns in 8 categories; lm-sys/FastChat"),

@@ -13,13 +13,18 @@ VERBS = {
         "redrafter.cli.bench_sampling",
         "compare ways to verify drafted tokens by p/q: time, acceptance, quality of the texts",
     ),
+    "serve": (
+        "redrafter.cli.bench_serve",
+        "put a running server under load: speculative against plain, from one request at a time to many",
+    ),
 }
 """Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
 
 EPILOG = """examples:
   redrafter bench run --suite mt_bench --quick --out quick
   redrafter bench report quick --out quick.html
-  redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model"""
+  redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model
+  redrafter bench serve --url http://127.0.0.1:8000"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

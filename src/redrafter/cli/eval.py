@@ -12,9 +12,9 @@ from rich.table import Table
 from redrafter.cli.options import add_model, as_prompt, load_engine
 from redrafter.config import Shape
 from redrafter.errors import ConfigError
+from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.train.evaluate import Guessing, evaluate
-from redrafter.train.questions import read_questions
 
 EPILOG = """example:
   redrafter eval --questions benchmarks/data/mt_bench.jsonl --limit 8 --shapes 1x4 3x4:7 --temperatures 0 1"""

@@ -14,6 +14,7 @@ VERBS = {
     "generate": "write a continuation of a prompt",
     "chat": "talk with the model",
     "compare": "watch plain and speculative decoding write the same text",
+    "serve": "answer OpenAI clients over HTTP, with a page that shows the drafter at work",
     "transcribe": "write down what is said in recordings",
     "train": "make a drafter for a model, with data of one's own or none at all",
     "distill": "make training data for a drafter: the target's own answers",

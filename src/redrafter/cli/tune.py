@@ -13,7 +13,7 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.engine import load
 from redrafter.engine.profile import Profile, save
 from redrafter.errors import ConfigError
-from redrafter.train.questions import read_questions
+from redrafter.questions import read_questions
 from redrafter.train.tune import plan_for, rows_of, tune
 
 EPILOG = """examples:

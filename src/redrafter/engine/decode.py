@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from redrafter.config import RuleConfig
 from redrafter.core.cache import KVCache
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
@@ -21,23 +22,25 @@ from redrafter.targets import Target
 class Row:
     """The host's side of one request."""
 
-    def __init__(self, index: int, request: Request, rule: Rule, tokenizer: Any) -> None:
+    def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any) -> None:
         self.index, self.request = index, request
         self.ids = [*request.pads, *request.prompt]
         self.writer = TextWriter(tokenizer, request.stop)
-        self.stats = Stats(rule=rule.config.name, lossless=rule.config.lossless)
+        self.stats = Stats(rule=rule.name, lossless=rule.lossless)
         self.finish_reason: FinishReason | None = None
 
     def take(self, gain: Gain, place: int, elapsed: float, is_step: bool) -> Part:
         """Take what a step gave, up to where a stop string or a stopping criterion ends it."""
         tokens = gain.tokens[place]
-        kept = 0
+        pieces: list[str] = []
         for token in tokens:
-            kept += 1
             self.ids.append(token)
-            if self.writer.add(token) or (self.request.halts is not None and self.request.halts(self.ids)):
+            stopped = self.writer.add(token)
+            pieces.append(self.writer.take())
+            if stopped or (self.request.halts is not None and self.request.halts(self.ids)):
                 self.finish_reason = "stop"
                 break
+        kept = len(pieces)
         if gain.done[place] and self.finish_reason is None:
             ended = bool(tokens) and tokens[-1] in self.request.eos
             self.finish_reason = "stop" if ended else "length"
@@ -52,8 +55,11 @@ class Row:
             stats.accepted_per_step.append(accepted)
         else:
             stats.first_token_seconds = elapsed
-        text = self.writer.take(final=self.finish_reason is not None)
-        return Part(self.index, text, tokens[:kept], accepted, stats, self.finish_reason)
+        rest = self.writer.take(final=True) if self.finish_reason is not None else ""
+        if pieces:
+            pieces[-1] += rest
+        text = "".join(pieces) if pieces else rest
+        return Part(self.index, text, tokens[:kept], accepted, stats, self.finish_reason, pieces)
 
 
 def decode(
@@ -69,7 +75,7 @@ def decode(
 
     `cache`: one with room for all of it, where the rows have more to look at than their prompts.
     """
-    live = [Row(i, request, rule, target.tokenizer) for i, request in enumerate(requests)]
+    live = [Row(i, request, rule.config, target.tokenizer) for i, request in enumerate(requests)]
     sampling = Sampling.of([r.sampling for r in requests], target.vocab_size, target.device)
     if processors:
         sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))

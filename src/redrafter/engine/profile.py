@@ -113,7 +113,7 @@ class Profile:
 
     def step_ms(self, shape: Shape | None, batch: int) -> float:
         """Measured whole if it was, else the drafter's cost and the verification's."""
-        batch = _nearest(batch, [v.batch for v in self.verified])
+        batch = _nearest(batch, [v.batch for v in self.verified] + [s.batch for s in self.stepped])
         for row in self.stepped:
             if row.batch == batch and row.shape == (shape and spelled(shape)):
                 return row.ms

@@ -66,6 +66,8 @@ class Part:
     """How many of the tokens, from the first on, were guessed by the drafter."""
     stats: Stats
     finish_reason: FinishReason | None
+    pieces: list[str] = field(default_factory=list)
+    """The text token by token; a token that only begins a character brings none."""
 
 
 @dataclass(frozen=True)

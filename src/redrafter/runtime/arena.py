@@ -1,5 +1,7 @@
 """A KV cache that never moves: all layers in one tensor, so that one kernel commits them all."""
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,15 @@ class Arena(KVCache):
             for layer, pair in sample.layers.items():
                 k, v = (x.new_zeros(rows, x.shape[1], slots, x.shape[3]) for x in pair)
                 self.layers[layer] = (k, v)
+
+    def part(self, start: int, stop: int) -> KVCache:
+        """Rows start..stop-1, in the same memory."""
+        made = copy.copy(self)
+        made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
+        # One kernel for all layers is a GPU's; a CPU moves layer by layer.
+        on_gpu = self.whole is not None and self.whole.is_cuda
+        made.whole = self.whole[:, :, start:stop] if on_gpu and self.whole is not None else None
+        return made
 
     def commit(self, lengths: Tensor, path: Tensor) -> None:
         if self.whole is None:

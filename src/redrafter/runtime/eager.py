@@ -95,14 +95,9 @@ class EagerRun:
         """Read the prompts; the pass over a prompt's last token already chooses the first new one."""
         lengths = self.longest
         logits, hidden = (reader or self.target).prefill(self.prompt, lengths, self.cache, self.drafter.layers)
-        every = torch.tensor(lengths, device=self.target.device)
-        state = self.drafter.begin(self.prompt, every, hidden, self.most)
+        state = self.drafter.begin(self.prompt, self.rows.lengths + 1, hidden, self.most)
         rows = replace(self.rows, state=state)
-        tree = root_tree(rows.last)
-        search = self.rule.search(self.sampling, rows.seeds, rows.lengths)
-        accepted = self.rule.accept(search, tree, logits[:, None], rows.counts)
-        at_end = hidden.gather(1, rows.lengths[:, None, None].expand(-1, 1, hidden.shape[2]))
-        self.rows, accepted = settle(rows, self.cache, self.drafter, accepted, at_end)
+        self.rows, accepted = first_tokens(rows, self.cache, self.sampling, self.rule, self.drafter, logits, hidden)
         return self._read(accepted)
 
     @torch.no_grad()
@@ -136,6 +131,19 @@ class EagerRun:
         self.longest = [old + n for old, n in zip(self.longest, counts, strict=True)]
         drafted = [min(n, d) for n, d in zip(counts, accepted.drafted.tolist(), strict=True)]
         return Gain(tokens, drafted, self.rows.done.tolist(), accepted.nodes.tolist())
+
+
+def first_tokens(
+    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, logits: Tensor, hidden: Tensor
+) -> tuple[Rows, Accepted]:
+    """The second half of a step, with an empty tree: what the pass over whole prompts chose.
+
+    `logits` (B, V) after each row's end, hidden states (B, P, C); `rows.lengths` are where the last tokens stand.
+    """
+    search = rule.search(sampling, rows.seeds, rows.lengths)
+    accepted = rule.accept(search, root_tree(rows.last), logits[:, None], rows.counts)
+    at_end = hidden.gather(1, rows.lengths[:, None, None].expand(-1, 1, hidden.shape[2]))
+    return settle(rows, cache, drafter, accepted, at_end)
 
 
 class _Trimming:

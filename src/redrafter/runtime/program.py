@@ -77,6 +77,8 @@ class Program:
         self.rows: Rows | None = None
         self.sampling: Sampling | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.memory: Any = None  # of the recording: programs that never run at once may share it
+        self.columns = 5 + rule.nodes  # of what a step tells
         self.busy = False
 
     def begin(self, rows: Rows, sampling: Sampling) -> None:
@@ -94,11 +96,22 @@ class Program:
                 old.copy_(value)
         self.launched = self.told = 0
 
+    def adopt(self, rows: Rows, sampling: Sampling) -> None:
+        """Run over these rows themselves, which others fill; they are as before afterwards."""
+        before = [x.clone() for x in leaves(rows)]
+        self.rows, self.sampling = rows, rebuilt(sampling, [x.clone() for x in leaves(sampling)])
+        try:
+            self._prepare()
+        finally:
+            for buffer, value in zip(leaves(rows), before, strict=True):
+                buffer.copy_(value)
+        self.launched = self.told = 0
+
     def _prepare(self) -> None:
         """Where results go, and on a GPU the recording."""
         assert self.rows is not None
         last = self.rows.last
-        self.out = torch.zeros(len(last), 5 + self.rule.nodes, dtype=torch.long, device=last.device)
+        self.out = torch.zeros(len(last), self.columns, dtype=torch.long, device=last.device)
         self.host = [torch.empty(self.out.shape, dtype=torch.long, pin_memory=last.is_cuda) for _ in range(2)]
         self.ready = [torch.cuda.Event() if last.is_cuda else None for _ in range(2)]  # type: ignore[no-untyped-call]
         if last.is_cuda:
@@ -129,7 +142,7 @@ class Program:
                 self._step()
             side.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            with torch.cuda.graph(graph, pool=self.memory, stream=side):
                 self._step()
             self.graph = graph
         torch.cuda.current_stream().wait_stream(side)
@@ -146,13 +159,18 @@ class Program:
             event.record()
         self.launched += 1
 
-    def read(self, rows: Sequence[int]) -> Gain:
-        """What the oldest step not yet told gave these rows; waits for it."""
+    def tell(self) -> list[list[int]]:
+        """What the oldest step not yet told wrote to `out`; waits for it."""
         at = self.told % 2
         if (event := self.ready[at]) is not None:
             event.synchronize()
         self.told += 1
-        told = self.host[at].tolist()
+        told: list[list[int]] = self.host[at].tolist()
+        return told
+
+    def read(self, rows: Sequence[int]) -> Gain:
+        """The same, for these rows."""
+        told = self.tell()
         return Gain(
             tokens=[told[r][4 : 4 + told[r][0]] for r in rows],
             drafted=[min(told[r][0], told[r][1]) for r in rows],

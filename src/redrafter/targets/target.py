@@ -112,19 +112,22 @@ class Target:
         )
 
     def prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Prompts (B, P), padded right -> logits (B, V) after each row's end, hidden states (B, P, C)."""
+        """Prompts (B, P), padded right -> logits (B, V) after each row's end, hidden states (B, P - begin, C).
+
+        The first `begin` tokens of every row are in the cache already.
+        """
         with sdpa_kernel(ANY_LENGTH):
-            return self._prefill(tokens, lengths, cache, layers)
+            return self._prefill(tokens, lengths, cache, layers, begin)
 
     def _prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int
     ) -> tuple[Tensor, Tensor]:
         batch, total = tokens.shape
         last: dict[int, Tensor] = {}
         hidden = []
-        for start in range(0, total, PREFILL_CHUNK):
+        for start in range(begin, total, PREFILL_CHUNK):
             stop = min(start + PREFILL_CHUNK, total)
             ends = sorted({n - 1 - start for n in lengths if start < n <= stop})
             positions = torch.arange(start, stop, device=self.device).expand(batch, -1)

@@ -123,24 +123,24 @@ class TreeTarget:
         return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
 
     def prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
     ) -> tuple[Tensor, Tensor]:
         """As Target.prefill: a piece of a prompt is a tree without branches."""
         batch, total = tokens.shape
         piece = max(16, PIECE // batch)
         last: dict[int, Tensor] = {}
         hidden: list[Tensor] = []
-        for start in range(0, total, piece):
+        for start in range(begin, total, piece):
             stop = min(start + piece, total)
-            begin = max(min(start, stop - 2), 0)  # a piece of one would be compiled for itself: read one again
-            depths = torch.arange(stop - begin, device=tokens.device).expand(batch, -1)
+            first = max(min(start, stop - 2), 0)  # a piece of one would be compiled for itself: read one again
+            depths = torch.arange(stop - first, device=tokens.device).expand(batch, -1)
             chain = depths[:, :, None] >= depths[:, None, :]
-            at = torch.full((batch,), begin, device=tokens.device)
-            logits, states = self.forward(tokens[:, begin:stop], depths, chain, at, layers)
-            hidden.append(states[:, start - begin :])
+            at = torch.full((batch,), first, device=tokens.device)
+            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers)
+            hidden.append(states[:, start - first :])
             for row, n in enumerate(lengths):
                 if start < n <= stop:
-                    last[row] = logits[row, n - 1 - begin]
+                    last[row] = logits[row, n - 1 - first]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def forward(

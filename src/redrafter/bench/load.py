@@ -1,0 +1,211 @@
+"""Puts a server under load, over HTTP alone: requests arrive at random, a client times every answer.
+
+Requests arrive as a Poisson process; at most so many are under way at once, the others wait at the client's door. Two
+contenders get the same prompts at the same moments, in turns.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from redrafter.errors import ConfigError
+
+TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One answer; seconds since the run began."""
+
+    sent: float
+    first: float
+    ended: float
+    tokens: int
+    steps: int
+    text: str
+
+    @property
+    def first_ms(self) -> float:
+        return 1000 * (self.first - self.sent)
+
+    @property
+    def token_ms(self) -> float:
+        """Between tokens, the first left out."""
+        return 1000 * (self.ended - self.first) / max(1, self.tokens - 1)
+
+
+class Client:
+    """As little as needed to speak to a server, so that the machine is the server's."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"the server's address must look like http://127.0.0.1:8000, got {url!r}")
+        self.host, self.port, self.key = parts.hostname, parts.port or 80, key
+
+    @contextlib.asynccontextmanager
+    async def ask(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+        """What comes behind the head, and the status."""
+        content = b"" if body is None else json.dumps(body).encode()
+        head = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
+        if body is not None:
+            head += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        if self.key:
+            head.append(f"Authorization: Bearer {self.key}")
+        try:
+            reader, writer = await asyncio.open_connection(self.host, self.port, limit=2**20)
+        except OSError as error:
+            raise ConfigError(
+                f"no server at {self.host}:{self.port} ({error.strerror or error}): start one with redrafter serve"
+            ) from error
+        try:
+            writer.write("\r\n".join([*head, "", ""]).encode() + content)
+            await writer.drain()
+            status = (await reader.readline()).split()
+            if len(status) < 2:
+                raise ConfigError(f"the server at {self.host}:{self.port} closed the connection without an answer")
+            while (await reader.readline()).strip():
+                pass
+            yield reader, int(status[1])
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def json(self, path: str) -> Any:
+        async with self.ask("GET", path) as (reader, status):
+            text = (await reader.read()).decode()
+        if status != 200:
+            raise ConfigError(f"{path} answers with status {status}: {text[:200]}")
+        return json.loads(text[text.index("{") : text.rindex("}") + 1])
+
+    async def timed(self, body: dict[str, Any], began: float) -> Timed:
+        """A streamed chat completion."""
+        sent = time.perf_counter() - began
+        first = last = 0.0
+        usage: dict[str, Any] = {}
+        pieces = []
+        async with self.ask("POST", "/v1/chat/completions", body) as (reader, status):
+            if status != 200:
+                text = (await reader.read()).decode()
+                raise ConfigError(f"the server refuses a request with status {status}: {text[:300]}")
+            async for line in reader:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.perf_counter() - began
+                told = json.loads(line[6:])
+                if "error" in told:
+                    raise ConfigError(f"an answer failed: {told['error']['message']}")
+                usage = told.get("usage") or usage
+                for choice in told["choices"]:
+                    if choice["delta"].get("content") or choice["finish_reason"]:
+                        first, last = first or now, now
+                        pieces.append(choice["delta"].get("content") or "")
+        if not usage:
+            raise ConfigError("an answer broke off before its end")
+        steps = usage.get("speculative", {}).get("steps", 0)
+        return Timed(sent, first, last, int(usage["completion_tokens"]), int(steps), "".join(pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What comes at once, and how."""
+
+    concurrency: int
+    """Requests under way at once, at most."""
+    rate: float
+    """Arrivals a second."""
+    seed: int = 0
+
+    def arrivals(self, count: int) -> list[float]:
+        """Moments of a Poisson process, the first at 0."""
+        chance = random.Random(self.seed)
+        moments = [0.0]
+        for _ in range(count - 1):
+            moments.append(moments[-1] + chance.expovariate(self.rate))
+        return moments
+
+
+async def offer(client: Client, load: Load, bodies: Sequence[dict[str, Any]]) -> list[Timed]:
+    """All of them under this load, in order."""
+    door = asyncio.Semaphore(load.concurrency)
+    began = time.perf_counter()
+
+    async def one(body: dict[str, Any], moment: float) -> Timed:
+        await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
+        async with door:
+            return await asyncio.wait_for(client.timed(body, began), TIMEOUT)
+
+    moments = load.arrivals(len(bodies))
+    return list(await asyncio.gather(*(one(b, m) for b, m in zip(bodies, moments, strict=True))))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A contender under one load."""
+
+    answers: int
+    tokens: int
+    first_ms: float
+    first_ms_p99: float
+    token_ms: float
+    token_ms_p99: float
+    tokens_per_second: float
+    tokens_per_step: float
+    under_way: float
+    """Answers at once, on average."""
+
+
+def figures(every: Sequence[Sequence[Timed]]) -> Figures:
+    """Over several runs of the same load."""
+    flat = [t for run in every for t in run]
+    spans = [max(t.ended for t in run) - min(t.sent for t in run) for run in every]
+    tokens, steps = sum(t.tokens for t in flat), sum(t.steps for t in flat)
+    return Figures(
+        answers=len(flat),
+        tokens=tokens,
+        first_ms=sum(t.first_ms for t in flat) / len(flat),
+        first_ms_p99=percentile([t.first_ms for t in flat], 0.99),
+        token_ms=mean_token_ms(flat),
+        token_ms_p99=percentile([t.token_ms for t in flat], 0.99),
+        tokens_per_second=tokens / sum(spans),
+        tokens_per_step=(tokens - len(flat)) / steps if steps else 1.0,
+        under_way=sum(t.ended - t.sent for t in flat) / sum(spans),
+    )
+
+
+def mean_token_ms(every: Sequence[Timed]) -> float:
+    """Over all tokens, so that long answers count for what they are."""
+    return 1000 * sum(t.ended - t.first for t in every) / max(1, sum(t.tokens - 1 for t in every))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that this share of all is at most as large as.
+
+    >>> percentile([3.0, 1.0, 2.0, 4.0], 0.5), percentile([1.0], 0.99)
+    (2.0, 1.0)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 1000 * len(ordered)) // 1000) - 1)]
+
+
+def ratio(
+    plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0, draws: int = 1000
+) -> tuple[float, float, float]:
+    """How many times as fast a token comes, with a 95 % interval; answers are paired, then drawn with replacement."""
+    pairs = [(a, b) for a, b in zip(plain, other, strict=True) if min(a.tokens, b.tokens) > 1]
+    if not pairs:
+        raise ConfigError("every answer has one token: there is no time between tokens to compare")
+
+    def of(drawn: Sequence[tuple[Timed, Timed]]) -> float:
+        return mean_token_ms([a for a, _ in drawn]) / mean_token_ms([b for _, b in drawn])
+
+    chance = random.Random(seed)
+    resampled = [of([chance.choice(pairs) for _ in pairs]) for _ in range(draws)]
+    return of(pairs), percentile(resampled, 0.025), percentile(resampled, 0.975)

@@ -1,0 +1,170 @@
+"""`redrafter serve`: the model behind an OpenAI-compatible API, and a page that shows the drafter at work."""
+
+import argparse
+import os
+import socket
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from redrafter.cli.options import add_model, field_help, load_engine
+from redrafter.config import Shape
+from redrafter.drafters import NoDrafter
+from redrafter.engine import Engine
+from redrafter.engine.profile import Profile, find, key_of, path_of, read, save
+from redrafter.errors import ConfigError
+from redrafter.runtime.pool import Pool
+from redrafter.serve.config import GuardConfig, ServeConfig
+from redrafter.train.openings import own_texts
+from redrafter.train.tune import walked
+
+EPILOG = """examples:
+  redrafter serve
+  redrafter serve --model my-model --drafter my-drafter --rows 16 --port 9000
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+       -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
+The page is at http://127.0.0.1:8000/. At first use the costs of steps are measured for a minute and kept."""
+
+TEXTS, LENGTH = 10, 64
+"""The target's own texts that guesses are walked along, and new tokens in each."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address to bind to (default: this machine only)")
+    server.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any that is free)")
+    server.add_argument(
+        "--api-key",
+        default=os.environ.get("REDRAFTER_API_KEY"),
+        help="clients must send it as a bearer token (default: $REDRAFTER_API_KEY, else none is asked for)",
+    )
+    server.add_argument(
+        "--grace", type=float, default=30.0, help="seconds for answers to finish at the end (default 30)"
+    )
+    for name, text in field_help(ServeConfig).items():
+        default = ServeConfig.__dataclass_fields__[name].default
+        kind = str if name == "name" else int
+        shown = "" if default is None else f" (default {default})"
+        server.add_argument(
+            "--" + name.replace("_", "-"), type=kind, default=default, help=" ".join(text.split()) + shown
+        )
+    help_ = field_help(GuardConfig)
+    default_body = GuardConfig.body_bytes
+    server.add_argument(
+        "--body-bytes", type=int, default=default_body, help=f"{help_['body_bytes']} (default {default_body})"
+    )
+    server.add_argument(
+        "--tune", choices=("once", "again", "never"), default="once", help="measure costs (default once)"
+    )
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    try:
+        from redrafter.serve.build import Server, build, ladder, make_pool
+        from redrafter.serve.costs import Costs
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
+    if args.rule != "seeded":
+        raise ConfigError(
+            f"the server writes by the rule 'seeded', the same text alone and under load, not {args.rule!r}"
+        )
+    names = ServeConfig.__dataclass_fields__
+    config = ServeConfig(**{name: getattr(args, name) for name in names})
+    guard = GuardConfig(api_key=args.api_key, body_bytes=args.body_bytes)
+    port = free_port(args.host, args.port)
+    console = Console(highlight=False)
+    with console.status("loading"):
+        engine = load_engine(args, tuned=False)
+        if engine.target.tokenizer is None:
+            raise ConfigError(f"{engine.target.name} came without a tokenizer, and clients speak in text")
+        given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
+        shapes = [engine.shape] if given else ladder(engine)
+        pool = make_pool(engine, config, shapes)
+    if given or isinstance(engine.drafter, NoDrafter):
+        costs = Costs(None, engine.shape if given else None)
+    else:
+        costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
+    served = build(engine, pool, costs, config)
+    where = f"http://{args.host}:{port}"
+
+    def ready() -> None:
+        console.print(f"{served.name}: {pool.rows} rows of {pool.context} tokens, drafter {describe(engine)}")
+        console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
+
+    Server(served, guard, args.host, port, args.grace, ready).run()
+
+
+def describe(engine: Engine) -> str:
+    return str(getattr(engine.drafter, "name", type(engine.drafter).__name__))
+
+
+def free_port(host: str, port: int) -> int:
+    """Before a model is loaded for nothing."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
+            return int(trial.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
+        ) from error
+
+
+def profile_for(engine: Engine, pool: Pool, shapes: list[Shape], tune: str, console: Console) -> Profile:
+    """Kept from an earlier start, or of `redrafter tune` for many rows, or measured now."""
+    target, drafter = engine.target, engine.drafter
+    key = key_of(target, drafter, engine.runtime) | {"serving": str(pool.rows), "context": str(pool.context)}
+    kept = None if tune == "again" else read(path_of(target.name, key))
+    if kept is not None and kept.key == key:
+        return kept
+    if tune != "again":
+        tuned = find(target, drafter, engine.runtime)
+        fits = tuned is not None and all(c.shape is None or c.shape.budget < pool.slack for c in tuned.choices)
+        if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= pool.rows):
+            return tuned
+    if tune == "never":
+        raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
+    with Progress(*columns, console=console) as bar:
+        profile = measured(engine, pool, shapes, key, reporter(bar))
+    console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
+    return profile
+
+
+def reporter(bar: Progress) -> Callable[[str, int, int], None]:
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            for earlier in tasks.values():
+                bar.update(earlier, completed=bar.tasks[earlier].total)
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done)
+
+    return report
+
+
+def measured(
+    engine: Engine, pool: Pool, shapes: list[Shape], key: dict[str, str], report: Callable[[str, int, int], None]
+) -> Profile:
+    """tokens/step along the target's own texts, and what the pool's own steps take."""
+    from redrafter.serve.measure import measure
+
+    report("writing texts", 0, 1)
+    texts = own_texts(engine.plain(), None, count=TEXTS, length=LENGTH, temperature=0.0)
+    guessed = walked(engine.target, engine.drafter, texts, shapes, 0.0, report)
+    prompts = [texts.row(i).tolist()[: pool.context // 2] for i in range(len(texts))]
+    stepped, choices = measure(pool, guessed, prompts, report)
+    return Profile(
+        key=key,
+        name=engine.target.name,
+        temperature=0.0,
+        guessed=tuple(guessed),
+        stepped=tuple(stepped),
+        choices=tuple(choices),
+    )

@@ -1,0 +1,1 @@
+"""Serving: rows and costs in `scheduler`, requests over HTTP in `api`."""

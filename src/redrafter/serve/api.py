@@ -1,0 +1,231 @@
+"""The HTTP face: OpenAI's chat and text completions, models, health, metrics, and the page. It knows no tensors."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from redrafter.serve.answers import Answer
+from redrafter.serve.config import GuardConfig
+from redrafter.serve.failures import content, described, failure, first_problem, parameter
+from redrafter.serve.guard import Guard
+from redrafter.serve.job import Job, Told
+from redrafter.serve.schema import ChatAsked, CompletionAsked, Failed
+from redrafter.serve.served import Served
+from redrafter.version import __version__
+
+PAGE = "page.html"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Failed, "description": what}
+    for status, what in {
+        400: "a parameter is wrong; `param` names it",
+        401: "missing or wrong API key",
+        404: "no such model",
+        408: "the body came too slowly",
+        413: "the body is too long",
+        422: "the body is not what the schema says",
+        429: "the queue is full; see Retry-After",
+        500: "the answer failed",
+        503: "the server is shutting down",
+    }.items()
+}
+
+
+def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
+    """The application; its scheduler runs from startup to shutdown."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        served.scheduler.start()
+        yield
+        await run_in_threadpool(served.scheduler.stop, 0.0)
+
+    app = FastAPI(title="redrafter", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, config=guard or GuardConfig())
+    _handle_errors(app)
+    _add_watching(app, served)
+
+    @app.post("/v1/chat/completions", responses=REFUSALS)
+    async def chat(asked: ChatAsked, request: Request) -> Response:
+        return await _answer(served, asked, request)
+
+    @app.post("/v1/completions", responses=REFUSALS)
+    async def completions(asked: CompletionAsked, request: Request) -> Response:
+        return await _answer(served, asked, request)
+
+    @app.get("/v1/models", responses={401: REFUSALS[401]})
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(served)]}
+
+    @app.get("/v1/models/{name:path}", responses={s: REFUSALS[s] for s in (401, 404, 422)})
+    async def model(name: str) -> Any:
+        return _model(served) if name == served.name else _no_model(served, name)
+
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        message, param = first_problem(error.errors())
+        return failure(400, message, param=param)
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        answer = failure(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def ours(_: Request, error: Exception) -> Response:
+        status, message, code = described(error)
+        return failure(status, message, code=code)
+
+
+def _add_watching(app: FastAPI, served: Served) -> None:
+    scheduler = served.scheduler
+
+    def works() -> bool:
+        return scheduler.thread is not None and scheduler.thread.is_alive()
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        text = resources.files("redrafter.serve").joinpath(PAGE).read_text()
+        return HTMLResponse(text, headers={"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"})
+
+    @app.get("/health", responses={503: REFUSALS[503]})
+    async def health() -> Any:
+        """Is the process worth keeping?"""
+        return {"status": "ok"} if works() else failure(503, "the scheduler has stopped")
+
+    @app.get("/ready", responses={503: REFUSALS[503]})
+    async def ready() -> Any:
+        """Should new requests come here?"""
+        if not works() or scheduler.draining:
+            return failure(503, "the server is shutting down", code="draining")
+        return {"status": "ready", "model": served.name, "rows": scheduler.pool.rows, "context": served.context}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        pool = scheduler.pool
+        lines = scheduler.metrics.lines(
+            waiting=scheduler.waiting,
+            running=len(scheduler.jobs),
+            rows=pool.rows,
+            slots_used=pool.used,
+            slots=pool.rows * pool.context,
+        )
+        return "\n".join(lines) + "\n"
+
+
+def _model(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "redrafter",
+        "max_model_len": served.context,
+    }
+
+
+def _no_model(served: Served, name: str) -> JSONResponse:
+    message = f"there is no model {name[:80]!r} here; this server has {served.name!r}"
+    return failure(404, message, param="model", code="model_not_found")
+
+
+async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: Request) -> Response:
+    if asked.model != served.name:
+        return _no_model(served, asked.model)
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+
+    def listener(index: int, told: Told) -> None:
+        loop.call_soon_threadsafe(heard.put_nowait, (index, told))
+
+    try:
+        jobs = await run_in_threadpool(served.jobs, asked, listener)
+        served.scheduler.submit(jobs)
+    except Exception as error:
+        status, message, code = described(error)
+        retry = served.scheduler.retry_after() if status in (429, 503) else None
+        param = parameter(message, ["prompt", *type(asked).model_fields]) if status == 400 else None
+        if param == "prompt" and isinstance(asked, ChatAsked):
+            param = "messages"
+        return failure(status, message, param=param, code=code, retry_after=retry)
+    chat = isinstance(asked, ChatAsked)
+    answer = Answer(jobs, served.name, served.text_of, chat=chat, trace=asked.trace)
+    if asked.stream:
+        chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return await _whole(served, answer, heard, request)
+
+
+async def _stream(
+    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Told]]", usage: bool
+) -> AsyncIterator[str]:
+    """Server-sent events. Whoever stops listening is cancelled."""
+    try:
+        for chunk in answer.opening():
+            yield _event(chunk | {"usage": None} if usage else chunk)
+        while answer.open:
+            index, told = await heard.get()
+            if told.error is not None:
+                status, message, code = described(told.error)
+                yield _event(content(status, message, code=code))
+                return
+            answer.take(index, told)
+            chunk = answer.chunk(index, told)
+            yield _event(chunk | {"usage": None} if usage else chunk)
+        if usage:
+            yield _event(answer.closing())
+        yield "data: [DONE]\n\n"
+    finally:
+        _cancel(served, answer.jobs)
+
+
+async def _whole(
+    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Told]]", request: Request
+) -> Response:
+    gone = asyncio.ensure_future(_left(request))
+    try:
+        while answer.open:
+            told_first = asyncio.ensure_future(heard.get())
+            await asyncio.wait([told_first, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not told_first.done():
+                told_first.cancel()
+                return Response(status_code=499)  # to nobody
+            index, told = told_first.result()
+            if told.error is not None:
+                status, message, code = described(told.error)
+                return failure(status, message, code=code, retry_after=1 if status == 503 else None)
+            answer.take(index, told)
+        return JSONResponse(answer.whole())
+    finally:
+        gone.cancel()
+        _cancel(served, answer.jobs)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cancel(served: Served, jobs: Sequence[Job]) -> None:
+    """What is finished is not touched by it."""
+    if any(not job.finished for job in jobs):
+        served.scheduler.cancel(jobs)
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

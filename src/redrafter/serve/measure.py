@@ -1,0 +1,101 @@
+"""What steps of the pool itself cost, by number of rows and shape: contenders take turns, plain decoding among them."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from redrafter.config import SamplingParams, Shape
+from redrafter.engine.profile import MARGIN, Choice, Guessed, Stepped
+from redrafter.runtime.eager import Start
+from redrafter.runtime.pool import Pool
+from redrafter.runtime.row import Row
+
+TURNS, STEPS = 4, 3
+CONTENDERS = 4
+"""Shapes timed for each number of rows."""
+RECORDED_STEPS, RECORDED_CONTENDERS = 12, 2
+"""The same where a step is quick but takes seconds to record."""
+Progress = Callable[[str, int, int], None]
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """1, 2, 4, ... and the number itself.
+
+    >>> sizes_up_to(6)
+    [1, 2, 4, 6]
+    """
+    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
+
+
+def measure(
+    pool: Pool,
+    guessed: Sequence[Guessed],
+    prompts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+) -> tuple[list[Stepped], list[Choice]]:
+    """Steps by number of rows, and the fastest for each. More rows never want a larger shape than fewer did."""
+    steps, contenders = (RECORDED_STEPS, RECORDED_CONTENDERS) if pool.recorded else (STEPS, CONTENDERS)
+    tokens = {g.shape: g.tokens_per_step for g in guessed}
+    left = sorted(tokens, key=lambda s: -s.budget)
+    stepped: list[Stepped] = []
+    choices: list[Choice] = []
+    sizes = sizes_up_to(pool.rows)
+    for done, size in enumerate(sizes):
+        if progress is not None:
+            progress("steps by number of rows", done, len(sizes))
+        tried = left[:contenders] if size > 1 else left
+        plain, times = time_steps(pool, size, tried, prompts, steps)
+        stepped.append(Stepped(size, None, plain))
+        stepped += [Stepped(size, shape, ms) for shape, ms in zip(tried, times, strict=True)]
+        rates = {shape: tokens[shape] / ms for shape, ms in zip(tried, times, strict=True)}
+        best = max(rates, key=lambda s: rates[s])
+        worth = rates[best] >= MARGIN / plain
+        choices.append(Choice(size, best if worth else None))
+        left = [s for s in left if s.budget <= best.budget] if worth else left[-1:]
+    return stepped, choices
+
+
+def time_steps(
+    pool: Pool, size: int, shapes: Sequence[Shape], prompts: Sequence[Sequence[int]], steps: int
+) -> tuple[float, list[float]]:
+    """ms of a plain step and of one with each shape, `size` rows; told relative to plain in the same turn."""
+    everyone: list[Shape | None] = [None, *shapes]
+    longest = sum(shape.length + 1 if shape else 1 for shape in everyone)  # tokens that a step of each may bring
+    steps = max(1, min(steps, pool.context // (2 * longest)))
+    room = pool.context - steps * longest - 1
+    rows = _opened(pool, size, prompts, room)
+    try:
+        for shape in everyone:  # whatever is made at first use
+            _steps(pool, shape, 1)
+        turns = []
+        for _ in range(TURNS):
+            if max(row.known for row in rows) > room:
+                for row in rows:
+                    pool.close(row)
+                rows = _opened(pool, size, prompts, room)
+            turns.append([_steps(pool, shape, steps) for shape in everyone])
+    finally:
+        for row in rows:
+            pool.close(row)
+    plain = statistics.median(turn[0] for turn in turns)
+    return plain, [plain * statistics.median(t[i] / t[0] for t in turns) for i in range(1, len(everyone))]
+
+
+def _opened(pool: Pool, size: int, prompts: Sequence[Sequence[int]], room: int) -> list[Row]:
+    """Rows that are ready to step, with prompts of at most `room` tokens."""
+    rows = []
+    for i in range(size):
+        prompt = list(prompts[i % len(prompts)])[: max(1, room)]
+        row = pool.open(Start(prompt, i, pool.context - len(prompt), ()), SamplingParams())
+        while pool.read(row, 512) is None:
+            pass
+        rows.append(row)
+    return rows
+
+
+def _steps(pool: Pool, shape: Shape | None, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        pool.launch(True, shape)
+        pool.collect()
+    return 1000 * (time.perf_counter() - began) / count

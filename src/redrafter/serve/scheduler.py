@@ -1,0 +1,304 @@
+"""Who reads, who steps, who waits: continuous batching over a pool of rows.
+
+The scheduler knows rows and what steps cost; of models it knows nothing. One thread runs it, any thread may submit and
+cancel. A turn is: let go of the cancelled, admit from the queue, read a piece of a prompt, take a step, tell.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redrafter.config import SamplingParams, Shape, require
+from redrafter.errors import ConfigError, RedrafterError
+from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Row, Written
+from redrafter.serve.job import Job
+from redrafter.serve.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class QueueFull(RedrafterError):
+    """No room in the queue; the request may be sent again later."""
+
+
+class Draining(RedrafterError):
+    """The server is about to stop."""
+
+
+class Rows(Protocol):
+    """What the scheduler needs of a pool; see `runtime.pool.Pool`."""
+
+    recorded: bool  # a launched step runs while the host does something else
+    rows: int
+    context: int
+    live: dict[bool, int]
+
+    @property
+    def free(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    def open(
+        self, start: Start, params: SamplingParams, *, drafts: bool, logprobs: int | None, reuses: bool
+    ) -> Row: ...
+    def read(self, row: Row, most: int) -> Written | None: ...
+    def launch(self, drafts: bool, shape: Shape | None) -> None: ...
+    def collect(self) -> list[tuple[Row, Written]]: ...
+    def close(self, row: Row) -> None: ...
+    def reset(self) -> None: ...
+
+
+class Chooses(Protocol):
+    """How much to guess; see `serve.costs.Costs`."""
+
+    def choose(self, rows: int) -> Shape | None: ...
+    def learn(self, shape: Shape | None, tokens: float, rows: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much may wait, and how much of a prompt is read between two steps."""
+
+    queue: int = 64
+    """Answers that may wait for a row; more are refused."""
+    chunk: int = 64
+    """Prompt tokens read between two steps of others, so that a long prompt does not stall them."""
+    idle_chunk: int = 512
+    """The same while nobody else is waiting for a step."""
+
+    def __post_init__(self) -> None:
+        require(self.queue >= 0, f"the queue must have 0 or more places, got {self.queue}")
+        require(self.chunk >= 1, f"chunk must be at least 1, got {self.chunk}")
+        require(self.idle_chunk >= 1, f"idle_chunk must be at least 1, got {self.idle_chunk}")
+
+
+class Scheduler:
+    """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests."""
+
+    def __init__(
+        self,
+        pool: Rows,
+        costs: Chooses,
+        limits: Limits | None = None,
+        processor: Callable[[Job, Row], Any] | None = None,
+    ) -> None:
+        self.pool, self.costs, self.limits = pool, costs, limits or Limits()
+        self.processor = processor  # turns a job's processors into one for its row
+        self.metrics = Metrics()
+        self.lock = threading.Condition()
+        self.queue: deque[deque[Job]] = deque()  # one entry a request, with those of its answers that wait
+        self.waiting = 0
+        self.jobs: dict[Row, Job] = {}  # open rows
+        self.reading: deque[Row] = deque()
+        self.untold: list[tuple[Job, Written]] = []
+        self.spent = {True: 0.0, False: 0.0}  # seconds a row, by whether it drafts
+        self.draining = self.stopped = False
+        self.thread: threading.Thread | None = None
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """The answers to one request: all of them or none."""
+        with self.lock:
+            if self.draining or self.stopped:
+                raise Draining("the server is shutting down and takes no new requests")
+            if len(jobs) > self.limits.queue + self.pool.rows:
+                raise ConfigError(
+                    f"the request asks for {len(jobs)} answers (n for each prompt) and there is room for "
+                    f"{self.limits.queue + self.pool.rows}"
+                )
+            if self.waiting + len(jobs) > self.limits.queue + max(0, self.pool.rows - len(self.jobs)):
+                self.metrics.refused += 1
+                raise QueueFull(
+                    f"{self.waiting} answers are waiting and the queue holds {self.limits.queue}: try again later"
+                )
+            self.queue.append(deque(jobs))
+            self.waiting += len(jobs)
+            self.metrics.requests += 1
+            self.lock.notify()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Nobody wants these answers any more; their rows are free before the next step."""
+        with self.lock:
+            for job in jobs:
+                job.cancelled = True
+            self.lock.notify()
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.jobs or self.untold)
+
+    def retry_after(self) -> int:
+        """Seconds until a place may be free: how long an answer has taken, for each that waits before."""
+        return max(1, round(self.metrics.answer_seconds() * (1 + self.waiting / max(1, self.pool.rows))))
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="redrafter-scheduler", daemon=True)
+        self.thread.start()
+
+    def stop(self, grace: float = 30.0) -> None:
+        """Take nothing new, finish what can be within `grace` seconds, fail the rest, and end the thread."""
+        with self.lock:
+            self.draining = True
+            self.lock.notify()
+        until = time.monotonic() + grace
+        while self.thread is not None and self.thread.is_alive() and not self.idle and time.monotonic() < until:
+            time.sleep(0.02)
+        with self.lock:
+            self.stopped = True
+            self.lock.notify()
+        if self.thread is not None:
+            self.thread.join()
+        for job in self._everyone():
+            job.fail(Draining("the server shut down before the answer was finished"))
+
+    def _run(self) -> None:
+        while not self.stopped:
+            with self.lock:
+                while self.idle and not self.stopped:
+                    self.lock.wait()
+            if not self.stopped:
+                self.turn()
+
+    def turn(self) -> None:
+        """One round; a failure that no single row is to blame for ends all rows, and serving goes on."""
+        try:
+            self._let_go()
+            self._admit()
+            self._read()
+            self._step()
+        except Exception as error:
+            log.exception("a step failed; its rows are given up")
+            self._give_up(error)
+
+    def _let_go(self) -> None:
+        """Cancelled and finished rows are freed."""
+        with self.lock:
+            for group in list(self.queue):
+                for job in [j for j in group if j.cancelled]:
+                    group.remove(job)
+                    self.waiting -= 1
+                    self._ended(job, "cancelled")
+                if not group:
+                    self.queue.remove(group)
+        for row, job in list(self.jobs.items()):
+            if job.cancelled or job.finished:
+                self._close(row, job)
+
+    def _admit(self) -> None:
+        """In order of arrival; of a request with many answers one, then it is the others' turn."""
+        while self.pool.free:
+            with self.lock:
+                if not self.queue:
+                    return
+                group = self.queue.popleft()
+                job = group.popleft()
+                if group:
+                    self.queue.append(group)
+                self.waiting -= 1
+            request = job.request
+            start = Start(request.prompt, request.seed, request.max_new_tokens, request.eos)
+            try:
+                row = self.pool.open(
+                    start, request.sampling, drafts=job.drafts, logprobs=job.logprobs, reuses=job.reuses
+                )
+                if job.processors and self.processor is not None:
+                    row.processor = self.processor(job, row)
+            except Exception as error:
+                job.fail(error)
+                self._ended(job, "failed")
+                continue
+            job.row = row
+            self.jobs[row] = job
+            self.reading.append(row)
+
+    def _read(self) -> None:
+        """A piece of a prompt, of whoever has waited longest since its last one."""
+        whole = left = self.limits.chunk if any(self.pool.live.values()) else self.limits.idle_chunk
+        while self.reading and 4 * left > whole:  # a pass over a few tokens takes nearly as long as one over many
+            row = self.reading.popleft()
+            job = self.jobs[row]
+            before = row.known - row.reused
+            written = self.pool.read(row, left)
+            left -= row.known - row.reused - before
+            if written is None:
+                self.reading.append(row)
+                continue
+            self.metrics.prompt(len(row.start.prompt), row.reused)
+            self._take(job, written)
+            self.metrics.first_token.observe(job.first - job.submitted)
+            if written.done or job.finished:
+                self._close(row, job)
+
+    def _step(self) -> None:
+        kinds = [drafts for drafts, rows in self.pool.live.items() if rows]
+        if not kinds:
+            self._tell()
+            return
+        if len(kinds) == 1:
+            self.spent = {True: 0.0, False: 0.0}
+        drafts = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
+        rows = self.pool.live[drafts]
+        shape = self.costs.choose(rows) if drafts else None
+        began = time.perf_counter()
+        self.pool.launch(drafts, shape)
+        self._tell()  # of the step before, while this one runs
+        results = self.pool.collect()
+        seconds = time.perf_counter() - began
+        self.spent[drafts] += seconds / rows
+        tokens = sum(len(w.tokens) for _, w in results)
+        self.costs.learn(shape, tokens, rows)
+        self.metrics.step(shape, [(len(w.tokens), w.drafted) for _, w in results], seconds)
+        for row, written in results:
+            job = self.jobs[row]
+            if not job.cancelled:
+                self.untold.append((job, written))
+            if written.done or written.error is not None or job.finished:
+                self._close(row, job)
+        if not self.pool.recorded:
+            self._tell()
+
+    def _tell(self) -> None:
+        untold, self.untold = self.untold, []
+        for job, written in untold:
+            self._take(job, written)
+
+    def _take(self, job: Job, written: Written) -> None:
+        if job.finished or job.cancelled:
+            return
+        before = job.last
+        job.take(written)
+        if before and written.tokens:
+            self.metrics.per_token.observe((job.last - before) / len(written.tokens), len(written.tokens))
+        if job.finished:
+            self._ended(job, job.host.finish_reason or "failed")
+
+    def _close(self, row: Row, job: Job) -> None:
+        self.pool.close(row)
+        del self.jobs[row]
+        if row in self.reading:
+            self.reading.remove(row)
+        if job.cancelled and not job.finished:
+            job.finished = True
+            self._ended(job, "cancelled")
+
+    def _ended(self, job: Job, how: str) -> None:
+        self.metrics.ended(how, time.perf_counter() - job.submitted)
+
+    def _everyone(self) -> Iterator[Job]:
+        yield from (job for job, _ in self.untold)
+        yield from self.jobs.values()
+        for group in self.queue:
+            yield from group
+
+    def _give_up(self, error: Exception) -> None:
+        self._tell()
+        for job in list(self.jobs.values()):
+            if not job.finished:
+                job.fail(error)
+                self._ended(job, "failed")
+        self.jobs.clear()
+        self.reading.clear()
+        self.pool.reset()

@@ -1,0 +1,355 @@
+"""Continuous batching: every finished answer is the one it would be alone, and nobody pays for another's end."""
+
+import gc
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from letters import END, make_target
+from redrafter import Engine, Shape
+from redrafter.drafters import NoDrafter
+from redrafter.engine.processors import PathProcessors
+from redrafter.errors import ConfigError
+from redrafter.runtime.pool import Pool
+from redrafter.serve.job import Job, Told
+from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
+from redrafter.targets import Target
+from zoo import VOCAB, recurrent_drafter
+
+SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3)]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "stop": "b"},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.3},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": ["ab", "Ka"]},
+    {"temperature": 0.7, "logit_bias": {3: 2.0, 5: -100.0}},
+    {"temperature": 1.2, "n": 3},
+]
+
+
+class Ladder:
+    """Less is guessed the more rows there are."""
+
+    def choose(self, rows: int) -> Shape | None:
+        return SHAPES[0] if rows < 3 else SHAPES[1] if rows < 6 else None
+
+    def learn(self, shape: Shape | None, tokens: int, rows: int) -> None:
+        """Knows enough."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target()
+
+
+def make(target: Target, rows: int = 8, recorded: bool | None = None, **limits: Any) -> Scheduler:
+    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    pool = Pool(target, drafter, rows=rows, context=90, kept=3, shapes=SHAPES, recorded=recorded)
+
+    def processor(job: Job, row: Any) -> Any:
+        return PathProcessors(job.processors, lambda: [row.ids])
+
+    return Scheduler(pool, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)), processor)
+
+
+class Heard:
+    """Gathers what is told about one answer."""
+
+    def __init__(self) -> None:
+        self.text, self.tokens = "", []
+        self.done = threading.Event()
+        self.last: Told | None = None
+
+    def __call__(self, told: Told) -> None:
+        assert not self.done.is_set(), "nothing is told after the end"
+        self.last = told
+        if told.part is not None:
+            self.text += told.part.text
+            self.tokens += told.part.tokens
+        if told.final:
+            self.done.set()
+
+
+def requests(engine: Engine, count: int, seed: int = 0) -> list[list[Any]]:
+    chance = random.Random(seed)
+    system = [chance.randrange(VOCAB) for _ in range(20)]
+    made = []
+    for i in range(count):
+        own = [chance.randrange(VOCAB - 3) for _ in range(chance.randint(1, 30))]
+        prompt = system + own if chance.random() < 0.5 else own
+        options = KINDS[i % len(KINDS)] | {"max_new_tokens": chance.randint(1, 25), "seed": i}
+        made.append(engine.requests([prompt], **options))
+    return made
+
+
+def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, Heard]]:
+    heard = [Heard() for _ in group]
+    return [(Job(r, h, tokenizer=target.tokenizer, **options), h) for r, h in zip(group, heard, strict=True)]
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["exact", "buckets"])
+def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: Target, recorded: bool) -> None:
+    """Mixed parameters, some plain, some with logprobs; a quarter is cancelled at any moment."""
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, recorded=recorded)
+    groups = requests(plain, 64)
+    chance = random.Random(1)
+    every = [
+        jobs_of(target, g, drafts=chance.random() < 0.8, logprobs=2 if chance.random() < 0.1 else None) for g in groups
+    ]
+    scheduler.start()
+
+    def client(group: list[tuple[Job, Heard]], wait: float, cancel: float | None) -> None:
+        time.sleep(wait)
+        scheduler.submit([job for job, _ in group])
+        if cancel is not None:
+            time.sleep(cancel)
+            scheduler.cancel([job for job, _ in group])
+
+    threads = []
+    cancelled = set()
+    for i, group in enumerate(every):
+        cancel = chance.random() * 3 if chance.random() < 0.25 else None
+        if cancel is not None:
+            cancelled.add(i)
+        threads.append(threading.Thread(target=client, args=(group, chance.random(), cancel)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until = time.monotonic() + 60
+    while not scheduler.idle and time.monotonic() < until:
+        time.sleep(0.02)
+    assert scheduler.idle, "something hangs"
+    compared = 0
+    for i, (group, mine) in enumerate(zip(groups, every, strict=True)):
+        for request, (job, heard) in zip(group, mine, strict=True):
+            if i in cancelled and not heard.done.is_set():
+                continue
+            assert heard.done.is_set()
+            assert heard.last is not None
+            assert heard.last.error is None
+            alone = plain.complete([request])[0]
+            assert heard.tokens == alone.tokens, request
+            assert heard.text == alone.text
+            assert job.host.finish_reason == alone.finish_reason
+            compared += 1
+    assert compared > 50
+    assert scheduler.pool.free == scheduler.pool.rows
+    assert scheduler.pool.used == 0
+    assert not scheduler.jobs
+    assert not scheduler.reading
+    assert not scheduler.queue
+    done = sum(scheduler.metrics.finished.values())
+    assert done == sum(map(len, groups)), "every answer ended in some way"
+    assert set(scheduler.metrics.steps) == {"3x3:9", "2x2:3", "plain"}, "all three loads were met"
+    assert scheduler.metrics.reused_tokens > 0
+    scheduler.stop()
+
+
+def test_memory_returns_to_its_start(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+
+    def serve(seed: int) -> int:
+        for group in requests(plain, 12, seed):
+            scheduler.submit([job for job, _ in jobs_of(target, group)])
+        while not scheduler.idle:
+            scheduler.turn()
+        gc.collect()
+        return sum(x.numel() * x.element_size() for x in gc.get_objects() if type(x) is torch.Tensor)
+
+    serve(1)
+    assert serve(3) == serve(3)
+
+
+class Fault:
+    """A filter that raises once the text has grown."""
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 12:
+            raise ValueError("a filter broke")
+        return scores
+
+
+def run(scheduler: Scheduler, turns: int = 500) -> None:
+    for _ in range(turns):
+        if scheduler.idle:
+            return
+        scheduler.turn()
+    pytest.fail("something hangs")
+
+
+@pytest.mark.parametrize("at", ["filter", "filter at once", "halts", "listener"])
+def test_a_fault_in_one_row_fails_that_row_alone(target: Target, at: str) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    groups = requests(plain, 5, seed=4)
+    every = [jobs_of(target, g)[0] for g in groups]
+    prompt = list(range(13 if at == "filter at once" else 8))
+
+    def halts(ids: list[int]) -> bool:
+        raise ValueError("a filter broke")
+
+    request = plain.requests([prompt], max_new_tokens=20, seed=1, halts=halts if at == "halts" else None)
+    bad, heard = jobs_of(target, request, processors=[Fault()] if "filter" in at else ())[0]
+    if at == "listener":
+        told: list[Told] = []
+
+        def listener(piece: Told) -> None:
+            told.append(piece)
+            if piece.error is None:
+                raise ValueError("a filter broke")
+
+        bad.listener = listener
+    for job in [*[j for j, _ in every[:3]], bad, *[j for j, _ in every[3:]]]:
+        scheduler.submit([job])
+    run(scheduler)
+    last = told[-1] if at == "listener" else heard.last
+    assert last is not None
+    assert "a filter broke" in str(last.error)
+    for group, (_, good) in zip(groups, every, strict=True):
+        assert good.tokens == plain.complete([group[0]])[0].tokens
+    assert scheduler.metrics.finished["failed"] == 1
+    assert scheduler.pool.free == scheduler.pool.rows
+
+
+def test_a_failed_step_fails_its_rows_and_serving_goes_on(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    group = plain.requests([[1, 2, 3]], max_new_tokens=9, seed=1)
+    (job, heard), (later, after) = jobs_of(target, group)[0], jobs_of(target, group)[0]
+    scheduler.submit([job])
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "collect", lambda self: (_ for _ in ()).throw(RuntimeError("no memory")))
+        run(scheduler)
+    assert heard.last is not None
+    assert "no memory" in str(heard.last.error)
+    scheduler.submit([later])
+    run(scheduler)
+    assert after.tokens == plain.complete(group)[0].tokens
+
+
+def test_a_long_prompt_does_not_stall_others(target: Target) -> None:
+    """While a prompt of 60 tokens is read, 8 at a time, the other row gains a token or more in every turn."""
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    short, heard = jobs_of(target, plain.requests([[1, 2]], max_new_tokens=40, seed=1, ignore_eos=True))[0]
+    scheduler.submit([short])
+    scheduler.turn()
+    long, slow = jobs_of(target, plain.requests([list(range(36)) * 2], max_new_tokens=3, seed=1))[0]
+    scheduler.submit([long])
+    turns = 0
+    while not slow.tokens:
+        before = len(heard.tokens)
+        scheduler.turn()
+        turns += 1
+        assert len(heard.tokens) > before or heard.done.is_set()
+    assert turns >= 72 // 8
+
+
+def test_reading_takes_turns(target: Target) -> None:
+    """A short prompt behind a long one is not read last."""
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, idle_chunk=8)
+    long, slow = jobs_of(target, plain.requests([list(range(36)) * 2], max_new_tokens=2, seed=1))[0]
+    short, quick = jobs_of(target, plain.requests([[9, 8, 7]], max_new_tokens=2, seed=1))[0]
+    scheduler.submit([long])
+    scheduler.submit([short])
+    for _ in range(4):
+        scheduler.turn()
+    assert quick.tokens
+    assert not slow.tokens
+
+
+def test_many_answers_to_one_request_do_not_bar_the_others(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, rows=1)
+    many = jobs_of(target, plain.requests([[1, 2]], max_new_tokens=3, seed=1, n=6, ignore_eos=True))
+    one, heard = jobs_of(target, plain.requests([[3]], max_new_tokens=3, seed=1, ignore_eos=True))[0]
+    scheduler.submit([job for job, _ in many])
+    scheduler.submit([one])
+    while not heard.done.is_set():
+        scheduler.turn()
+    assert sum(h.done.is_set() for _, h in many) == 1
+
+
+def test_the_queue_is_bounded(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, rows=2, queue=1)
+    for i in range(3):
+        scheduler.submit([jobs_of(target, plain.requests([[i]], max_new_tokens=3, seed=1))[0][0]])
+    with pytest.raises(QueueFull, match="the queue holds 1"):
+        scheduler.submit([jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1))[0][0]])
+    assert scheduler.retry_after() >= 1
+    many = jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1, n=4))
+    with pytest.raises(ConfigError, match="asks for 4 answers"):  # waiting would not help
+        scheduler.submit([job for job, _ in many])
+    run(scheduler)
+    scheduler.submit([jobs_of(target, plain.requests([[1]], max_new_tokens=3, seed=1))[0][0]])
+
+
+def test_a_cancelled_row_is_free_before_the_next_step(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, rows=1)
+    job, heard = jobs_of(target, plain.requests([[1, 2]], max_new_tokens=60, seed=1, ignore_eos=True))[0]
+    other, after = jobs_of(target, plain.requests([[1, 2]], max_new_tokens=2, seed=1, ignore_eos=True))[0]
+    scheduler.submit([job])
+    scheduler.submit([other])
+    scheduler.turn()
+    got = len(heard.tokens)
+    scheduler.cancel([job])
+    scheduler.turn()
+    assert after.tokens
+    assert len(heard.tokens) == got
+    assert scheduler.metrics.finished["cancelled"] == 1
+
+
+def test_plain_and_drafting_rows_share_time_not_steps(target: Target) -> None:
+    """A race between the two must not make plain decoding pay for guesses."""
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    options = {"max_new_tokens": 60, "seed": 1, "temperature": 1.0, "ignore_eos": True}
+    (a, _), (b, _) = (jobs_of(target, plain.requests([[1, 2]], **options), drafts=d)[0] for d in (True, False))
+    scheduler.submit([a])
+    scheduler.submit([b])
+    sizes: list[tuple[bool, int]] = []
+    launch = scheduler.pool.launch
+    scheduler.pool.launch = lambda d, s: (sizes.append((d, scheduler.pool.live[d])), launch(d, s))[1]  # type: ignore
+    for _ in range(20):
+        scheduler.turn()
+    assert {n for _, n in sizes} == {1}
+    assert {d for d, _ in sizes} == {True, False}
+
+
+def test_stopping_finishes_what_runs_and_refuses_the_rest(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    job, heard = jobs_of(target, plain.requests([[1, 2]], max_new_tokens=30, seed=1))[0]
+    scheduler.start()
+    scheduler.submit([job])
+    scheduler.stop(grace=30)
+    assert heard.tokens == plain.complete([job.request])[0].tokens
+    with pytest.raises(Draining):
+        scheduler.submit([job])
+
+
+def test_stopping_without_patience_loses_none_silently(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, rows=1)
+    every = [jobs_of(target, plain.requests([[i]], max_new_tokens=60, seed=1, ignore_eos=True))[0] for i in range(4)]
+    for job, _ in every:
+        scheduler.submit([job])
+    scheduler.turn()
+    scheduler.stop(grace=0)
+    assert all(h.last is not None and isinstance(h.last.error, Draining) for _, h in every)
+
+
+def test_letters_end(target: Target) -> None:
+    """The toy's own ending token ends rows here too."""
+    assert Engine(target, NoDrafter()).eos_tokens() == (END,)
