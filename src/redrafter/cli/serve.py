@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from redrafter.cli.options import add_model, field_help, load_engine
+from redrafter.cli.show import stages
 from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
@@ -128,25 +128,11 @@ def profile_for(engine: Engine, pool: Pool, shapes: list[Shape], tune: str, cons
             return tuned
     if tune == "never":
         raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
-    with Progress(*columns, console=console) as bar:
-        profile = measured(engine, pool, shapes, key, reporter(bar))
+    with stages(console) as report:
+        profile = measured(engine, pool, shapes, key, report)
     console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
     return profile
-
-
-def reporter(bar: Progress) -> Callable[[str, int, int], None]:
-    tasks: dict[str, TaskID] = {}
-
-    def report(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            for earlier in tasks.values():
-                bar.update(earlier, completed=bar.tasks[earlier].total)
-            tasks[what] = bar.add_task(what, total=total)
-        bar.update(tasks[what], completed=done)
-
-    return report
 
 
 def measured(

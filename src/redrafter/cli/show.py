@@ -1,9 +1,11 @@
 """How text and figures look in a terminal."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from redrafter.engine import Engine
@@ -39,3 +41,23 @@ def figures(stats: Stats) -> str:
         f"{stats.tokens_per_second:.1f} tokens/s"
     )
     return line if stats.lossless else f"{line}, LOSSY rule {stats.rule}"
+
+
+@contextlib.contextmanager
+def stages(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Report what is done, how far it is and of how much: a bar for each stage, full when the next begins."""
+    tasks: dict[str, TaskID] = {}
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as bar:
+
+        def fill() -> None:
+            for task in tasks.values():
+                bar.update(task, completed=bar.tasks[task].total)
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                fill()
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield report
+        fill()

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from redrafter.cli.eval import label
 from redrafter.cli.options import add_target
+from redrafter.cli.show import stages
 from redrafter.config import SamplingParams, Shape
 from redrafter.engine import load
 from redrafter.engine.profile import Profile, save
@@ -48,17 +48,7 @@ def run(args: argparse.Namespace) -> None:
         engine = load(
             args.model, args.drafter, dtype=args.dtype, device=args.device, runtime=args.runtime, shape=Shape()
         )
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                for earlier in tasks.values():
-                    bar.update(earlier, completed=bar.tasks[earlier].total)
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
+    with stages(console) as report:
         profile = tune(
             engine.target,
             engine.drafter,
@@ -69,8 +59,6 @@ def run(args: argparse.Namespace) -> None:
             plan=plan_for(engine.target, engine.drafter, args.runtime, args.quick),
             progress=report,
         )
-        for task in tasks.values():
-            bar.update(task, completed=bar.tasks[task].total)
     for choice in profile.choices:
         console.print(table(profile, choice.batch))
     for choice in profile.choices:
