@@ -14,16 +14,17 @@ from safetensors.torch import load_file, save_file
 from redrafter.config import RecurrentConfig
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets import Target
+from redrafter.targets import Described
 
 log = logging.getLogger(__name__)
 
 MODEL_TYPE = "redrafter_recurrent"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 SCALE = ".scale"
+OTHERWISE = "the text stays exact, guesses may be fewer"
 
 
-def identity(target: Target) -> dict[str, str]:
+def identity(target: Described) -> dict[str, str]:
     """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
     weight = target.output_embedding.weight.detach()
     sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
@@ -35,7 +36,7 @@ def identity(target: Target) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Target, what: str, otherwise: str) -> None:
+def compare(made_for: dict[str, str], target: Described, what: str, otherwise: str) -> None:
     """Another tokenizer is an error; for other weights (a fine-tune, a quantised copy) a warning says what it costs."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
@@ -48,14 +49,14 @@ def compare(made_for: dict[str, str], target: Target, what: str, otherwise: str)
         log.warning("%s was made for %s; %s has other weights: %s", what, name, target.name, otherwise)
 
 
-def read_for(folder: Path, target: Target) -> RecurrentNet:
+def read_for(folder: Path, target: Described) -> RecurrentNet:
     """The drafter in a folder, for a target of the same tokenizer."""
     net, made_for = read(folder)
-    compare(made_for, target, f"the drafter {folder}", "the text stays exact, guesses may be fewer")
+    compare(made_for, target, f"the drafter {folder}", OTHERWISE)
     return net
 
 
-def write(folder: Path, net: RecurrentNet, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+def write(folder: Path, net: RecurrentNet, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8` for matrices of a quarter the size, rounded row by row."""
     config = {
         "model_type": MODEL_TYPE,
@@ -121,6 +122,11 @@ def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
             f"{folder / CONFIG_FILE} is not a recurrent drafter: model_type is {config.get('model_type')!r}, "
             f"expected {MODEL_TYPE!r}"
         )
+    return described(config, folder), dict(config.get("target", {}))
+
+
+def described(config: dict[str, Any], folder: Path) -> RecurrentNet:
+    """The network that `drafter` in a configuration describes, with the folder's weights."""
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
@@ -128,7 +134,7 @@ def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
     load_weights(net, unpack_int8(read_tensors(folder)), folder)
-    return net, dict(config.get("target", {}))
+    return net
 
 
 def read_config(folder: Path) -> dict[str, Any]:

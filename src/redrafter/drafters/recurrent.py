@@ -18,7 +18,7 @@ from redrafter.drafters import checkpoint, lean
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.narrow import trial
-from redrafter.targets import Target
+from redrafter.targets import Described
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RecurrentDrafter:
 
     name = "recurrent"
 
-    def __init__(self, net: RecurrentNet, target: Target) -> None:
+    def __init__(self, net: RecurrentNet, target: Described) -> None:
         check_shapes(net.config, target)
         like = next(net.parameters())
         if net.training or like.dtype != target.dtype or like.device != target.device:
@@ -62,7 +62,7 @@ class RecurrentDrafter:
         return self.net.config.layers
 
     @classmethod
-    def load(cls, folder: str | Path, target: Target) -> "RecurrentDrafter":
+    def load(cls, folder: str | Path, target: Described) -> "RecurrentDrafter":
         return cls(checkpoint.read_for(Path(folder), target), target).lean()
 
     def lean(self) -> "RecurrentDrafter":
@@ -89,14 +89,14 @@ class RecurrentDrafter:
             table = self.table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.heard = lambda tokens: table[place[tokens]]
 
-    def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+    def save(self, folder: str | Path, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:
         memory = None
         if self.net.memory is not None:
             # The last hidden state's pair comes with the token it chooses, through `advance`.
-            memory = self._remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
+            memory = self.remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
         return Context(self.net.context(_pick(hidden, lengths - 1)), memory)
 
     def draft(self, state: Context, last: Tensor, search: Search) -> Tree:
@@ -123,10 +123,11 @@ class RecurrentDrafter:
     def advance(self, state: Context, accepted: Accepted, hidden: Tensor) -> Context:
         memory = state.memory
         if memory is not None:
-            memory = self._remember(memory, accepted.tokens, hidden, accepted.count)
+            memory = self.remember(memory, accepted.tokens, hidden, accepted.count)
         return Context(self.net.context(_pick(hidden, (accepted.count - 1).clamp(min=0))), memory)
 
-    def _remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+    def remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+        """The memory with the first `count` (B,) more pairs: tokens (B, n), the states (B, n, C) that chose them."""
         assert self.net.memory is not None
         pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
         return self.net.memory.add(memory, pair, count)
@@ -140,7 +141,7 @@ def _pick(hidden: Tensor, index: Tensor) -> Tensor:
     return hidden.gather(1, index[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
 
 
-def check_shapes(config: RecurrentConfig, target: Target) -> None:
+def check_shapes(config: RecurrentConfig, target: Described) -> None:
     """Raise unless a drafter of this shape can read this target."""
     count = target.layer_count
     for layer in config.layers:
