@@ -19,6 +19,7 @@ VERBS = {
     "distill": "make training data for a drafter: the target's own answers",
     "tune": "find the fastest shape for this machine, once",
     "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
+    "export": "write a drafter in another project's format",
     "doctor": "say what is installed, what is missing, what this machine will run",
 }
 

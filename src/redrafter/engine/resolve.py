@@ -25,6 +25,6 @@ def resolve_drafter(drafter: Any, target: Target) -> Drafter:
             raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
         return drafter  # type: ignore[no-any-return]
     folder = folders.find(str(drafter))
-    if net := folders.recurrent(folder, target):
+    if net := folders.read_for(folder, target):
         return RecurrentDrafter(net, target).lean()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target)

@@ -25,13 +25,21 @@ def find(drafter: str) -> Path:
         ) from error
 
 
-def recurrent(folder: Path, target: Described) -> RecurrentNet | None:
-    """Ours, Apple's or one in the conventions of `speculators`; None if the folder holds something else."""
+def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]] | None:
+    """The network and what is known of its target: ours, Apple's, or as `speculators` has it. None: no such drafter."""
     config = checkpoint.read_config(folder)
-    if speculators.is_one(config):
-        net, made_for = speculators.read(folder)
-        checkpoint.compare(made_for, target, f"the drafter {folder}", checkpoint.OTHERWISE)
-        return net
+    if "speculators_model_type" in config:
+        return speculators.read(folder)
     if config.get("model_type") == checkpoint.MODEL_TYPE:
-        return checkpoint.read_for(folder, target)
-    return apple.read(folder) if config.get("model_type") == apple.MODEL_TYPE else None
+        return checkpoint.read(folder)
+    return (apple.read(folder), {}) if config.get("model_type") == apple.MODEL_TYPE else None
+
+
+def read_for(folder: Path, target: Described) -> RecurrentNet | None:
+    """The same, for a target of the same tokenizer."""
+    found = read(folder)
+    if found is None:
+        return None
+    net, made_for = found
+    checkpoint.compare(made_for, target, f"the drafter {folder}", checkpoint.OTHERWISE)
+    return net

@@ -48,10 +48,6 @@ def write(
     checkpoint.write_files(folder, described, net.state_dict(), overwrite)
 
 
-def is_one(config: dict[str, Any]) -> bool:
-    return "speculators_model_type" in config
-
-
 def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     """The network and the identity of the target it was made for."""
     config = checkpoint.read_config(folder)

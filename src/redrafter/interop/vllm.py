@@ -242,7 +242,7 @@ def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
                 '--additional-config \'{"redrafter": {"drafter": "FOLDER"}}\''
             )
         name = str(found)
-    net = folders.recurrent(folders.find(name), target)
+    net = folders.read_for(folders.find(name), target)
     if net is None:
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
     return RecurrentDrafter(net, target).lean()
