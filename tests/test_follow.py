@@ -101,7 +101,7 @@ def busy(made: Scheduler, follow: Follower, passes: int = 25, spoil=lambda done:
                 yield c, chain
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_schedule_gives_the_guesses_of_the_whole_text(target, drafter, seed):
     follow, seen = follower(drafter), 0
     for c, chain in busy(scheduler(target, drafter, seed), follow):

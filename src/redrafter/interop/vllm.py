@@ -216,7 +216,7 @@ def _embeddings(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     split = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
     heads = [m for m in split if isinstance(m, ParallelLMHead)]
     inputs = [m for m in split if not isinstance(m, ParallelLMHead)]
-    found = [next(iter(a or b), None) for a, b in ((inputs, heads), (heads, inputs))]
+    found = [next(iter(inputs), None), next(iter(heads or inputs), None)]
     whole: dict[int, Tensor] = {}
     for module in found:
         weight = getattr(module, "weight", None)
