@@ -25,7 +25,7 @@ class Computed:
 
     request: str
     owner: object  # another object under the same name is another request
-    tokens: Tensor  # (n,) all that is decided, prompt included, on the CPU
+    tokens: Tensor  # (n,) integers on the CPU: all that is decided, prompt included
     start: int  # position of the first token computed
     hidden: Tensor  # (m, C) of the positions from there on; those of refused guesses may stand last
     guess: bool  # whether its last token was chosen in this pass, so that guesses are wanted
@@ -114,7 +114,7 @@ class Follower:
 
     def _chains(self, computed: Sequence[Computed]) -> list[list[int]]:
         chose = torch.stack([c.hidden[len(c.tokens) - 2 - c.start] for c in computed])  # (B, C)
-        last = torch.stack([c.tokens[-1] for c in computed]).to(chose.device)
+        last = torch.stack([c.tokens[-1] for c in computed]).to(chose.device, torch.long)
         memories = [self.followed[c.request].memory for c in computed]
         memory = torch.stack([m for m in memories if m is not None]) if self.drafter.net.memory is not None else None
         tree = self.drafter.draft(Context(self.drafter.net.context(chose), memory), last, self.search)

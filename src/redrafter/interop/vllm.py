@@ -167,7 +167,7 @@ class Proposer:
                 Computed(
                     request,
                     self.runner.requests[request],
-                    torch.from_numpy(token_ids_cpu[row, :decided]).long(),
+                    torch.from_numpy(token_ids_cpu[row, :decided]),
                     int(batch.num_computed_tokens_cpu[row]),
                     hidden[at : at + count],
                     guess=len(sampled) > 0,
