@@ -21,6 +21,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB for each rank
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as our commands do, for all contenders
 
 import torch
 
@@ -202,7 +203,7 @@ def main() -> None:
     many, lengths = mixed(own, args.questions)
     whole = [args.tokens] * len(prompts)
     rows: list[dict[str, Any]] = []
-    chain = own_chain(own, prompts, args.tokens)
+    chain = own_chain(own, prompts, args.tokens, batch=16)
     print("our engine's chain", chain, flush=True)
 
     def note(part: str, ranks: int, llm: Any, before: dict[str, int], texts: Any, reference: Any, given: Any) -> None:
