@@ -38,7 +38,7 @@ from redrafter.targets.default import default_model  # noqa: E402
 DEPTH = 3
 TOKENS = 64
 PROMPTS = int(os.environ.get("VLLM_PROMPTS", "80"))
-SMALL = {"block_size": 16, "max_model_len": 256, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+SMALL = {"block_size": 32, "max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 8}
 """Prompts come in pieces, and a text can reach the longest there may be."""
 
 
@@ -120,7 +120,7 @@ def test_preempted_cancelled_and_longest_requests(own, small):
     """One engine with a tiny cache: requests are preempted; some are cancelled; one goes to the end of its context."""
     chosen, texts, longest = small
     assert len(chosen) == 8
-    with bench.engine(DEPTH, num_gpu_blocks_override=24, enable_prefix_caching=True, **SMALL) as llm:
+    with bench.engine(DEPTH, num_gpu_blocks_override=14, enable_prefix_caching=True, **SMALL) as llm:
         found = bench.write(llm, chosen, [TOKENS] * 8)
         assert bench.counted(llm)["preemptions"] > 0
         same(own, chosen, texts, found)
