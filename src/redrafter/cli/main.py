@@ -21,6 +21,7 @@ VERBS = {
     "tune": "find the fastest shape for this machine, once",
     "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
     "bench": "compare drafters and other engines fairly, and make a page of it",
+    "export": "write a drafter in another project's format",
     "doctor": "say what is installed, what is missing, what this machine will run",
 }
 

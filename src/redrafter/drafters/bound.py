@@ -11,12 +11,12 @@ from redrafter.core.medusa import MedusaNet
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters.checkpoint import Net
 from redrafter.errors import DrafterMismatch
-from redrafter.targets import Target
+from redrafter.targets import Described
 
 N = TypeVar("N", RecurrentNet, MedusaNet, EagleNet)
 
 
-def settled(net: N, target: Target) -> N:
+def settled(net: N, target: Described) -> N:
     """In the target's precision and place, for use only; a caller's network, in training perhaps, stays as it is."""
     check_shapes(net.config, target)
     like = next(net.parameters())
@@ -25,13 +25,13 @@ def settled(net: N, target: Target) -> N:
     return net.to(device=target.device, dtype=target.dtype).eval()
 
 
-def output_rows(net: Net, target: Target) -> Tensor:
+def output_rows(net: Net, target: Described) -> Tensor:
     """(V', n) the target's output embedding, of the tokens that this network can guess."""
     weight: Tensor = target.output_embedding.weight.detach().to(target.device)
     return weight if net.token_ids is None else weight[net.token_ids]
 
 
-def check_shapes(config: DrafterConfig, target: Target) -> None:
+def check_shapes(config: DrafterConfig, target: Described) -> None:
     """Raise unless a drafter of this shape can read this target."""
     count = target.layer_count
     for layer in config.layers:

@@ -16,7 +16,7 @@ from redrafter.core.eagle import EagleNet
 from redrafter.core.medusa import MedusaNet
 from redrafter.core.recurrent import RecurrentNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets import Target
+from redrafter.targets import Described
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,10 @@ KINDS: dict[str, tuple[type[DrafterConfig], type[Net]]] = {
 """By the `model_type` in a folder's config."""
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 SCALE = ".scale"
+OTHERWISE = "the text stays exact, guesses may be fewer"
 
 
-def identity(target: Target) -> dict[str, str]:
+def identity(target: Described) -> dict[str, str]:
     """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
     weight = target.output_embedding.weight.detach()
     sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
@@ -43,7 +44,7 @@ def identity(target: Target) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Target, what: str, otherwise: str) -> None:
+def compare(made_for: dict[str, str], target: Described, what: str, otherwise: str) -> None:
     """Another tokenizer is an error; for other weights (a fine-tune, a quantised copy) a warning says what it costs."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
@@ -66,14 +67,14 @@ def model_type(net: Net) -> str:
     return next(name for name, (_, kind) in KINDS.items() if isinstance(net, kind))
 
 
-def read_for(folder: Path, target: Target) -> Net:
+def read_for(folder: Path, target: Described) -> Net:
     """The drafter in a folder, for a target of the same tokenizer."""
     net, made_for = read(folder)
-    compare(made_for, target, f"the drafter {folder}", "the text stays exact, guesses may be fewer")
+    compare(made_for, target, f"the drafter {folder}", OTHERWISE)
     return net
 
 
-def write(folder: Path, net: Net, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+def write(folder: Path, net: Net, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8` for matrices of a quarter the size, rounded row by row."""
     config = {
         "model_type": model_type(net),
@@ -139,14 +140,19 @@ def read(folder: Path) -> tuple[Net, dict[str, str]]:
             f"{folder / CONFIG_FILE} is not a drafter of ours: model_type is {config.get('model_type')!r}, expected "
             f"{' or '.join(map(repr, KINDS))}"
         )
+    return described(config, KINDS[config["model_type"]][0], folder), dict(config.get("target", {}))
+
+
+def described(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> Net:
+    """The network that `drafter` in a configuration describes, with the folder's weights."""
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
-        net = make(KINDS[config["model_type"]][0](**shape))
+        net = make(kind(**shape))
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
     load_weights(net, unpack_int8(read_tensors(folder)), folder)
-    return net, dict(config.get("target", {}))
+    return net
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.narrow import trial
-from redrafter.targets import Target
+from redrafter.targets import Described
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RecurrentDrafter:
 
     name = "recurrent"
 
-    def __init__(self, net: RecurrentNet, target: Target) -> None:
+    def __init__(self, net: RecurrentNet, target: Described) -> None:
         self.net = net = settled(net, target)
         self.embed = target.input_embedding
         self.vocabulary = net.vocabulary(output_rows(net, target))
@@ -55,7 +55,7 @@ class RecurrentDrafter:
         return self.net.config.layers
 
     @classmethod
-    def load(cls, folder: str | Path, target: Target) -> "RecurrentDrafter":
+    def load(cls, folder: str | Path, target: Described) -> "RecurrentDrafter":
         net = checkpoint.read_for(Path(folder), target)
         if not isinstance(net, RecurrentNet):
             raise DrafterMismatch(f"{folder} holds no recurrent drafter: {checkpoint.model_type(net)}")
@@ -85,14 +85,14 @@ class RecurrentDrafter:
             table = self.table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.heard = lambda tokens: table[place[tokens]]
 
-    def save(self, folder: str | Path, target: Target, overwrite: bool = False, storage: str = "exact") -> None:
+    def save(self, folder: str | Path, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:
         memory = None
         if self.net.memory is not None:
             # The last hidden state's pair comes with the token it chooses, through `advance`.
-            memory = self._remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
+            memory = self.remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
         return Context(self.net.context(_pick(hidden, lengths - 1)), memory)
 
     def draft(self, state: Context, last: Tensor, search: Search) -> Tree:
@@ -119,10 +119,11 @@ class RecurrentDrafter:
     def advance(self, state: Context, accepted: Accepted, hidden: Tensor) -> Context:
         memory = state.memory
         if memory is not None:
-            memory = self._remember(memory, accepted.tokens, hidden, accepted.count)
+            memory = self.remember(memory, accepted.tokens, hidden, accepted.count)
         return Context(self.net.context(_pick(hidden, (accepted.count - 1).clamp(min=0))), memory)
 
-    def _remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+    def remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+        """The memory with the first `count` (B,) more pairs: tokens (B, n), the states (B, n, C) that chose them."""
         assert self.net.memory is not None
         pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
         return self.net.memory.add(memory, pair, count)

@@ -5,15 +5,15 @@ from typing import Any
 
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, checkpoint, shipped
-from redrafter.drafters.load import load_drafter
-from redrafter.errors import ConfigError, ModelNotFound
-from redrafter.interop import apple
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, shipped
+from redrafter.drafters.load import bind
+from redrafter.errors import ConfigError
+from redrafter.interop import folders
 from redrafter.targets import Target, load_target
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
-    """None or "none", "auto", "ngram", a folder or Hub id (of ours, Apple's, or a causal LM), or a drafter.
+    """None or "none", "auto", "ngram", a folder or Hub id (of a drafter as we read them, or a causal LM), or a drafter.
 
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     """
@@ -40,25 +40,7 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
         if not hasattr(drafter, "draft"):
             raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
         return drafter  # type: ignore[no-any-return]
-    folder = _folder(str(drafter))
-    model_type = checkpoint.read_config(folder).get("model_type")
-    if model_type in checkpoint.KINDS:
-        return load_drafter(folder, target)
-    if model_type == apple.MODEL_TYPE:
-        return RecurrentDrafter(apple.read(folder), target).lean()
+    folder = folders.find(str(drafter))
+    if net := folders.read_for(folder, target):
+        return bind(net, target).lean()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)
-
-
-def _folder(drafter: str) -> Path:
-    if Path(drafter).is_dir():
-        return Path(drafter)
-    if Path(drafter).exists():
-        raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder it lies in")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(drafter))
-    except Exception as error:
-        raise ModelNotFound(
-            f"no drafter {drafter!r}: it is neither 'auto', 'ngram', 'none', a folder here nor a Hub id within reach"
-        ) from error

@@ -1,7 +1,7 @@
 """A transformers causal LM that verifies trees."""
 
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,29 @@ UNBOUNDED = 1 << 20
 """Context of a model whose config names none (relative positions only)."""
 
 
+class Described(Protocol):
+    """What a drafter has to know of a target, whoever runs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def layer_count(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def input_embedding(self) -> Any: ...
+    @property
+    def output_embedding(self) -> Any: ...
+
+
 class Target:
     """Wraps a model without changing it. `selfcheck.check` decides whether it may be used."""
 
@@ -31,7 +54,7 @@ class Target:
         self.model = model
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
-        self.name = name or getattr(model.config, "_name_or_path", "") or self.config.model_type
+        self.name: str = name or getattr(model.config, "_name_or_path", "") or self.config.model_type
         self.attention = AttentionPlan(self.config)
         self.layer_count: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
