@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import redrafter
 from redrafter import Engine, RecurrentConfig, Shape
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import RecurrentDrafter
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, ModelNotFound
 from redrafter.interop import apple
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import load_target
 from zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 

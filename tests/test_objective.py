@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from redrafter import Shape
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter.engine import Engine
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch
 from redrafter.train.begin import make_net

@@ -11,13 +11,13 @@ import torch
 import redrafter
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig
-from redrafter.core import eagle as eagle_module
 from redrafter.core.accept import Accepted
 from redrafter.core.fixed import FixedTree, sparse_tree
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NoDrafter, checkpoint
 from redrafter.drafters.load import bind
 from redrafter.errors import ConfigError
+from redrafter.nets import eagle as eagle_module
 from redrafter.runtime.compiled import Programs
 from redrafter.targets import Target, load_target
 from redrafter.train.batches import make_batch

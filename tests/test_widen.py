@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter, RecurrentDrafter, checkpoint, shipped
@@ -19,6 +18,7 @@ from redrafter.drafters.widen import (
     widen_drafter,
 )
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import SHAPES, Target, Wide, load_target, widen
 from redrafter.targets.widen import empty_model, wide_config
 from redrafter.train.simulate import Walked, simulate

@@ -11,12 +11,12 @@ from redrafter import Shape
 from redrafter.config import EagleConfig, MedusaConfig, RecurrentConfig
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import MedusaNet
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import EagleDrafter, MedusaDrafter, RecurrentDrafter
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 
 VOCAB = 40

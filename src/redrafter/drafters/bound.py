@@ -6,11 +6,11 @@ from typing import TypeVar
 from torch import Tensor
 
 from redrafter.config import DrafterConfig
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import MedusaNet
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters.checkpoint import Net
 from redrafter.errors import DrafterMismatch
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Described
 
 N = TypeVar("N", RecurrentNet, MedusaNet, EagleNet)

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from redrafter.config import DrafterConfig, EagleConfig, MedusaConfig, RecurrentConfig
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import MedusaNet
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Described
 
 log = logging.getLogger(__name__)

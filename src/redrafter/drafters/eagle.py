@@ -9,12 +9,12 @@ from torch import Tensor
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
-from redrafter.core.eagle import EagleNet, attend
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import lean
 from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
+from redrafter.nets.eagle import EagleNet, attend
 from redrafter.targets import Target
 
 

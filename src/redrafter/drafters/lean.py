@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters.checkpoint import round_rows
 from redrafter.kernels.skinny import ops
+from redrafter.nets.recurrent import RecurrentNet
 
 Product = Callable[[Tensor], Tensor]
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import MedusaNet
 from redrafter.drafters import checkpoint
 from redrafter.drafters.checkpoint import Net
 from redrafter.drafters.eagle import EagleDrafter
 from redrafter.drafters.medusa import MedusaDrafter
 from redrafter.drafters.recurrent import RecurrentDrafter
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 
 NetDrafter = RecurrentDrafter | MedusaDrafter | EagleDrafter

@@ -10,12 +10,12 @@ from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
 from redrafter.core.fixed import FixedTree, sparse_tree
-from redrafter.core.medusa import MedusaNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import lean
 from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
+from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 
 

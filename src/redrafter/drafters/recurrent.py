@@ -10,7 +10,6 @@ from torch import Tensor
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.batch import keep_rows
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint, lean
@@ -18,6 +17,7 @@ from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.narrow import trial
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Described
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.config import HeadKind, RecurrentConfig, require
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.targets.widen import Filler
 

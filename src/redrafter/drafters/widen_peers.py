@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from redrafter.config import EagleConfig, MedusaConfig
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import MedusaNet
 from redrafter.drafters.eagle import EagleDrafter
 from redrafter.drafters.medusa import MedusaDrafter
 from redrafter.drafters.widen import BUDGETS, STEP, pad
 from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 from redrafter.targets.widen import Filler
 

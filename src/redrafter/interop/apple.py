@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from redrafter.config import RecurrentConfig
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import checkpoint
 from redrafter.errors import ConfigError, CorruptCheckpoint
+from redrafter.nets.recurrent import RecurrentNet
 
 MODEL_TYPE = "recurrent_drafting_drafter"
 

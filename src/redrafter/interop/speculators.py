@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter.config import RecurrentConfig
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import checkpoint
 from redrafter.errors import ConfigError, CorruptCheckpoint
+from redrafter.nets.recurrent import RecurrentNet
 
 MODEL_TYPE = "redrafter"
 VERSION = "0.9.0"

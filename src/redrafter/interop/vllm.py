@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.config import Shape, require
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import RecurrentDrafter, shipped
 from redrafter.drafters.follow import Computed, Follower
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
+from redrafter.nets.recurrent import RecurrentNet
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.core.eagle import EagleNet
-from redrafter.core.medusa import RANKS, MedusaNet
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters.bound import output_rows
 from redrafter.drafters.checkpoint import Net
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import RANKS, MedusaNet
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.train.batches import Batch
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redrafter.config import RecurrentConfig
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.drafters import RecurrentDrafter
 from redrafter.drafters.speech import own_parts, shares_ears
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
+from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.speech import SpeechTarget
 from redrafter.train.batches import Batch, make_batch
 from redrafter.train.objective import Objective, States

@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from redrafter.config import DrafterConfig, Shape
-from redrafter.core.medusa import MedusaNet
 from redrafter.drafters import checkpoint
 from redrafter.drafters.checkpoint import Net
 from redrafter.drafters.load import bind
 from redrafter.errors import ConfigError
+from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 from redrafter.train.batches import Batch, all_groups, make_batch, micro_batches, sum_positions
 from redrafter.train.begin import check, make_net, split

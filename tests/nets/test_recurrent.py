@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from redrafter import RecurrentConfig
-from redrafter.core.recurrent import RecurrentNet
 from redrafter.errors import ConfigError
+from redrafter.nets.recurrent import RecurrentNet
 
 BASE = {"vocab_size": 11, "context_size": 6, "embedding_size": 5, "state_size": 5, "exit_size": 8, "blocks": 2}
 

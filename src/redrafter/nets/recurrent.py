@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redrafter.config import RecurrentConfig
-from redrafter.core.memory import Memory
 from redrafter.kernels.narrow import block, cell, joint, narrow
+from redrafter.nets.memory import Memory
 
 
 class RecurrentNet(nn.Module):
