@@ -1,6 +1,6 @@
 """The drafter inside a real vLLM: `make test-vllm`. Without vLLM there is nothing to test here.
 
-Every text is compared with the one that vLLM writes by itself. `VLLM_PROMPTS` says how many of MT-Bench's first turns.
+Every text is compared with the one that vLLM writes by itself. `REDRAFTER_PROMPTS` says how many of MT-Bench's first turns.
 """
 
 import json
@@ -37,7 +37,7 @@ from redrafter.targets.default import default_model  # noqa: E402
 
 DEPTH = 3
 TOKENS = 64
-PROMPTS = int(os.environ.get("VLLM_PROMPTS", "80"))
+PROMPTS = int(os.environ.get("REDRAFTER_PROMPTS", "80"))
 SMALL = {"block_size": 32, "max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 8}
 """Prompts come in pieces, and a text can reach the longest there may be."""
 
