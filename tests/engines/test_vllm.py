@@ -1,6 +1,7 @@
 """The drafter inside a real vLLM: `make test-vllm`. Without vLLM there is nothing to test here.
 
-Every text is compared with the one that vLLM writes by itself. `REDRAFTER_PROMPTS` says how many of MT-Bench's first turns.
+Every text is compared with the one that vLLM writes by itself. `REDRAFTER_PROMPTS` says how many of MT-Bench's first
+turns.
 """
 
 import json
