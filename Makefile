@@ -50,12 +50,12 @@ serve: $(READY_SERVE)
 test: setup-dev
 	$(BIN)/python -m pytest -n 2
 
-# The drafter inside a real vLLM. VLLM_PROMPTS=8 make test-vllm is quicker than all 80.
+# The drafter inside a real vLLM. REDRAFTER_PROMPTS=8 make test-vllm is quicker than all 80.
 test-vllm: setup-vllm
 	$(VLLM)/python -m pytest -W default tests/engines
 
 test-vllm-short: setup-vllm
-	VLLM_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/engines -k "comparison or first_turns or version or settings"
+	REDRAFTER_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/engines -k "comparison or first_turns or version or settings"
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -213,7 +213,8 @@ def vllm(result: dict[str, Any]) -> str:
     if speeds:
         said = ", ".join(f"{r['vs_plain']:.2f}× with {r['at_once']} at once" for r in speeds)
         load = max(r["load"][0] for r in speeds)
-        lines += ["", f"Speed against plain vLLM: {said} (load average up to {load:.1f})."]
+        busy = f"; others used the machine too (load average up to {load:.1f})" if load > 3 else ""
+        lines += ["", f"Speed against plain vLLM: {said}{busy}."]
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """The drafter inside a real vLLM: `make test-vllm`. Without vLLM there is nothing to test here.
 
-Every text is compared with the one that vLLM writes by itself. `VLLM_PROMPTS` says how many of MT-Bench's first turns.
+Every text is compared with the one that vLLM writes by itself. `REDRAFTER_PROMPTS` says how many of MT-Bench's first
+turns.
 """
 
 import json
@@ -37,7 +38,7 @@ from redrafter.targets.default import default_model  # noqa: E402
 
 DEPTH = 3
 TOKENS = 64
-PROMPTS = int(os.environ.get("VLLM_PROMPTS", "80"))
+PROMPTS = int(os.environ.get("REDRAFTER_PROMPTS", "80"))
 SMALL = {"block_size": 32, "max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 8}
 """Prompts come in pieces, and a text can reach the longest there may be."""
 
@@ -53,11 +54,25 @@ def prompts(own):
 
 
 @pytest.fixture(scope="module")
-def plain(own, prompts):
-    """vLLM's own texts: MT-Bench's, then the mixed ones."""
-    many, lengths = bench.mixed(own, QUESTIONS)
+def by_itself():
+    """vLLM without a drafter."""
     with bench.engine(0, enable_prefix_caching=True) as llm:
-        return bench.write(llm, prompts, [TOKENS] * len(prompts)), bench.write(llm, many, lengths)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def plain(by_itself, prompts):
+    return bench.write(by_itself, prompts, [TOKENS] * len(prompts))
+
+
+@pytest.fixture(scope="module")
+def many(own):
+    return bench.mixed(own, QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def plain_many(by_itself, many):
+    return bench.write(by_itself, *many)
 
 
 def same(own, prompts, plain, texts) -> None:
@@ -68,43 +83,41 @@ def same(own, prompts, plain, texts) -> None:
 
 def test_comparison_twin(own, prompts, plain):
     """The comparison notices one wrong token, and a text that ends early."""
-    spoilt = [list(t) for t in plain[0]]
+    spoilt = [list(t) for t in plain]
     spoilt[0][5] = (spoilt[0][5] + 1) % own.target.vocab_size
     spoilt[1] = spoilt[1][:-1]
-    assert bench.compare(own, prompts, plain[0], spoilt)["wrong"] == 2
+    assert bench.compare(own, prompts, plain, spoilt)["wrong"] == 2
 
 
 def test_first_turns(own, prompts, plain):
     with bench.engine(DEPTH) as llm:
         texts = bench.write(llm, prompts, [TOKENS] * len(prompts))
         found = bench.figures(texts, bench.counted(llm))
-    same(own, prompts, plain[0], texts)
+    same(own, prompts, plain, texts)
     chain = bench.own_chain(own, prompts, TOKENS)
     for name in ("tokens_per_step", "uncut"):
         assert found[name] == pytest.approx(chain[name], rel=0.02)
     assert found["tokens_per_step"] > 1.7, "or the drafter reads something else than it was trained on"
 
 
-def test_many_at_once_with_a_prefix_cache(own, plain):
-    many, lengths = bench.mixed(own, QUESTIONS)
+def test_many_at_once_with_a_prefix_cache(own, many, plain_many):
     with bench.engine(DEPTH, enable_prefix_caching=True) as llm:
-        texts = bench.write(llm, many, lengths)
-        again = bench.write(llm, many, lengths)  # now nearly all of every prompt is cached
+        texts = bench.write(llm, *many)
+        again = bench.write(llm, *many)  # now nearly all of every prompt is cached
         counts = bench.counted(llm)
-    same(own, many, plain[1], texts)
-    same(own, many, plain[1], again)
-    assert counts["prefix_hits"] > sum(map(len, many)) // 2
+    same(own, many[0], plain_many, texts)
+    same(own, many[0], plain_many, again)
+    assert counts["prefix_hits"] > sum(map(len, many[0])) // 2
 
 
-def test_two_ranks(own, prompts, plain, tmp_path):
-    many, lengths = bench.mixed(own, QUESTIONS)
+def test_two_ranks(own, prompts, plain, many, plain_many, tmp_path):
     model = bench.twelve_heads(tmp_path)
     with bench.engine(DEPTH, model=model, tensor_parallel_size=2, enable_prefix_caching=True) as llm:
         texts = bench.write(llm, prompts, [TOKENS] * len(prompts))
         found = bench.figures(texts, bench.counted(llm))
-        mixed = bench.write(llm, many, lengths)
-    same(own, prompts, plain[0], texts)
-    same(own, many, plain[1], mixed)
+        mixed = bench.write(llm, *many)
+    same(own, prompts, plain, texts)
+    same(own, many[0], plain_many, mixed)
     assert found["tokens_per_step"] == pytest.approx(bench.own_chain(own, prompts, TOKENS)["tokens_per_step"], rel=0.02)
 
 
@@ -160,7 +173,7 @@ def test_a_drafter_that_knows_nothing_changes_no_text(own, prompts, plain, tmp_p
     with bench.engine(DEPTH, additional_config=additional) as llm:
         texts = bench.write(llm, prompts[:few], [16] * few)
         assert bench.figures(texts, bench.counted(llm))["tokens_per_step"] < 1.2
-    same(own, prompts[:few], [t[:16] for t in plain[0][:few]], texts)
+    same(own, prompts[:few], [t[:16] for t in plain[:few]], texts)
 
 
 def test_unsure_guesses_are_left_out(own, prompts, plain):
@@ -168,7 +181,7 @@ def test_unsure_guesses_are_left_out(own, prompts, plain):
     with bench.engine(DEPTH, additional_config={"redrafter": {"width": 4, "least": 0.3}}) as llm:
         texts = bench.write(llm, prompts[:few], [TOKENS] * few)
         counts = bench.counted(llm)
-    same(own, prompts[:few], plain[0][:few], texts)
+    same(own, prompts[:few], plain[:few], texts)
     assert counts["drafts"] < counts["drafted"] < DEPTH * counts["drafts"]
     assert counts["accepted"] > 0.5 * counts["drafted"]
 
@@ -232,7 +245,7 @@ def test_served_as_the_guide_says(own, prompts, plain):
                 time.sleep(1)
         body = {"model": str(default_model()), "prompt": prompts[0], "max_tokens": TOKENS, "temperature": 0}
         text = json.loads(ask("/v1/completions", body))["choices"][0]["text"]
-        assert text == own.target.tokenizer.decode(plain[0][0], skip_special_tokens=True)
+        assert text == own.target.tokenizer.decode(plain[0], skip_special_tokens=True)
         accepted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)$", ask("/metrics"), re.MULTILINE)
         assert accepted is not None
         assert float(accepted.group(1)) > 0
