@@ -246,6 +246,7 @@ PAGES = {
         "table1_gpu",
         "table1_cpu",
         "serve_equality",
+        "serve_cpu",
     ],
     CARD: ["drafter"],
     GUIDE: ["ablation"],
