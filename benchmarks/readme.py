@@ -176,14 +176,16 @@ def serving(result: dict[str, Any]) -> str:
     """A line for each load; the interval is that of the ratio."""
     rows = [r for r in result["rows"] if "concurrency" in r]
     lines = [
-        f"| {rows[0]['target']}: requests at once | plain, ms a token | speculative | p99 | first token, ms | ratio |",
-        "|---|---|---|---|---|---|",
+        f"| {rows[0]['target']}: requests at once | plain, ms a token | speculative | p99 | first token, ms "
+        "| ratio | rounds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         times = f"{r['plain_token_ms']:.1f} | {r['speculative_token_ms']:.1f} | {r['speculative_token_ms_p99']:.1f}"
         interval = f"{r['ratio_low']:.2f} to {r['ratio_high']:.2f}"
         lines.append(
-            f"| {r['concurrency']} | {times} | {r['speculative_first_ms']:.0f} | **{r['ratio']:.2f}×** ({interval}) |"
+            f"| {r['concurrency']} | {times} | {r['speculative_first_ms']:.0f} | **{r['ratio']:.2f}×** ({interval}) "
+            f"| {r['rounds']} |"
         )
     return "\n".join(lines)
 

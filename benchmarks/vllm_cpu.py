@@ -24,12 +24,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as our commands do, for all contenders
 
 import torch
-from redrafter.train.questions import read_questions
 
 import redrafter
 from common import arguments
 from redrafter import Shape
 from redrafter.engine.ties import explain
+from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 

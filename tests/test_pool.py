@@ -15,7 +15,7 @@ from redrafter.runtime.eager import Start
 from redrafter.runtime.pool import Pool
 from redrafter.runtime.table import Table, Watched
 from redrafter.targets import Target
-from zoo import VOCAB, make_model, recurrent_drafter
+from zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
 
 SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3), Shape(width=1, length=1)]
 KINDS: list[dict[str, Any]] = [
@@ -115,10 +115,13 @@ def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> N
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("name", ["ngram", "none", "recurrent"])
+@pytest.mark.parametrize("name", ["ngram", "none", "recurrent", "medusa", "eagle"])
 def test_other_targets_and_drafters(kind: str, name: str) -> None:
     target = Target(make_model(kind))
-    drafter = {"ngram": NgramDrafter(2, 1), "none": NoDrafter()}.get(name) or recurrent_drafter(target)
+    if name in ("medusa", "eagle"):
+        drafter = peer_drafter(name, target)
+    else:
+        drafter = {"ngram": NgramDrafter(2, 1), "none": NoDrafter()}.get(name) or recurrent_drafter(target)
     chance = random.Random(kind + name)
     every = requests(target, 12, chance)
     assert serve(make_pool(target, drafter), every, chance) == dict(enumerate(alone(target, every)))

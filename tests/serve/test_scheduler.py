@@ -327,6 +327,29 @@ def test_plain_and_drafting_rows_share_time_not_steps(target: Target) -> None:
     assert {d for d, _ in sizes} == {True, False}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_died(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an error of the device: the step fails, and so does whatever is tried afterwards."""
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target, rows=1)
+    every = [jobs_of(target, plain.requests([[i]], max_new_tokens=9, seed=1))[0] for i in range(3)]
+    for job, _ in every:
+        scheduler.submit([job])
+
+    def broken(self: Pool) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(Pool, "collect", broken)
+    monkeypatch.setattr(Pool, "reset", broken)
+    scheduler.start()
+    assert scheduler.thread is not None
+    scheduler.thread.join(timeout=30)
+    assert not scheduler.thread.is_alive()
+    assert all(h.last is not None and h.last.error is not None for _, h in every)
+    with pytest.raises(Draining):
+        scheduler.submit([every[0][0]])
+
+
 def test_stopping_finishes_what_runs_and_refuses_the_rest(target: Target) -> None:
     plain = Engine(target, NoDrafter())
     scheduler = make(target)

@@ -112,3 +112,25 @@ def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     other = make_pool(engine, ServeConfig(rows=2, context=90), shapes)
     with pytest.raises(verb.ConfigError, match="nothing was measured"):
         verb.profile_for(engine, other, shapes, "never", console)
+
+
+def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = make_target()
+    engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
+    pool = make_pool(engine, ServeConfig(rows=1, context=90), ladder(engine))
+
+    def tuned(nodes: int) -> profiles.Profile:
+        shape = Shape(width=2, length=4, nodes=nodes)
+        steps = (profiles.Stepped(batch=1, shape=shape, ms=1.0), profiles.Stepped(batch=1, shape=None, ms=1.0))
+        choices = (profiles.Choice(batch=1, shape=None),)
+        return profiles.Profile(key={}, name="x", temperature=0.0, stepped=steps, choices=choices)
+
+    console = Console(quiet=True)
+    monkeypatch.setattr(verb, "read", lambda *_: None)
+    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack - 1))
+    assert verb.profile_for(engine, pool, [], "never", console).name == "x"
+    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack))
+    with pytest.raises(verb.ConfigError, match="nothing was measured"):
+        verb.profile_for(engine, pool, [], "never", console)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from redrafter import results
@@ -152,8 +153,8 @@ class Run:
                     "contender": contender.name,
                     "prompt_tokens": len(prompts[place]),
                     "tokens": len(one.tokens),
-                    "seconds": _median([a.seconds for a in rounds]),
-                    "first_seconds": _median([a.first_seconds for a in rounds]),
+                    "seconds": median(a.seconds for a in rounds),
+                    "first_seconds": median(a.first_seconds for a in rounds),
                     "first_tokens": one.first_tokens,
                     "accepted": one.accepted,
                     "equal": None,
@@ -180,10 +181,6 @@ class Run:
 
 def _key(record: Record) -> tuple[float, str, int, str]:
     return record["temperature"], record["question"], record["turn"], record["contender"]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def profile_for(engine: Engine, pool: Pool, shapes: list[Shape], tune: str, cons
         return kept
     if tune != "again":
         tuned = find(target, drafter, engine.runtime)
-        fits = tuned is not None and all(c.shape is None or c.shape.budget < pool.slack for c in tuned.choices)
+        fits = tuned is not None and all(s.shape is None or s.shape.budget < pool.slack for s in tuned.stepped)
         if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= pool.rows):
             return tuned
     if tune == "never":

@@ -6,8 +6,8 @@ open or closed, takes that part over. On a GPU a step is a recorded `Program` ov
 """
 
 import itertools
+import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ from redrafter.runtime.row import Row, Written, common, each_its_own, logprobs_o
 from redrafter.runtime.table import Table, Watched, store, told_step
 from redrafter.targets import Target
 from redrafter.targets.tree import TreeTarget
+
+log = logging.getLogger(__name__)
 
 WORTH = 8
 """Tokens that must be spared to copy them from another row."""
@@ -60,7 +62,7 @@ class Pool:
         except NotRecordable as error:
             raise ConfigError(
                 f"the drafter {getattr(drafter, 'name', type(drafter).__name__)!r} cannot join a running batch "
-                f"({error}); serve with a recurrent drafter, 'ngram' or 'none'"
+                f"({error}); serve with a drafter of ours, 'ngram' or 'none'"
             ) from error
         self.at: list[Row | None] = [None] * (rows + kept)  # who stands or stood at each place
         self.live = {True: 0, False: 0}  # rows that step, by whether they draft
@@ -110,18 +112,26 @@ class Pool:
         begin, stop = row.known, min(prompt, row.known + most)
         tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
         part = self.table.cache.part(row.place, row.place + 1)
-        reader, attention = self._reader(part)
-        with attention:
-            logits, hidden = reader.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+        logits, hidden = self._prefill(tokens, stop, part, begin)
         self.table.history[row.place, begin:stop] = hidden[0]
         row.known = stop
         self.table.rows.lengths[row.place] = stop
         self._touch(row)
         return self._first(row, tokens, logits) if stop == prompt else None
 
-    def _reader(self, part: Any) -> tuple[Target | TreeTarget, AbstractContextManager[None]]:
-        made = verifier(self.target, True) if self.recorded and self.compiles else self.target
-        return made, made.serving(part) if isinstance(made, TreeTarget) else nullcontext()
+    def _prefill(self, tokens: Tensor, stop: int, part: Any, begin: int) -> tuple[Tensor, Tensor]:
+        """By the compiled pass where there is one; a model that cannot be compiled reads as it is."""
+        if self.recorded and self.compiles and isinstance(made := verifier(self.target, True), TreeTarget):
+            try:
+                with made.serving(part):
+                    return made.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.compiles = False
+                first = f"{type(error).__name__}: {error}".splitlines()[0]
+                log.warning("%s cannot be compiled and reads prompts as it is (%s)", self.target.name, first)
+        return self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
 
     def _first(self, row: Row, prompt: Tensor, logits: Tensor) -> Written:
         """The row takes its place among those that step."""
@@ -162,6 +172,7 @@ class Pool:
     def launch(self, drafts: bool, shape: Shape | None) -> None:
         """Begin a step of all rows that draft, or of all that do not; without a shape nothing is guessed."""
         assert self.flight is None
+        assert shape is None or shape.budget < self.slack, "a tree would not fit behind a row at its context's end"
         n, places = self.live[drafts], len(self.at)
         mine = [row for row in self.at if row is not None and row.live and row.drafts == drafts]
         mine.sort(key=lambda row: row.place)

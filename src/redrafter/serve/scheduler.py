@@ -151,16 +151,20 @@ class Scheduler:
             self.lock.notify()
         if self.thread is not None:
             self.thread.join()
-        for job in self._everyone():
-            job.fail(Draining("the server shut down before the answer was finished"))
+        self._fail_everyone()
 
     def _run(self) -> None:
-        while not self.stopped:
+        try:
+            while not self.stopped:
+                with self.lock:
+                    while self.idle and not self.stopped:
+                        self.lock.wait()
+                if not self.stopped:
+                    self.turn()
+        finally:  # whatever ended it, nobody waits in vain
             with self.lock:
-                while self.idle and not self.stopped:
-                    self.lock.wait()
-            if not self.stopped:
-                self.turn()
+                self.stopped = True
+            self._fail_everyone()
 
     def turn(self) -> None:
         """One round; a failure that no single row is to blame for ends all rows, and serving goes on."""
@@ -197,7 +201,6 @@ class Scheduler:
                 job = group.popleft()
                 if group:
                     self.queue.append(group)
-                self.waiting -= 1
             request = job.request
             start = Start(request.prompt, request.seed, request.max_new_tokens, request.eos)
             try:
@@ -209,10 +212,12 @@ class Scheduler:
             except Exception as error:
                 job.fail(error)
                 self._ended(job, "failed")
-                continue
-            job.row = row
-            self.jobs[row] = job
-            self.reading.append(row)
+            else:
+                job.row = row
+                self.jobs[row] = job
+                self.reading.append(row)
+            with self.lock:
+                self.waiting -= 1  # not before: who waits for all to be done must see it in one place or the other
 
     def _read(self) -> None:
         """A piece of a prompt, of whoever has waited longest since its last one."""
@@ -228,7 +233,8 @@ class Scheduler:
                 continue
             self.metrics.prompt(len(row.start.prompt), row.reused)
             self._take(job, written)
-            self.metrics.first_token.observe(job.first - job.submitted)
+            if job.first:  # else cancelled meanwhile
+                self.metrics.first_token.observe(job.first - job.submitted)
             if written.done or job.finished:
                 self._close(row, job)
 
@@ -267,6 +273,9 @@ class Scheduler:
 
     def _take(self, job: Job, written: Written) -> None:
         if job.finished or job.cancelled:
+            if not job.finished and job.row not in self.jobs:  # cancelled between its last step and the telling
+                job.finished = True
+                self._ended(job, "cancelled")
             return
         before = job.last
         job.take(written)
@@ -286,6 +295,10 @@ class Scheduler:
 
     def _ended(self, job: Job, how: str) -> None:
         self.metrics.ended(how, time.perf_counter() - job.submitted)
+
+    def _fail_everyone(self) -> None:
+        for job in list(self._everyone()):
+            job.fail(Draining("the server shut down before the answer was finished"))
 
     def _everyone(self) -> Iterator[Job]:
         yield from (job for job, _ in self.untold)
