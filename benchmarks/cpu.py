@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 import redrafter
 from common import arguments
-from redrafter.cli.eval import label, parse_shape
+from redrafter.config import Shape
 from redrafter.kernels.skinny import ops
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16, help="questions, spread over the categories")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each text, at most")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shape", type=parse_shape, help="W×L:N (default: the drafter's own)")
+    parser.add_argument("--shape", type=Shape.of, help="W×L:N (default: the drafter's own)")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
     args = parser.parse_args()
     check_new(args.save, args.overwrite)
@@ -178,7 +178,7 @@ def main() -> None:
             {
                 "kind": "text",
                 "category": question.category,
-                "shape": label(engine.shape),
+                "shape": engine.shape.label,
                 "tokens": len(written),
                 "tokens_per_step": (len(written) - 1) / max(1, steps[i]),
                 "equal": all(texts[name][i] == written for name in ("plain", "transformers")),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ablations import written
 from common import arguments
-from redrafter.cli.eval import label, parse_shape
+from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.questions import read_questions
 from redrafter.results import write_results
@@ -75,7 +75,7 @@ def main() -> None:
             known = written(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
             looping = [loops(known.row(i)[int(known.prompts[i]) :].tolist()) for i in range(len(known))]
             known_with_states = list(read_along(target, drafter.layers, known))
-            for shape in map(parse_shape, shapes):
+            for shape in map(Shape.of, shapes):
                 found = {r: w for a in known_with_states for r, w in zip(a.rows, a.walk(drafter, shape), strict=True)}
                 every = [found[row] for row in range(len(known))]
                 nothing = Walked(0, 0, (0,) * shape.length)
@@ -91,7 +91,7 @@ def main() -> None:
                         {
                             "kind": "tokens/step",
                             "temperature": temperature,
-                            "shape": label(shape),
+                            "shape": shape.label,
                             "answers": name,
                             "count": len(chosen),
                             "tokens": total.tokens,
@@ -106,7 +106,7 @@ def main() -> None:
                         suffix = "" if name == "all" else "_no_loops"
                         key = f"mt_bench_t{temperature:g}_n{shape.budget}{suffix}"
                         best[key] = max(best.get(key, 0.0), round(total.tokens_per_step, 4))
-                print(label(shape), temperature, rows[-len(set(categories)) - 2]["tokens_per_step"], flush=True)
+                print(shape.label, temperature, rows[-len(set(categories)) - 2]["tokens_per_step"], flush=True)
     for path in args.ablations:
         rows += [{"kind": "ablation"} | row for row in json.loads(path.read_text())["rows"]]
     if args.minutes is not None:

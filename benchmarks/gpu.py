@@ -19,8 +19,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common import HERE, arguments, first_turns
-from redrafter.cli.eval import label as shape_label
-from redrafter.cli.eval import parse_shape
 from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
@@ -44,7 +42,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.target, self.drafter, self.label = load_wide(args.shape, drafter_budget=args.drafter, model=args.model)
-        self.speculative = Engine(self.target, self.drafter, shape=parse_shape(args.beam), runtime=args.runtime)
+        self.speculative = Engine(self.target, self.drafter, shape=Shape.of(args.beam), runtime=args.runtime)
         self.plain = self.speculative.plain()
         self.prompts = first_turns(args.questions, args.prompts)
         self.rows: list[dict[str, Any]] = []
@@ -288,7 +286,7 @@ def batch(bench: Bench) -> None:
             base = bench.speculative if width else bench.plain
             engine = Engine(bench.target, base.drafter, shape=shape, runtime="graphs")
             requests = engine.requests(prompts[:rows], max_new_tokens=48, seed=1, ignore_eos=True)
-            row: dict[str, Any] = {"part": "batch", "rows": rows, "width": width, "beam": shape_label(engine.shape)}
+            row: dict[str, Any] = {"part": "batch", "rows": rows, "width": width, "beam": engine.shape.label}
             try:
                 row |= timed(engine, requests)
             except OutOfMemory as error:

@@ -16,7 +16,7 @@ import torch
 
 import redrafter
 from common import arguments, first_turns
-from redrafter.cli.eval import parse_shape
+from redrafter.config import Shape
 from redrafter.engine.ties import first_difference
 from redrafter.results import check_new, write_results
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
     args = parser.parse_args()
     check_new(args.save, args.overwrite)
-    engine = redrafter.load(args.model, shape=parse_shape(args.beam), dtype=args.dtype, device=args.device)
+    engine = redrafter.load(args.model, shape=Shape.of(args.beam), dtype=args.dtype, device=args.device)
     prompts = [engine.encode(messages) for messages in first_turns(args.questions, args.prompts)]
     made = contenders(engine, args.tokens)
     every = {name: answer for name, answer in made.items() if name not in args.without}

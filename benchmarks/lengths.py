@@ -12,7 +12,7 @@ from typing import Any
 
 from ablations import written
 from common import arguments
-from redrafter.cli.eval import parse_shape
+from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
@@ -46,7 +46,7 @@ def main() -> None:
         for name in args.drafters:
             drafter = resolve_drafter(name, target)
             for beam in args.beams:
-                shape = parse_shape(beam)
+                shape = Shape.of(beam)
                 for length in args.lengths:
                     cut = upto(texts, length)
                     along = read_along(target, drafter.layers, cut)

@@ -20,7 +20,7 @@ import torch
 
 from ablations import written
 from common import arguments
-from redrafter.cli.eval import parse_shape
+from redrafter.config import Shape
 from redrafter.drafters import checkpoint
 from redrafter.drafters.load import load_drafter
 from redrafter.results import write_results
@@ -68,7 +68,7 @@ def main() -> None:
             checkpoint_every=10**9,
         )
         began = time.perf_counter()
-        done = train(target, texts, args.out / f".{name}", options=options, config=config, shape=parse_shape(SHAPES[0]))
+        done = train(target, texts, args.out / f".{name}", options=options, config=config, shape=Shape.of(SHAPES[0]))
         net, _ = checkpoint.read(args.out / f".{name}")
         checkpoint.write(args.out / name, net, target, overwrite=True, storage="int8")
         shutil.copy(args.out / f".{name}" / "journal.jsonl", args.out / name)
@@ -91,7 +91,7 @@ def main() -> None:
             drafter = load_drafter(args.out / name, target)
             along = list(read_along(target, drafter.layers, answers))
             for label in SHAPES:
-                shape = parse_shape(label)
+                shape = Shape.of(label)
                 walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
                 row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
                 row[f"reached {label}, T={temperature:g}"] = [r / walked.steps for r in walked.reached]

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from common import arguments, first_turns
-from redrafter.cli.eval import parse_shape
-from redrafter.config import RuleConfig
+from redrafter.config import RuleConfig, Shape
 from redrafter.engine import Engine
 from redrafter.engine.request import Completion
 from redrafter.engine.resolve import resolve_drafter
@@ -36,7 +35,7 @@ def log_likelihood(target: Target, prompt: list[int], tokens: list[int]) -> floa
 
 def contenders(target: Target, drafter: Any, beam: str) -> dict[str, Engine]:
     """All verify about as many nodes; rejection draws a fixed tree, three children at first and a chain below each."""
-    shape = parse_shape(beam)
+    shape = Shape.of(beam)
     branching = (3, *[1] * (shape.length - 1)) if shape.budget >= 2 * shape.length else (1,) * shape.length
     rules = {
         "seeded": RuleConfig(),

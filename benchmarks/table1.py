@@ -22,7 +22,7 @@ from redrafter.bench.contenders import REFERENCE, Ours, Task
 from redrafter.bench.runs import Run, RunConfig, digest
 from redrafter.bench.statistics import Record, headline, summaries
 from redrafter.bench.suites import questions
-from redrafter.cli.eval import parse_shape
+from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.step import Drafter
 from redrafter.drafters import EagleDrafter, MedusaDrafter, NoDrafter, RecurrentDrafter, checkpoint
@@ -104,7 +104,7 @@ def main() -> None:
     small = load_target(args.model, dtype="fp32", device="cpu")
     model = widen(small.model, args.shape, dtype=parse_dtype(None, args.device), device=args.device)
     target = load_target(model, tokenizer=small.tokenizer)
-    shape = parse_shape(args.beam)
+    shape = Shape.of(args.beam)
     rows: list[dict[str, Any]] = []
     contenders: list[Ours] = []
     twins = {name: widened(args.drafters / name, small, target, args.budget) for name in args.contenders}

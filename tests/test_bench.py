@@ -314,5 +314,5 @@ def test_contenders_that_cannot_be(playing, specs, message):
 def test_a_grid_of_shapes(playing):
     place = Place(playing[0].engine.target, "", "eager")
     made = entries.make(place, ["ngram"], [Shape(width=1, length=2), Shape(width=2, length=3, nodes=4)])
-    assert [c.name for c in made] == ["plain", "ngram 1x2", "ngram 2x3:4"]
+    assert [c.name for c in made] == ["plain", "ngram 1x2:2", "ngram 2x3:4"]
     assert made[2].engine.shape == Shape(width=2, length=3, nodes=4)

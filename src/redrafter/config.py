@@ -44,6 +44,29 @@ class Shape:
         visited = self.width * self.length
         return visited if self.nodes is None else min(self.nodes, visited)
 
+    @classmethod
+    def of(cls, text: str) -> "Shape":
+        """As the command line has it.
+
+        >>> Shape.of("16x5:63")
+        Shape(width=16, length=5, nodes=63)
+        """
+        try:
+            beam, _, nodes = text.partition(":")
+            width, length = beam.split("x")
+            return cls(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
+        except ValueError:
+            raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {text!r}") from None
+
+    @property
+    def label(self) -> str:
+        """The same way back, its budget spelled out.
+
+        >>> Shape.of("1x5").label
+        '1x5:5'
+        """
+        return f"{self.width}x{self.length}:{self.budget}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:

@@ -115,24 +115,13 @@ SHAPED = ("recurrent", "medusa", "eagle", "ngram", "model")
 """Contenders that a grid of shapes multiplies."""
 
 
-def shape_label(shape: Shape) -> str:
-    """
-    >>> shape_label(Shape(width=4, length=5, nodes=7)), shape_label(Shape(width=1, length=5))
-    ('4x5:7', '1x5')
-    """
-    return f"{shape.width}x{shape.length}" + ("" if shape.nodes is None else f":{shape.nodes}")
-
-
 def split_shape(spec: str) -> tuple[str, Shape | None]:
     """
     >>> split_shape("ngram@1x7"), split_shape("model=a@b")
     (('ngram', Shape(width=1, length=7, nodes=None)), ('model=a@b', None))
     """
-    match = re.fullmatch(r"(.*)@(\d+)x(\d+)(?::(\d+))?", spec)
-    if match is None:
-        return spec, None
-    before, width, length, nodes = match.groups()
-    return before, Shape(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
+    match = re.fullmatch(r"(.*)@(\d+x\d+(?::\d+)?)", spec)
+    return (match[1], Shape.of(match[2])) if match else (spec, None)
 
 
 def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, str, str, Shape | None]]:
@@ -141,7 +130,7 @@ def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, s
     A shape of its own, behind `@`, takes a contender out of the grid.
 
     >>> [n for n, *_ in names_of(["ngram", "plain"], [Shape(width=1, length=3), Shape(width=2, length=3)])]
-    ['plain', 'ngram 1x3', 'ngram 2x3']
+    ['plain', 'ngram 1x3:3', 'ngram 2x3:6']
     >>> names_of(["medusa=my/folder@4x4:7"], [Shape()])[1]
     ('medusa', 'medusa', 'my/folder', Shape(width=4, length=4, nodes=7))
     """
@@ -155,10 +144,10 @@ def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, s
             continue
         if own is not None:
             if kind not in SHAPED:
-                raise ConfigError(f"the contender {kind} has no beam: leave @{shape_label(own)} out")
+                raise ConfigError(f"the contender {kind} has no beam: leave @{own.label} out")
             found.append((kind, kind, of, own))
         elif kind in SHAPED and shapes:
-            found += [(f"{kind} {shape_label(s)}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
+            found += [(f"{kind} {s.label}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
         else:
             found.append((kind, kind, of, None))
     for name in {n for n, *_ in found}:

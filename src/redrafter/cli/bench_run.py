@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter.bench.contenders import REFERENCE, Contender, Ours, Task
-from redrafter.bench.entries import MAKERS, Place, make, names_of, shape_label, split_shape
+from redrafter.bench.entries import MAKERS, Place, make, names_of, split_shape
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
 from redrafter.bench.runs import Run, RunConfig, digest
 from redrafter.bench.statistics import headline, summaries
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
-from redrafter.cli.eval import parse_shape
 from redrafter.cli.options import add_target
+from redrafter.config import Shape
 from redrafter.drafters.checkpoint import identity
 from redrafter.engine import Engine
 from redrafter.results import check_new, write_results
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     for name, value in (QUICK if args.quick else DEFAULTS).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    shapes = [parse_shape(text) for text in args.shapes]
+    shapes = [Shape.of(text) for text in args.shapes]
     names_of(args.contenders, shapes)  # wrong names are told before a model is loaded
     asked = questions(args.suite, args.limit, args.turns)
     folder = args.out or Path(f"bench-{Path(args.suite).stem}")
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         questions=digest([asdict(q) for q in asked]),
         model=identity(target),
         contenders=tuple(f"{spec} {weights_digest(spec)}".strip() for spec in args.contenders),
-        shapes=tuple(shape_label(s) for s in shapes),
+        shapes=tuple(s.label for s in shapes),
         temperatures=tuple(args.temperatures),
         max_new_tokens=args.max_new_tokens,
         batch=args.batch,

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit must be at least 1, got {args.limit}")
     questions = read_questions(args.questions, args.limit)
-    shapes = [parse_shape(text) for text in args.shapes or ()]
+    shapes = [Shape.of(text) for text in args.shapes or ()]
     console = Console(highlight=False)
     with console.status("loading"):
         engine = load_engine(args, tuned=False)  # a drafter is judged even where plain decoding is faster
@@ -66,26 +66,9 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"[dim]written to {args.save}[/dim]")
 
 
-def parse_shape(text: str) -> Shape:
-    """
-    >>> parse_shape("16x5:63")
-    Shape(width=16, length=5, nodes=63)
-    """
-    try:
-        beam, _, nodes = text.partition(":")
-        width, length = beam.split("x")
-        return Shape(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
-    except ValueError:
-        raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {text!r}") from None
-
-
-def label(shape: Shape) -> str:
-    return f"{shape.width}x{shape.length}:{shape.budget}"
-
-
 def as_row(guessing: Guessing) -> dict[str, Any]:
     return asdict(guessing) | {
-        "shape": label(guessing.shape),
+        "shape": guessing.shape.label,
         "tokens_per_step": guessing.tokens_per_step,
         "acceptance": guessing.acceptance,
         "nodes_per_step": guessing.nodes_per_step,
@@ -95,7 +78,7 @@ def as_row(guessing: Guessing) -> dict[str, Any]:
 def headline(rows: list[Guessing]) -> dict[str, float]:
     """tokens/step over all categories, per shape and temperature."""
     whole = [r for r in rows if r.category == "all"] or rows
-    return {f"{label(r.shape)}, T={r.temperature:g}": r.tokens_per_step for r in whole}
+    return {f"{r.shape.label}, T={r.temperature:g}": r.tokens_per_step for r in whole}
 
 
 def table(rows: list[Guessing]) -> Table:
@@ -105,7 +88,7 @@ def table(rows: list[Guessing]) -> Table:
     for r in rows:
         made.add_row(
             f"{r.temperature:g}",
-            label(r.shape),
+            r.shape.label,
             r.category,
             str(r.answers),
             f"{r.tokens_per_step:.2f}",

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
-from redrafter.cli.eval import label, parse_shape
 from redrafter.cli.live import LiveTraining
 from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
@@ -50,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     options, config = from_fields(args, DrafterOptions), from_fields(args, TrainConfig)
-    shape = parse_shape(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
+    shape = Shape.of(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
     if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
         raise ConfigError("--init-from takes the other drafter's shape: leave the drafter's own options out")
     for name in ("prompts", "text", "self_prompt", "local"):
@@ -105,7 +104,7 @@ def facts(target: Target, config: TrainConfig, shape: Shape, texts: int, done: T
         "parameters": done.parameters,
         "updates": done.updates,
         "minutes of training": round(done.seconds / 60, 1),
-        f"best tokens/step, simulated at {label(shape)}": round(done.tokens_per_step, 3),
+        f"best tokens/step, simulated at {shape.label}": round(done.tokens_per_step, 3),
         **dataclasses.asdict(config),
     }
 

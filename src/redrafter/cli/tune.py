@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.cli.eval import label
 from redrafter.cli.options import add_target
 from redrafter.cli.show import stages
 from redrafter.config import SamplingParams, Shape
@@ -81,7 +80,7 @@ def table(profile: Profile, batch: int) -> Table:
     others = sorted((g.shape for g in profile.guessed if g.shape not in measured), key=rate, reverse=True)
     for shape in [*sorted(measured, key=rate, reverse=True), *others[:SHOWN]]:
         made.add_row(
-            "plain" if shape is None else label(shape),
+            "plain" if shape is None else shape.label,
             f"{profile.tokens_per_step(shape):.2f}",
             f"{profile.priced_ms(shape, batch):.1f}",
             f"{measured[shape]:.1f}" if shape in measured else "",
@@ -97,4 +96,4 @@ def verdict(profile: Profile, batch: int) -> str:
     if shape is None:
         return f"{rows_of(batch)}: plain decoding; no guess pays on this machine"
     speedup = profile.expected(shape, batch) / profile.expected(None, batch)
-    return f"{rows_of(batch)}: {label(shape)}, {speedup:.2f}× as fast as plain decoding"
+    return f"{rows_of(batch)}: {shape.label}, {speedup:.2f}× as fast as plain decoding"

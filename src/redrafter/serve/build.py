@@ -29,12 +29,7 @@ def ladder(engine: Engine) -> list[Shape]:
         return []
     on_gpu = engine.target.device.type == "cuda"
     names = NGRAM_LADDER if isinstance(engine.drafter, NgramDrafter) else GPU_LADDER if on_gpu else CPU_LADDER
-    shapes = []
-    for name in names:
-        beam, nodes = name.split(":")
-        width, length = beam.split("x")
-        shapes.append(Shape(width=int(width), length=int(length), nodes=int(nodes)))
-    return shapes
+    return [Shape.of(name) for name in names]
 
 
 def make_pool(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Pool:

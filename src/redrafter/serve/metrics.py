@@ -64,7 +64,7 @@ class Metrics:
     def step(self, shape: Shape | None, rows: Sequence[tuple[int, int]], seconds: float) -> None:
         """A step and, for each of its rows, tokens gained and how many of them were guessed."""
         self.step_seconds += seconds
-        self.steps["plain" if shape is None else f"{shape.width}x{shape.length}:{shape.budget}"] += 1
+        self.steps["plain" if shape is None else shape.label] += 1
         for tokens, drafted in rows:
             self.tokens += tokens
             self.row_steps += 1
