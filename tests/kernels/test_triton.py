@@ -9,6 +9,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from redrafter.core.tree import ancestors  # noqa: E402
 from redrafter.kernels import narrow  # noqa: E402
+from redrafter.kernels.between import naive as between_naive  # noqa: E402
+from redrafter.kernels.between import triton as between_triton  # noqa: E402
 from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
 from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
 from redrafter.kernels.narrow import naive as narrow_naive  # noqa: E402
@@ -47,7 +49,8 @@ LARGE = [
 
 @pytest.mark.parametrize("case", ATTENTION + (LARGE if BIG else []), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
-def test_tree_attention(case, dtype):
+@pytest.mark.parametrize("turns", [False, True])
+def test_tree_attention(case, dtype, turns):
     batch, heads, kv, n, size, lengths, window = case
     torch.manual_seed(n)
     depths, mask = random_tree(batch, n)
@@ -60,15 +63,18 @@ def test_tree_attention(case, dtype):
     for row, length in enumerate(lengths):
         caches[:, row, :, :length] = torch.randn(2, kv, length, size, dtype=dtype, device=DEVICE)
     mine = caches.clone()
-    want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5)
+    angles = torch.randn(batch, n, size, device=DEVICE)  # of all heads, laid out as a model does
+    turn = (angles.cos().to(dtype), angles.sin().to(dtype)) if turns else None
+    want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5, turn)
     arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
     for _ in range(3 if BIG else 1):  # parts are merged by whoever comes last, which may be another each time
-        got = attention_triton.attend(query, key, value, mine[0], mine[1], packed, arrivals, size**-0.5)
+        got = attention_triton.attend(query, key, value, mine[0], mine[1], packed, arrivals, size**-0.5, turn)
         assert not arrivals.any()
     assert torch.isfinite(want).all()
     tight = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(got, want, **tight)
-    torch.testing.assert_close(mine, caches, rtol=0, atol=0, equal_nan=True)
+    close = {"rtol": 1e-2, "atol": 1e-2} if turns else {"rtol": 0, "atol": 0}  # sums of two may round otherwise
+    torch.testing.assert_close(mine, caches, **close, equal_nan=True)
 
 
 def test_twin_attention_with_a_wrong_bit_differs():
@@ -82,6 +88,25 @@ def test_twin_attention_with_a_wrong_bit_differs():
     a, b = (attention_triton.attend(query, key, value, cache[0], cache[1], p, arrivals, 1.0) for p in packs)
     assert (a[:, :5] == b[:, :5]).all()
     assert not torch.allclose(a[:, 5], b[:, 5])
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("size", [16, 100, 4096] if BIG else [16, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
+def test_between(rows, size, dtype):
+    torch.manual_seed(size)
+    x = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)[:, :size]  # rows that do not touch
+    weight, copy = torch.randn(size, device=DEVICE).to(dtype), torch.empty(rows, size, dtype=dtype, device=DEVICE)
+    tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    for offset in (0.0, 1.0):
+        got = between_triton.norm(x, weight, offset, 1e-5, copy)
+        torch.testing.assert_close(got, between_naive.norm(x, weight, offset, 1e-5), **tight)
+        assert torch.equal(copy, x)
+    assert not torch.allclose(got, between_naive.norm(x, weight, 0.0, 1e-5), **tight)
+    joint = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)
+    torch.testing.assert_close(between_triton.gate(joint), between_naive.gate(joint), **tight)
+    swapped = torch.cat(joint.chunk(2, -1)[::-1], -1)
+    assert not torch.allclose(between_triton.gate(joint), between_naive.gate(swapped), **tight)
 
 
 @pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2, 5, 9], [0, 1, 4, 0, 0]], ids=str)

@@ -62,7 +62,7 @@ def stacked(parameters: Sequence[Tensor]) -> Tensor:
     return made
 
 
-Stand = tuple[nn.Module, str, nn.Module, nn.Module]
+Stand = tuple[nn.Module, str, nn.Module, Part]
 """Whose child, its name, the child, and what stands in for it."""
 
 

@@ -43,13 +43,31 @@ def visible(packed: Tensor, slots: int) -> Tensor:
     return (cached | (in_tree & above)) & near
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads (B, K, n, D) turned by the angles (B, n, D) of their positions, first half against second; rounded once."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    across = torch.cat([-second, first], dim=-1)
+    return (wide * cos[:, None].float() + across * sin[:, None].float()).to(x.dtype)
+
+
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    packed: Tensor,
+    scaling: float,
+    turn: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Queries (B, G·K, n, D) of n nodes on the cache (B, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
 
-    The nodes' keys and values are also put into the cache, behind each row's length.
+    The nodes' keys and values are also put into the cache, behind each row's length. With `turn`, cosines and
+    sines (B, n, D) of the nodes' positions, queries and keys come as they are made and are turned here.
     """
+    if turn is not None:
+        query, key = rotated(query, *turn), rotated(key, *turn)
     batch, heads, n, size = query.shape
     groups = heads // keys.shape[1]
     slots = packed[:, 0, :, LENGTH] + torch.arange(n, device=packed.device)  # (B, n)

@@ -1,4 +1,7 @@
-"""The same in one kernel: every key is read once, the mask is a few words a node."""
+"""The same in one kernel: every key is read once, the mask is a few words a node.
+
+Queries and new keys may come as they are made and are then turned to their positions on the way.
+"""
 
 from typing import Any
 
@@ -22,10 +25,23 @@ def _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _turned(x, at, cos, sin, angle, d, size, here):
+    """What is at x + at + d, turned: the first half of a head against the second."""
+    half = size // 2
+    across = tl.where(d < half, d + half, d - half)
+    sign = tl.where(d < half, -1.0, 1.0)
+    own = tl.load(x + at[:, None] + d[None, :], mask=here, other=0.0)
+    other = tl.load(x + at[:, None] + across[None, :], mask=here, other=0.0).to(tl.float32) * sign[None, :]
+    c = tl.load(cos + angle[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    return (own.to(tl.float32) * c + other * s).to(own.dtype)
+
+
+@triton.jit
 def _tree_attention(
-    query, key, value, keys, values, packed, sums, peaks, arrivals, out,
+    query, key, value, keys, values, packed, cos, sin, sums, peaks, arrivals, out,
     q_row, q_head, q_node, k_row, k_head, k_node, v_row, v_head, v_node, c_row, c_head, c_slot, m_row, m_node,
-    o_row, o_node, n, groups, size, kv_heads, scaling,
+    a_row, a_node, o_row, o_node, n, groups, size, kv_heads, scaling, TURNS: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A share of the keys, the cache's and then the tree's own, under M queries that have a key head in common."""
@@ -36,10 +52,11 @@ def _tree_attention(
     group, node = at // n, at % n
     d = tl.arange(0, D)
     in_size = d[None, :] < size
-    q = tl.load(
-        query + row * q_row + (head * groups + group)[:, None] * q_head + node[:, None] * q_node + d[None, :],
-        mask=real[:, None] & in_size, other=0.0,
-    )  # fmt: skip
+    at_q = row * q_row + (head * groups + group) * q_head + node * q_node
+    if TURNS:
+        q = _turned(query, at_q, cos, sin, row * a_row + node * a_node, d, size, real[:, None] & in_size)
+    else:
+        q = tl.load(query + at_q[:, None] + d[None, :], mask=real[:, None] & in_size, other=0.0)
     about = packed + row * m_row + node * m_node
     length = tl.load(packed + row * m_row).to(tl.int32)
     depth = tl.load(about + 1, mask=real, other=0)
@@ -66,7 +83,11 @@ def _tree_attention(
         j = start + tl.arange(0, BLOCK)
         inside = j < n
         here = inside[:, None] & in_size
-        k = tl.load(key + row * k_row + head * k_head + j[:, None] * k_node + d[None, :], mask=here, other=0.0)
+        at_k = row * k_row + head * k_head + j * k_node
+        if TURNS:
+            k = _turned(key, at_k, cos, sin, row * a_row + j * a_node, d, size, here)
+        else:
+            k = tl.load(key + at_k[:, None] + d[None, :], mask=here, other=0.0)
         v = tl.load(value + row * v_row + head * v_head + j[:, None] * v_node + d[None, :], mask=here, other=0.0)
         if tile == 0:
             into = row * c_row + head * c_head + (length + j)[:, None] * c_slot + d[None, :]
@@ -113,33 +134,45 @@ PROGRAMS = 264
 """Enough of them fill a machine; where rows and heads do not make as many, the keys are shared out."""
 
 
+def plan(programs: int, queries: int, dtype: torch.dtype, d: int) -> dict[str, Any]:
+    """How the work is shared out, for so many rows times key heads and queries of each."""
+    m = min(max(16, triton.next_power_of_2(queries)), 64)
+    full = dtype == torch.float32
+    # Few enough that their parts stay cheap to merge.
+    enough = PROGRAMS // 2 if queries > 16 else PROGRAMS
+    return {
+        "SPLITS": max(1, min(16, enough // (programs * triton.cdiv(queries, m)))),
+        "M": m,
+        "BLOCK": 32 if full or d > 128 else 64,
+        "PRECISION": "ieee" if full else "tf32",
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+
+
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor,
-    scaling: float,
+    scaling: float, turn: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """See naive.py; the last axis of every tensor must be contiguous, the two caches laid out alike.
+    """See naive.py; the last axis of every tensor must be contiguous, the two caches laid out alike, `turn` too.
 
     `arrivals` are PROGRAMS zeros that are zeros again afterwards, and nobody else's meanwhile.
     """
     batch, heads, n, size = query.shape
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
-    m = min(max(16, triton.next_power_of_2(groups * n)), 64)
-    tiles = triton.cdiv(groups * n, m)
-    # Few enough that their parts stay cheap to merge.
-    splits = max(1, min(16, (PROGRAMS // 2 if n > 16 else PROGRAMS) // (batch * kv_heads * tiles)))
+    d = max(16, triton.next_power_of_2(size))
+    shared = plan(batch * kv_heads, groups * n, query.dtype, d)
+    splits = shared["SPLITS"]
     parts = (batch, kv_heads, splits, groups * n) if splits > 1 else (1, 1, 1, 1)
     sums = torch.empty(*parts, size, dtype=torch.float32, device=query.device)
     peaks = torch.empty(parts, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, n, heads, size, dtype=query.dtype, device=query.device)
-    d = max(16, triton.next_power_of_2(size))
-    full = query.dtype == torch.float32
-    options: dict[str, Any] = {"num_warps": 4, "num_stages": 2}
-    _tree_attention[splits, tiles, batch * kv_heads](
-        query, key, value, keys, values, packed, sums, peaks, arrivals, out,
+    cos, sin = turn or (query, query)
+    _tree_attention[splits, triton.cdiv(groups * n, shared["M"]), batch * kv_heads](
+        query, key, value, keys, values, packed, cos, sin, sums, peaks, arrivals, out,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *keys.stride()[:3],
-        packed.stride(0), packed.stride(2), out.stride(0), out.stride(1),
-        n, groups, size, kv_heads, scaling,
-        SPLITS=splits, M=m, BLOCK=32 if full or d > 128 else 64, D=d, PRECISION="ieee" if full else "tf32", **options,
+        packed.stride(0), packed.stride(2), *cos.stride()[:2], out.stride(0), out.stride(1),
+        n, groups, size, kv_heads, scaling, TURNS=turn is not None, D=d, **shared,
     )  # fmt: skip
     return out

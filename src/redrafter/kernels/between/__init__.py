@@ -1,0 +1,26 @@
+"""What stands between a layer's products, a kernel each on a GPU. See naive.py for what they compute."""
+
+from torch import Tensor
+
+from redrafter.kernels import runs_triton
+from redrafter.kernels.between import naive
+
+
+def norm(x: Tensor, weight: Tensor, offset: float, eps: float, copy: Tensor | None = None) -> Tensor:
+    """(n, H) -> the same, normed; `copy`, if given, becomes x."""
+    if runs_triton(x.device):
+        from redrafter.kernels.between import triton
+
+        return triton.norm(x, weight, offset, eps, copy)
+    if copy is not None:
+        copy.copy_(x)
+    return naive.norm(x, weight, offset, eps)
+
+
+def gate(joint: Tensor) -> Tensor:
+    """(n, 2·I) -> (n, I)."""
+    if runs_triton(joint.device):
+        from redrafter.kernels.between import triton
+
+        return triton.gate(joint)
+    return naive.gate(joint)

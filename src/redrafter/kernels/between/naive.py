@@ -1,0 +1,22 @@
+"""What stands between a layer's products, spelled out: the oracle."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+    """(..., H) -> x / rms(x) · (weight + offset), rounded once.
+
+    >>> norm(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0, 0.0)
+    tensor([0.8485, 1.1314])
+    """
+    wide = x.float()
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (unit * (weight.float() + offset)).to(x.dtype)
+
+
+def gate(joint: Tensor) -> Tensor:
+    """(..., 2·I) -> silu(first half) · second half, rounded once."""
+    opening, what = joint.float().chunk(2, dim=-1)
+    return (F.silu(opening) * what).to(joint.dtype)

@@ -1,0 +1,153 @@
+"""A decoder layer on a GPU: products by the library, and what stands between them a kernel each.
+
+    y = x + o(attention(qkv(norm(x)))),  y + down(gate(gate_up(norm(y))))
+
+Eight kernels, where a compiler makes thirteen and takes its time for it. A layer is recognised by what it is made of,
+and its fused pass trusted only after it gave what the layer's own forward gives on random inputs.
+"""
+
+import logging
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels import between
+from redrafter.kernels.between import naive
+from redrafter.kernels.tree_attention.naive import pack_mask
+from redrafter.targets.joined import Joint, Stand
+from redrafter.targets.served import PassingCache, attend, served
+from redrafter.targets.target import Target
+
+log = logging.getLogger(__name__)
+
+HOOKS = "transformers.utils.output_capturing"
+"""Who hangs hooks into a model's modules, for outputs that nobody asks for here."""
+PARTS = {
+    "": {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"},
+    "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
+}
+"""A layer's parts and theirs, by name: these and no others."""
+SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Relative difference that rounding explains."""
+
+
+class Norm:
+    """x / rms(x) · (weight + offset), as a module of a model has it."""
+
+    def __init__(self, module: Any) -> None:
+        names = [name for name in ("variance_epsilon", "eps") if isinstance(getattr(module, name, None), float)]
+        if [name for name, _ in module.named_parameters()] != ["weight"] or not names:
+            raise Unknown(f"{type(module).__name__} is no norm we know")
+        self.weight, self.eps = module.weight, getattr(module, names[0])
+        x = torch.randn(2, len(self.weight), generator=torch.Generator().manual_seed(0)).to(self.weight.device)
+        want = module(x)
+        fits = [o for o in (0.0, 1.0) if _gap(naive.norm(x, self.weight, o, self.eps), want) < 1e-3]
+        if not fits:
+            raise Unknown(f"{type(module).__name__} is no norm we know")
+        self.offset = fits[0]
+
+    def __call__(self, x: Tensor, copy: Tensor | None = None) -> Tensor:
+        return between.norm(x, self.weight, self.offset, self.eps, copy)
+
+
+class Unknown(Exception):
+    """Why a layer keeps its own forward."""
+
+
+class FusedLayer:
+    """The pass of one layer over a tree's nodes."""
+
+    def __init__(self, layer: Any, joints: dict[tuple[int, str], Joint]) -> None:
+        for name, wanted in PARTS.items():
+            part = layer.get_submodule(name)
+            if set(part._modules) != wanted:
+                raise Unknown(f"{type(part).__name__} has other parts")
+        own = [h for m in layer.modules() if m is not layer for h in m._forward_hooks.values() if h.__module__ != HOOKS]
+        if own or any("forward" in vars(m) or m._forward_pre_hooks for m in layer.modules()):
+            raise Unknown("others' hooks or forwards")
+        attention, mlp = layer.self_attn, layer.mlp
+        found = joints.get((id(attention), "q_proj")), joints.get((id(mlp), "gate_proj"))
+        outward = attention.o_proj, mlp.down_proj
+        if found[0] is None or found[1] is None or any(type(m) is not nn.Linear or m.bias is not None for m in outward):
+            raise Unknown("not plain linear layers")
+        x = torch.linspace(-4, 4, 99)
+        if _gap(mlp.act_fn(x), F.silu(x)) > 1e-6:
+            raise Unknown(f"{type(mlp.act_fn).__name__} is not SiLU")
+        self.qkv, self.gate_up = found[0], found[1]
+        self.o, self.down = outward
+        self.before, self.after = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self.index, self.size, self.scaling = attention.layer_idx, attention.head_dim, attention.scaling
+        self.heads, self.kv_heads = (m.out_features // self.size for m in (attention.q_proj, attention.k_proj))
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **kwargs: Any,
+    ) -> Tensor:
+        batch, n, _ = hidden_states.shape
+        x = hidden_states.flatten(0, 1)
+        y = torch.empty_like(x)  # a copy: the hidden state before this layer may be wanted
+        qkv = F.linear(self.before(x, copy=y), self.qkv.weight, self.qkv.bias)
+        heads = qkv.view(batch, n, -1, self.size).transpose(1, 2)
+        query, key, value = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        cos, sin = (a.expand(batch, -1, -1) for a in position_embeddings)
+        out = attend(query, key, value, attention_mask, self.index, self.scaling, (cos, sin))
+        y.addmm_(out.view(batch * n, -1), self.o.weight.t())
+        inner = between.gate(F.linear(self.after(y), self.gate_up.weight, self.gate_up.bias))
+        y.addmm_(inner, self.down.weight.t())
+        return y.view_as(hidden_states)
+
+
+@torch.no_grad()
+def fused(target: Target, layers: nn.ModuleList, stands: list[Stand]) -> dict[nn.Module, FusedLayer]:
+    """The layers that can be fused, each tried."""
+    joints = {(id(parent), name): part.joint for parent, name, _, part in stands}
+    found: dict[nn.Module, FusedLayer] = {}
+    for layer in layers:
+        try:
+            made = FusedLayer(layer, joints)
+            gap = _trial(target, layer, made)
+            if not gap <= SAME.get(target.dtype, 0.0):
+                raise Unknown(f"its fused pass gives something else (difference {gap:.2g})")
+            found[layer] = made
+        except Exception as reason:  # a layer that only looks like one we know
+            log.debug("%s is not fused: %s", type(layer).__name__, reason)
+    return found
+
+
+def _trial(target: Target, layer: Any, made: FusedLayer) -> float:
+    """How far apart the two passes are, over three nodes behind a little text.
+
+    The input is small, so that what the layer adds to it is what is compared.
+    """
+    of = layer.self_attn.q_proj.weight
+    random = torch.Generator().manual_seed(made.index)
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(of)
+
+    cache = KVCache(slots=8)
+    cache.layers[made.index] = tensor(1, made.kv_heads, 8, made.size), tensor(1, made.kv_heads, 8, made.size)
+    depths = torch.arange(3)[None]
+    packed = pack_mask(torch.tensor([4]), depths, depths[:, :, None] >= depths[:, None]).to(of.device)
+    angles = torch.randn(1, 3, made.size // 2, generator=random).repeat(1, 1, 2)
+    x = tensor(1, 3, of.shape[1]) * 0.01
+    given: dict[str, Any] = {
+        "attention_mask": packed,
+        "position_embeddings": (angles.cos().to(of), angles.sin().to(of)),
+        "past_key_values": PassingCache(),
+    }
+    with served(target, cache):
+        want = type(layer).forward(layer, x, **given)
+        return _gap(made(x, **given), want)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    one, other = one.float(), other.float()
+    return float((one - other).norm() / other.norm())

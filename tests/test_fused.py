@@ -1,0 +1,90 @@
+"""Fused layers: which models have them, that they give what the model gives, and that a wrong one is not trusted."""
+
+import copy
+
+import pytest
+import torch
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels import between
+from redrafter.targets import fused, load_target, tree
+from redrafter.targets.regions import Choice
+from zoo import make_model
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed")
+OTHERS = ("qwen3", "gemma3", "phi3", "olmo2", "gpt-neox", "mixtral")
+
+
+def verified(verifier, target, n):
+    cache = KVCache(slots=40)
+    target.prefill(TOKENS, [7, 4], cache, ())
+    depths = torch.arange(n).expand(2, -1)
+    chain = depths[:, :, None] >= depths[:, None, :]
+    with verifier.serving(cache):
+        return verifier.forward(TOKENS[:, :n], depths, chain, torch.tensor([7, 4]), (0, 1, -1))
+
+
+def layers_of(target):
+    return {m for m, _ in tree.TreeTarget(target).regions.passes}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_fused_model_gives_its_own_logits_and_states(kind):
+    target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
+    assert layers_of(target) == set(target.model.model.layers)
+    depths = torch.arange(5).expand(2, -1)
+    cache = KVCache(slots=40)
+    target.prefill(TOKENS, [7, 4], cache, ())
+    lengths = torch.tensor([7, 4])
+    at = lengths[:, None] + depths
+    slot = torch.arange(40)
+    sees = (slot < lengths[:, None, None]) | ((slot >= lengths[:, None, None]) & (slot <= at[:, :, None]))
+    want = target.forward(TOKENS[:, :5], at, at, sees, slot.expand(2, -1), cache, (0, 1, -1))
+    for got, own in zip(verified(tree.TreeTarget(target), target, 5), want, strict=True):
+        torch.testing.assert_close(got, own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_layers_keep_their_own_forward(kind):
+    assert not layers_of(load_target(copy.deepcopy(make_model(kind, torch.float32))))
+
+
+@pytest.mark.parametrize("part", ["norm", "gate"])
+def test_twin_a_wrong_kernel_is_not_trusted(part, monkeypatch):
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    right = getattr(between, part)
+    monkeypatch.setattr(between, part, lambda *args, **kw: right(*args, **kw) * 1.001)
+    assert not layers_of(target)
+
+
+def test_hooks_of_others_are_not_passed_over():
+    model = copy.deepcopy(make_model("llama", torch.float32))
+    model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
+    target = load_target(model)
+    assert layers_of(target) == set(model.model.layers[1:])
+
+
+@torch.no_grad()
+def test_a_layer_leaves_its_input_as_it_was():
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    verifier = tree.TreeTarget(target)
+    _, states = verified(verifier, target, 3)
+    assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
+
+
+def test_what_is_not_silu_or_rms_is_unknown():
+    layer = copy.deepcopy(make_model("llama", torch.float32)).model.layers[0]
+    layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)
+    with pytest.raises(fused.Unknown, match="no norm"):
+        fused.Norm(layer.input_layernorm)
+
+
+def test_one_choice_for_all_layers():
+    choice, calls = Choice(), []
+    ways = [lambda x, i=i: calls.append(i) or x for i in range(2)]
+    choice(ways, torch.zeros(1))
+    choice.made = 1
+    choice(ways, torch.zeros(1))
+    assert calls == [0, 1]
