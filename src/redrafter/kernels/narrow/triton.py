@@ -1,7 +1,8 @@
 """The same, a kernel each: with a few rows a product is over before the next kernel could have been launched.
 
 A row's unit size is a factor, so it is taken out of the product: the squares are summed up on the way, and the result
-is scaled at the end.
+is scaled at the end. Each warp has its own share of a row, put together at the end: nobody waits for another on the
+way.
 """
 
 import torch
@@ -14,21 +15,28 @@ EPSILON = torch.finfo(torch.float32).eps
 
 
 @triton.jit
+def _load(x, rows, row, real, k, inside):
+    """(ROWS,) of x at (STREAMS, K) -> (STREAMS, ROWS, K)."""
+    at = rows[None, :, None] * row + k[:, None, :]
+    return tl.load(x + at, mask=real[None, :, None] & inside[:, None, :], other=0.0)
+
+
+@triton.jit
 def _sum(
     acc, x, w, rows, size, x_row, w_row, real, col, cols,
-    M: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, SQUARES: tl.constexpr,
+    M: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """acc + x wᵀ, and each row's sum of squares if wanted."""
-    squares = tl.zeros([M], tl.float32)
-    for start in range(0, size, K):
-        k = start + tl.arange(0, K)
+    """acc + x wᵀ, and each row's sum of squares if wanted; a warp has its own share of the columns of both."""
+    squares = tl.zeros([STREAMS, M], tl.float32)
+    for start in range(0, size, STREAMS * K):
+        k = start + tl.arange(0, STREAMS)[:, None] * K + tl.arange(0, K)[None, :]
         inside = k < size
-        a = tl.load(x + rows[:, None] * x_row + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-        b = tl.load(w + col[:, None] * w_row + k[None, :], mask=cols[:, None] & inside[None, :], other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        a = _load(x, rows, x_row, real, k, inside)
+        b = _load(w, col, w_row, cols, k, inside)
+        acc = tl.dot(a, tl.permute(b, (0, 2, 1)), acc, input_precision=PRECISION)
         if SQUARES:
             wide = a.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
+            squares += tl.sum(wide * wide, 2)
     return acc, squares
 
 
@@ -36,55 +44,66 @@ def _sum(
 def _layer(
     x, w, bias, share, extra, w_extra, out, count, width, size, extra_size, per_share, x_row, w_row, e_row, we_row, eps,
     NORMED: tl.constexpr, RESIDUAL: tl.constexpr, SHARED: tl.constexpr, EXTRA: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N columns of a residual block, or of what states and readings add to the share."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < width
-    acc = tl.zeros([M, N], tl.float32)
-    acc, squares = _sum(acc, x, w, rows, size, x_row, w_row, real, col, cols, M, K, PRECISION, NORMED)
-    if NORMED:
-        acc = acc * tl.rsqrt(squares / size + eps)[:, None]
-    if EXTRA:
-        acc, _ = _sum(acc, extra, w_extra, rows, extra_size, e_row, we_row, real, col, cols, M, K, PRECISION, False)
     here = real[:, None] & cols[None, :]
+    # What is added at the end is asked for at the beginning: it is there by then.
     if SHARED:
-        acc += tl.load(share + (rows // per_share)[:, None] * width + col[None, :], mask=here, other=0.0).to(tl.float32)
+        given = tl.load(share + (rows // per_share)[:, None] * width + col[None, :], mask=here, other=0.0)
     if RESIDUAL:
-        acc += tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)[None, :]
-        acc = acc / (1 + tl.exp(-acc))
-        acc += tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
-    tl.store(out + rows[:, None] * width + col[None, :], acc.to(out.dtype.element_ty), mask=here)
+        by = tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)
+        before = tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0)
+    acc = tl.zeros([STREAMS, M, N], tl.float32)
+    acc, squares = _sum(acc, x, w, rows, size, x_row, w_row, real, col, cols, M, STREAMS, K, PRECISION, NORMED)
+    if EXTRA:
+        acc, _ = _sum(
+            acc, extra, w_extra, rows, extra_size, e_row, we_row, real, col, cols, M, STREAMS, K, PRECISION, False
+        )
+    made = tl.sum(acc, 0)
+    if NORMED:
+        made = made * tl.rsqrt(tl.sum(squares, 0) / size + eps)[:, None]
+    if SHARED:
+        made += given.to(tl.float32)
+    if RESIDUAL:
+        made += by[None, :]
+        made = made / (1 + tl.exp(-made))
+        made += before.to(tl.float32)
+    tl.store(out + rows[:, None] * width + col[None, :], made.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def _cell(
-    x, w, bias, heard, out, count, size, x_row, w_row, h_row,
-    GATED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    x, w, bias, heard, out, count, size, x_row, w_row, h_row, GATED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N columns of the next state."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < size
     here = real[:, None] & cols[None, :]
-    new, gate = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-    for start in range(0, size, K):
-        k = start + tl.arange(0, K)
+    by = tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)
+    given = tl.load(heard + rows[:, None] * h_row + col[None, :], mask=here, other=0.0)
+    if GATED:
+        gate_by = tl.load(bias + size + col, mask=cols, other=0.0).to(tl.float32)
+        gate_given = tl.load(heard + rows[:, None] * h_row + size + col[None, :], mask=here, other=0.0)
+        old = tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+    each, gates = tl.zeros([STREAMS, M, N], tl.float32), tl.zeros([STREAMS, M, N], tl.float32)
+    for start in range(0, size, STREAMS * K):
+        k = start + tl.arange(0, STREAMS)[:, None] * K + tl.arange(0, K)[None, :]
         inside = k < size
-        a = tl.load(x + rows[:, None] * x_row + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-        at = col[:, None] * w_row + k[None, :]
-        b = tl.load(w + at, mask=cols[:, None] & inside[None, :], other=0.0)
-        new = tl.dot(a, tl.trans(b), new, input_precision=PRECISION)
+        a = _load(x, rows, x_row, real, k, inside)
+        b = _load(w, col, w_row, cols, k, inside)
+        each = tl.dot(a, tl.permute(b, (0, 2, 1)), each, input_precision=PRECISION)
         if GATED:
-            b = tl.load(w + size * w_row + at, mask=cols[:, None] & inside[None, :], other=0.0)
-            gate = tl.dot(a, tl.trans(b), gate, input_precision=PRECISION)
-    new += tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)[None, :]
-    new += tl.load(heard + rows[:, None] * h_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+            b = _load(w + size * w_row, col, w_row, cols, k, inside)
+            gates = tl.dot(a, tl.permute(b, (0, 2, 1)), gates, input_precision=PRECISION)
+    new = tl.sum(each, 0) + by[None, :] + given.to(tl.float32)
     new = new / (1 + tl.exp(-new))
     if GATED:
-        gate += tl.load(bias + size + col, mask=cols, other=0.0).to(tl.float32)[None, :]
-        gate += tl.load(heard + rows[:, None] * h_row + size + col[None, :], mask=here, other=0.0).to(tl.float32)
+        gate = tl.sum(gates, 0) + gate_by[None, :] + gate_given.to(tl.float32)
         gate = 1 / (1 + tl.exp(-gate))
-        old = tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
         new = old + gate * (new - old)
     tl.store(out + rows[:, None] * size + col[None, :], new.to(out.dtype.element_ty), mask=here)
 
@@ -109,7 +128,7 @@ def _read(
     tl.store(into, found.to(out.dtype.element_ty), mask=here)
 
 
-def _tiles(x: Tensor, columns: int) -> dict[str, object]:
+def _tiles(x: Tensor, columns: int, gated: bool = False) -> dict[str, object]:
     """Sixteen columns a program: a hundred or so programs for a layer of two thousand, one a multiprocessor.
 
     A program waits for memory as often as it goes round its loop, so rounds are few and the next ones asked for early.
@@ -118,11 +137,12 @@ def _tiles(x: Tensor, columns: int) -> dict[str, object]:
     m = max(16, triton.next_power_of_2(x.numel() // x.shape[-1]))
     return {
         "M": m,
-        "N": 16 if columns <= 4096 else 64,
-        "K": 64 if full else 512 if m == 16 and columns <= 4096 else 128,
+        "N": 16 if columns <= 4096 else 32,
+        "STREAMS": 4,
+        "K": 16 if full or m > 16 else 128 if gated and columns <= 4096 else 32,
         "PRECISION": "ieee" if full else "tf32",
         "num_warps": 4,
-        "num_stages": 2 if full else 4,
+        "num_stages": 2 if full else 3 if gated else 5,
     }
 
 
@@ -154,7 +174,7 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
 def cell(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
     size = state.shape[-1]
     out = torch.empty_like(state)
-    tiles = _tiles(state, size)
+    tiles = _tiles(state, size, gated=True)
     _cell[(triton.cdiv(size, tiles["N"]),)](
         state, weight, bias, heard, out, state.numel() // size, size, size, weight.stride(0), heard.shape[-1],
         GATED=weight.shape[0] != size, **tiles,

@@ -1,8 +1,7 @@
 """The same in two or three kernels: each logit is read once, nothing of its size is written.
 
 A candidate is one 64-bit number, its score above and its token below, so that the largest number is the best
-candidate and, of equals, the one with the smallest token. Taking the W best of what a warp holds is W rounds of
-"largest, then strike it out", which costs less than sorting.
+candidate and, of equals, the one with the smallest token.
 """
 
 import torch
@@ -11,15 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 512
-"""Logits per program of the first kernel: 16 a thread of one warp."""
+"""Logits per program of the first kernel."""
 MOST = 512
-"""Candidates that are chosen from at once: what one warp holds. More are thinned out beam by beam first, since a round
-of "largest" costs one warp far less than several that wait for each other."""
-
-
-def warps(candidates: int) -> int:
-    """So many as leave each thread sixteen candidates, up to eight."""
-    return min(8, max(1, candidates // 512))
+"""Candidates that are chosen from at once. More are thinned out beam by beam first."""
 
 
 @triton.jit
@@ -38,7 +31,7 @@ def _score(key):
 @triton.jit
 def _chunk(
     logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, l_row, l_beam, n_row, n_token,
-    W: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
+    WP: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
     """The best of a chunk of one beam's logits under noise, and its share of the softmax."""
     part, beam, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -57,16 +50,12 @@ def _chunk(
     tl.store(peaks + place, peak)
     tl.store(sums + place, tl.sum(tl.exp(x - peak), 0))
     key = (_sortable(x).to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
-    for i in range(W):
-        best = tl.max(key, 0)
-        tl.store(keys + place * W + i, best)
-        key = tl.where(key == best, -0x8000000000000000, key)
+    tl.store(keys + place * WP + tl.arange(0, WP), tl.topk(key, WP))
 
 
 @triton.jit
 def _gather(
-    keys, peaks, sums, best_keys, best_peaks, best_sums, parts,
-    W: tl.constexpr, WP: tl.constexpr, PARTS: tl.constexpr,
+    keys, peaks, sums, best_keys, best_peaks, best_sums, parts, WP: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """The best of one beam's chunks, where all beams' chunks are too many for one program."""
     beam = tl.program_id(0).to(tl.int64)
@@ -77,12 +66,8 @@ def _gather(
     tl.store(best_peaks + beam, top)
     tl.store(best_sums + beam, tl.sum(share, 0))
     at = tl.arange(0, PARTS * WP)
-    here = (at // WP < parts) & (at % WP < W)
-    key = tl.load(keys + (beam * parts + at // WP) * W + at % WP, mask=here, other=-0x8000000000000000)
-    for i in range(W):
-        best = tl.max(key, 0)
-        tl.store(best_keys + beam * W + i, best)
-        key = tl.where(key == best, -0x8000000000000000, key)
+    key = tl.load(keys + beam * parts * WP + at, mask=at < parts * WP, other=-0x8000000000000000)
+    tl.store(best_keys + beam * WP + tl.arange(0, WP), tl.topk(key, WP))
 
 
 @triton.jit
@@ -101,21 +86,19 @@ def _choose(
     share = tl.load(sums + place, mask=here, other=0.0) * tl.exp(peak - top[:, None])
     so_far = tl.load(total + row * t_row + beam, mask=beam < beams, other=0.0)
     ahead = so_far - top - tl.log(tl.sum(share, 1))  # (BEAMS,)
-    here = (beam < beams)[:, None] & ((at // WP < parts) & (at % WP < W))[None, :]
-    place = ((row * beams + beam)[:, None] * parts + (at // WP)[None, :]) * W + (at % WP)[None, :]
-    key = tl.load(keys + place, mask=here, other=0)
+    here = (beam < beams)[:, None] & (at < parts * WP)[None, :]
+    key = tl.load(keys + (row * beams + beam)[:, None] * parts * WP + at[None, :], mask=here, other=0)
     score = tl.where(here, _score(key) + ahead[:, None], -float("inf"))
     candidate = beam[:, None] * (PARTS * WP) + at[None, :]
     key = (_sortable(score).to(tl.int64) << 32) | (0x7FFFFFFF - candidate).to(tl.int64)
-    for i in range(W):
-        best = tl.max(tl.max(key, 1), 0)
-        winner = 0x7FFFFFFF - (best & 0x7FFFFFFF)
-        parent, j = winner // (PARTS * WP), winner % (PARTS * WP)
-        chosen = tl.load(keys + ((row * beams + parent) * parts + j // WP) * W + j % WP)
-        tl.store(best_out + row * W + i, _score(best))
-        tl.store(parents_out + row * W + i, parent)
-        tl.store(ids_out + row * W + i, 0x7FFFFFFF - (chosen & 0x7FFFFFFF))
-        key = tl.where(key == best, -0x8000000000000000, key)
+    best = tl.topk(tl.reshape(key, (BEAMS * PARTS * WP,)), WP)
+    winner = 0x7FFFFFFF - (best & 0x7FFFFFFF)
+    parent = winner // (PARTS * WP)
+    chosen = tl.load(keys + (row * beams + parent) * parts * WP + winner % (PARTS * WP))
+    i = tl.arange(0, WP)
+    tl.store(best_out + row * W + i, _score(best), mask=i < W)
+    tl.store(parents_out + row * W + i, parent, mask=i < W)
+    tl.store(ids_out + row * W + i, 0x7FFFFFFF - (chosen & 0x7FFFFFFF), mask=i < W)
 
 
 def extend(
@@ -124,24 +107,22 @@ def extend(
     """See naive.py; fp32 scores, the last axis of the logits contiguous."""
     batch, beams, vocab = logits.shape
     device = logits.device
-    wp = triton.next_power_of_2(width)
+    wp = max(2, triton.next_power_of_2(width))  # of one, some versions' topk knows nothing
     chunk = CHUNK if vocab <= 32 * CHUNK else 4 * CHUNK
     parts = triton.cdiv(vocab, chunk)
-    keys = torch.empty(batch, beams, parts, width, dtype=torch.long, device=device)
+    keys = torch.empty(batch, beams, parts, wp, dtype=torch.long, device=device)
     peaks = torch.empty(batch, beams, parts, device=device)
     sums = torch.empty_like(peaks)
     _chunk[parts, beams, batch](
         logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, logits.stride(0), logits.stride(1),
-        noise.stride(0), noise.stride(1), W=width, CHUNK=chunk, MAPPED=token_ids is not None, num_warps=chunk // CHUNK,
+        noise.stride(0), noise.stride(1), WP=wp, CHUNK=chunk, MAPPED=token_ids is not None, num_warps=chunk // 256,
     )  # fmt: skip
     all_parts = triton.next_power_of_2(parts)
     if triton.next_power_of_2(beams) * all_parts * wp > MOST:
         every = keys, peaks, sums, parts
-        keys = torch.empty(batch, beams, 1, width, dtype=torch.long, device=device)
+        keys = torch.empty(batch, beams, 1, wp, dtype=torch.long, device=device)
         peaks, sums, parts = peaks.new_empty(batch, beams, 1), peaks.new_empty(batch, beams, 1), 1
-        _gather[(batch * beams,)](
-            *every[:3], keys, peaks, sums, every[3], W=width, WP=wp, PARTS=all_parts, num_warps=warps(all_parts * wp)
-        )
+        _gather[(batch * beams,)](*every[:3], keys, peaks, sums, every[3], WP=wp, PARTS=all_parts, num_warps=4)
         all_parts = 1
     best = torch.empty(batch, width, device=device)
     parents = torch.empty(batch, width, dtype=torch.long, device=device)
@@ -149,6 +130,6 @@ def extend(
     _choose[(batch,)](
         keys, peaks, sums, total, best, parents, ids, beams, parts, total.stride(0),
         W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts,
-        num_warps=warps(triton.next_power_of_2(beams) * all_parts * wp),
+        num_warps=4,
     )  # fmt: skip
     return best, parents, ids
