@@ -147,7 +147,7 @@ def _tile(row, first, end, stride, BLOCK: tl.constexpr):
     """Logits `first` to `first` + BLOCK of a row, -inf from `end` on. Only the last tile pays for a mask."""
     at = first + tl.arange(0, BLOCK)
     from_ = row + at.to(tl.int64) * stride
-    if first + BLOCK <= end:
+    if first + BLOCK <= end:  # noqa: SIM108
         x = tl.load(from_)
     else:
         x = tl.load(from_, mask=at < end, other=-float("inf"))
