@@ -162,7 +162,7 @@ def _unit(heat):
 
 @triton.jit
 def _shares(
-    target, draft, counts, temperature, target_floor, draft_floor, bases, arrivals,
+    target, draft, counts, temperature, target_floor, draft_floor, bases, accepted,
     gamma, vocab, t_row, t_node, t_token, d_row, d_node, d_token, tf_row, tf_node, df_row, df_node,
     BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
@@ -183,14 +183,14 @@ def _shares(
     unit, peak = _unit(heat), tl.max(x, 0)
     base = peak * unit
     if heat > 0:
-        about = tl.sum(_exp2(x * unit - _finite(base)), 0)
+        about = tl.sum(_exp2(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
     else:
         about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
     place = (row * 2 * gamma + which) * splits + split
     tl.store(bases + place, base)
     tl.store(bases + tl.num_programs(2) * 2 * gamma * splits + place, about)
     if split + which == 0:
-        tl.store(arrivals + row, 0)  # for the second pass
+        tl.store(accepted + row, tl.zeros([], tl.int64))  # until the row is done, its programs that are
 
 
 @triton.jit
@@ -209,26 +209,25 @@ def _pick(values, depth, n):
 
 @triton.jit
 def _race(
-    p_row, q_row, p_low, q_low, p_base, q_base, unit, key, first, vocab, t_token, d_token,
-    HOT: tl.constexpr, REST: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
+    p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, heat, key, first, vocab, t_token, d_token,
+    REST: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
-    """The best score among SPAN tokens and whose it is: of p, or (REST) of what q leaves of it; at T = 0 (not HOT) the
-    best logit.
-    """
+    """The best score among SPAN tokens and whose it is: of p, or (REST) of what q leaves of it; at T = 0 the logit."""
     best, tile = tl.full([BLOCK], -float("inf"), tl.float32), tl.zeros([BLOCK], tl.int32)
+    unit = _unit(heat)
     for start in range(0, SPAN, BLOCK):
         x = _tile(p_row, first + start, vocab, t_token, BLOCK)
         if FLOORS:
             x = tl.where(x < p_low, -float("inf"), x)
-        score = x * unit - p_base
+        score = tl.fma(x, unit, -p_base) - p_log
         if REST:
             y = _tile(q_row, first + start, vocab, d_token, BLOCK)
             if FLOORS:
                 y = tl.where(y < q_low, -float("inf"), y)
             # What q leaves of p, as a factor: nothing where q >= p, also where both are 0.
-            left = tl.maximum(1.0 - _exp2((y * unit - q_base) - score), 0.0)
+            left = tl.maximum(1.0 - _exp2((tl.fma(y, unit, -q_base) - q_log) - score), 0.0)
             score = tl.where(left > 0, score + _log2(left), -float("inf"))
-        if HOT:
+        if heat > 0:
             score = score + _gumbel2(_uniform(key, first + start + tl.arange(0, BLOCK)))
         better = score > best
         best, tile = tl.where(better, score, best), tl.where(better, start, tile)
@@ -239,8 +238,8 @@ def _race(
 
 @triton.jit
 def _draw(
-    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, scores, arrivals,
-    out, accepted, gamma, vocab, splits,
+    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, out, accepted,
+    gamma, vocab, splits,
     t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
     ACCEPT: tl.constexpr, RESIDUAL: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
     SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
@@ -271,7 +270,7 @@ def _draw(
     # At T = 0 these sums are none, and what comes of them is not used.
     p_base, p_log = _whole(bases, sums, place, here)
     q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
-    gap = ((px * unit - p_base) - p_log) - ((qx * unit - q_base) - q_log)
+    gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
     coin = _uniform(_key(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
     hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
     if heat <= 0:
@@ -287,29 +286,27 @@ def _draw(
         p_low = tl.load(target_floor + row * tf_row + n * tf_node)
         q_low = tl.load(draft_floor + row * df_row + n * df_node, mask=refused, other=0.0)
     key, first = _key(seed, position + n, RESIDUAL), part * SPAN
+    top, token = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     if refused:
-        p_whole = _pick(p_base + p_log, depth, n)
-        q_whole = _pick(q_base + q_log, depth, n)
-        top, token = _race(p_row, q_row, p_low, q_low, p_whole, q_whole, unit, key, first, vocab, t_token, d_token,
-                           True, True, SPAN, BLOCK, FLOORS)  # fmt: skip
-        if top == -float("inf"):
-            # Where q leaves nothing, p itself is offered, in case that nothing is left anywhere: a token below 0.
-            top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, unit, key, first, vocab, t_token, d_token,
-                               True, False, SPAN, BLOCK, FLOORS)  # fmt: skip
-            token = -1 - token
-    else:  # after the last drafted token q is nowhere, and p needs no normalising
-        if heat > 0:
-            top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, unit, key, first, vocab, t_token, d_token,
-                               True, False, SPAN, BLOCK, FLOORS)  # fmt: skip
-        else:
-            top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, unit, key, first, vocab, t_token, d_token,
-                               False, False, SPAN, BLOCK, FLOORS)  # fmt: skip
+        of_p, of_q = (
+            (_pick(p_base, depth, n), _pick(p_log, depth, n)),
+            (_pick(q_base, depth, n), _pick(q_log, depth, n)),
+        )
+        top, token = _race(p_row, q_row, p_low, q_low, of_p[0], of_p[1], of_q[0], of_q[1], heat, key, first, vocab,
+                           t_token, d_token, True, SPAN, BLOCK, FLOORS)  # fmt: skip
+    if top == -float("inf"):
+        # After the last drafted token q is nowhere, and p needs no normalising. Where q leaves nothing, p is offered as
+        # well, in case that nothing is left anywhere: a token below 0.
+        top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, 0.0, 0.0, heat, key, first, vocab,
+                           t_token, d_token, False, SPAN, BLOCK, FLOORS)  # fmt: skip
+        token = tl.where(refused, -1 - token, token)
 
+    scores = bases + batch * 4 * gamma * splits
     found = scores + batch * parts
     tl.store(scores + row * parts + part, top)
     tl.store(found + row * parts + part, token.to(tl.float32, bitcast=True))
     tl.debug_barrier()  # both stores, before this program says that it is done
-    if tl.atomic_add(arrivals + row, 1) == parts - 1:
+    if tl.atomic_add(accepted + row, tl.full([], 1, tl.int64)) == parts - 1:
         part_, from_ = tl.arange(0, P), row * parts + tl.arange(0, P)
         # Past the first cache: others wrote these.
         score = tl.load(scores + from_, mask=part_ < parts, other=-float("inf"), cache_modifier=".cg")
@@ -336,21 +333,19 @@ def fused(
     span = min(max(triton.next_power_of_2(triton.cdiv(batch * vocab, PROGRAMS)), DRAW), 16 * DRAW)
     parts = triton.cdiv(vocab, span)
     out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
-    accepted = torch.empty(batch, dtype=torch.long, device=device)
-    shares = torch.empty(batch * 4 * gamma * splits, device=device)
-    scores = torch.empty(batch * 2 * parts, device=device)
-    arrivals = (torch.empty if gamma else torch.zeros)(batch, dtype=torch.int32, device=device)
+    accepted = (torch.empty if gamma else torch.zeros)(batch, dtype=torch.long, device=device)
+    work = torch.empty(batch * (4 * gamma * splits + 2 * parts), device=device)
     floors = target_floor is not None and draft_floor is not None
     strides = (*target.stride(), *draft.stride())
     of_floors = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
     if gamma:
         _shares[splits, 2 * gamma, batch](
-            target, draft, counts, temperature, target_floor, draft_floor, shares, arrivals,
+            target, draft, counts, temperature, target_floor, draft_floor, work, accepted,
             gamma, vocab, *strides, *of_floors, BLOCK=SHARE, FLOORS=floors, num_warps=4,
         )  # fmt: skip
     _draw[parts, batch](
-        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, shares, scores,
-        arrivals, out, accepted, gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
+        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work, out,
+        accepted, gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
         ACCEPT=streams[0], RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)),
         S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), SPAN=span, BLOCK=DRAW, FLOORS=floors,
         num_warps=4,
