@@ -246,7 +246,7 @@ def verify_kernel(result: dict[str, Any]) -> str:
     sorts = [r for r in rows if r["contender"] == "sorting"]
     if sorts:
         said = ", ".join(
-            f"{took['floors', r['batch'], 'eager']:.0f} against {r['microseconds']:.0f} with {r['batch']}"
+            f"{took['floors', r['batch'], 'eager']:.0f} against {r['microseconds']:.0f} ({r['batch']} texts)"
             for r in sorts
         )
         lines += [
@@ -266,16 +266,16 @@ def sampling(result: dict[str, Any]) -> str:
         "fused": "ours",
     }
     first = rows[0]
-    metric, name = ("rouge1", "ROUGE-1") if "rouge1" in first else ("wer", "WER")
+    metric, name, what = ("rouge1", "ROUGE-1", "summaries") if "rouge1" in first else ("wer", "WER", "clips")
     lines = [
-        f"| {first['texts']} {first['task']}, T = {first['temperature']:g} | time in verification | wall clock "
+        f"| {first['texts']} {what}, T = {first['temperature']:g} | time in verification | wall clock "
         f"| accepted | {name} | peak memory |",
         "|---|---|---|---|---|---|",
     ]
     for r in rows:
         share = [f"{-100 * r[f'{what}_reduction']:+.1f} %" for what in ("profiling", "wall")]
-        spent = f"{r['call_microseconds']:.0f} µs a call" if r is first else share[0]
-        wall = f"{r['wall_seconds']:.1f} s" if r is first else share[1]
+        spent = f"{r['call_microseconds']:.0f} µs a call" + (f", {share[0]} in all" if r is not first else "")
+        wall = f"{r['wall_seconds']:.1f} s" + (f", {share[1]}" if r is not first else "")
         peak = f"{r['peak_memory_bytes'] / 2**20:.0f} MiB" if r["peak_memory_bytes"] else ""
         lines.append(
             f"| {names[r['way']]} | {spent} | {wall} | {100 * r['acceptance']:.1f} % | {r[metric]:.3f} | {peak} |"
