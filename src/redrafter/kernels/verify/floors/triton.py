@@ -12,7 +12,7 @@ from torch import Tensor
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BLOCK = 8192
-"""Logits read at once: 16 a thread."""
+"""Logits read at once, 8 a thread; the next three tiles are on their way meanwhile."""
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _tile(row, start, vocab, stride, BLOCK: tl.constexpr):
 def _above(row, edge, top, unit, vocab, stride, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """How many logits lie above the edge, or how much they weigh in all."""
     total = tl.zeros([BLOCK], tl.float32)  # also counts: exact below 2^24
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         x = _tile(row, start, vocab, stride, BLOCK)
         weight = 1.0
         if MASS:
@@ -74,7 +74,7 @@ def _floor(
     heat = tl.where(heat > 0, heat, 1.0)
     k, p = tl.load(top_k + which), tl.load(top_p + which)
     most = tl.full([BLOCK], -float("inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         most = tl.maximum(most, _tile(row, start, vocab, l_token, BLOCK))
     top = tl.max(most, 0)
     unit, edge = LOG2E / heat, tl.full([], -float("inf"), tl.float32)
@@ -90,7 +90,7 @@ def _floor(
     # Two logits may be one after dividing by T; what is kept is decided then.
     edge = tl.maximum(tl.div_rn(edge, heat), tl.div_rn(top, heat) + tl.load(log_min_p + which))
     least = tl.full([BLOCK], float("inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         x = _tile(row, start, vocab, l_token, BLOCK)
         least = tl.minimum(least, tl.where((tl.div_rn(x, heat) >= edge) & (x > -float("inf")), x, float("inf")))
     tl.store(out + which * tl.num_programs(0) + node, tl.min(least, 0))
@@ -106,6 +106,6 @@ def smallest(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     out = torch.empty(batch, nodes, device=logits.device)
     _floor[nodes, batch](
         logits, temperature, top_k, top_p, log_min_p, out, vocab, *logits.stride(),
-        SHIFT=UNUSED_BITS[logits.dtype], BLOCK=BLOCK, num_warps=16,
+        SHIFT=UNUSED_BITS[logits.dtype], BLOCK=BLOCK, num_warps=32,
     )  # fmt: skip
     return out
