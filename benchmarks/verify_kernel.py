@@ -8,7 +8,9 @@ loop as Python runs it; `graph` the same loop recorded as one CUDA graph, for co
 transformers' own function waits and takes one row; for more rows it is restated in batched torch that does not wait,
 which can only help it. Logits are tempered and filtered already, for all contenders.
 
-Then the parity grid: kernel against oracle, same random numbers, inputs of a new seed. Both parts save after each
+Then what filters cost: the floors of the target's rows for top-k 50 with top-p 0.9, by the kernel and by sorting.
+
+Then the parity grid: kernel against oracle, same random numbers, inputs of a new seed. All parts save after each
 step, so that a run that is cut short keeps what it found.
 
 With `--device cpu` everything runs at whatever small size is given, the kernels in Triton's interpreter (set
@@ -38,7 +40,8 @@ from redrafter.bench.verification import (
     transformers_batched,
     transformers_own,
 )
-from redrafter.core import verify
+from redrafter.config import SamplingParams
+from redrafter.core import sampling, verify
 from redrafter.core.tree import Tree, ancestors
 from redrafter.errors import RedrafterError
 from redrafter.results import check_new, write_results
@@ -254,6 +257,27 @@ def measure(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def filters(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The floors of B·(gamma + 1) rows, by the kernel and by sorting, by turns."""
+    logits = make_case(batch, args.gamma, args.vocab, args.device, seed=0).target
+    params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
+    config = sampling.Sampling.of([params] * batch, args.vocab, args.device)
+    original, seconds, found = sampling.on_kernel, {"floors": [], "sorting": []}, {}
+    try:
+        for turn in range(min(args.rounds, 5) + 1):
+            for name in seconds:
+                sampling.on_kernel = lambda _, name=name: name == "floors"
+                took = clock(lambda name=name: found.update({name: sampling.floor(logits, config)}), args.device)
+                seconds[name] += [took] if turn else []  # the first round compiles
+    finally:
+        sampling.on_kernel = original
+    agree = float((found["floors"] == found["sorting"]).float().mean())
+    about = {"batch": batch, "how": "eager", "agreement": agree}
+    rows = [about | {"contender": n, "microseconds": statistics.median(s) * 1e6} for n, s in seconds.items()]
+    print(*rows, sep="\n", flush=True)
+    return rows
+
+
 def headline(rows: list[dict[str, Any]], bandwidth: float) -> dict[str, float]:
     """How many times as fast as others; at one row as Python runs them, at 64 as graphs. What is measured so far."""
     took = {(r["batch"], r["contender"], r["how"]): r["microseconds"] for r in rows}
@@ -276,7 +300,7 @@ def speed(args: argparse.Namespace) -> None:
     shape = {"gamma": args.gamma, "vocab": args.vocab, "dtype": "bfloat16", "read_bytes_per_second": bandwidth}
     rows: list[dict[str, Any]] = []
     for batch in args.batches:
-        rows += [shape | row for row in measure(batch, args)]
+        rows += [shape | row for row in (*measure(batch, args), *filters(batch, args))]
         print(headline(rows, bandwidth), flush=True)
         if args.device == "cuda":
             write_results(args.save, headline(rows, bandwidth), rows)

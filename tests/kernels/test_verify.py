@@ -28,7 +28,8 @@ def both(monkeypatch):
     """Runs a function by the oracle and by the kernel."""
     if not BIG:  # tiles so small that a small vocabulary has many, the last one not full
         monkeypatch.setattr(kernel, "SHARE", 256)
-        monkeypatch.setattr(kernel, "DRAW", (256, 256))
+        monkeypatch.setattr(kernel, "DRAW", 128)
+        monkeypatch.setattr(kernel, "PROGRAMS", 4)
         monkeypatch.setattr(kernel, "CHOICE", 256)
 
     def run(function, *args, **options):

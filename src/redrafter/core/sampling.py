@@ -9,6 +9,9 @@ from torch import Tensor
 from redrafter.config import SamplingParams
 from redrafter.core.batch import per_row
 from redrafter.core.tree import Tree
+from redrafter.core.verify import on_kernel
+from redrafter.kernels.verify import floors
+from redrafter.kernels.verify.naive import tempered
 
 Processor = Callable[[Tensor, Tree], Tensor]
 """A user's own logits processor: (logits (B, N+1, V), tree) -> logits, each node seeing its own path."""
@@ -96,6 +99,8 @@ def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
     >>> (restrict(logits, Sampling.of([params], 4, "cpu")) > -torch.inf)[0, 0].tolist()
     [True, True, False, False]
     """
+    if sampling.filters and on_kernel(logits):
+        return tempered(logits, sampling.temperature, floor(logits, sampling))
     logits = logits if logits.dtype == torch.float64 else logits.float()
     logits = logits / per_row(torch.where(sampling.temperature > 0, sampling.temperature, 1.0), logits)
     if sampling.sorts:
@@ -130,6 +135,9 @@ def floor(logits: Tensor, sampling: Sampling) -> Tensor | None:
     """
     if not sampling.filters:
         return None
+    if on_kernel(logits):
+        rows = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p.log())
+        return floors.smallest(logits, *rows)
     return smallest_kept(logits, restrict(logits, sampling))
 
 

@@ -78,7 +78,10 @@ def distill(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     batch = batches(texts, batch_size, longest, seed)
     for update in range(updates):
-        tokens, written = (x.to(target.device) for x in batch(update))
+        tokens, written = batch(update)
+        if not written[:, 1:].any():  # prompts alone, all of them longer than what is read
+            continue
+        tokens, written = tokens.to(target.device), written.to(target.device)
         with torch.autocast(target.device.type, torch.bfloat16):
             loss, same = compare(model, target, tokens, written)
         optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,7 @@
-"""Verification in two or three launches: logits are read once or twice, nothing of their size is written.
+"""Verification in two launches: logits are read once or twice, nothing of their size is written.
 
-Random numbers are those of core/noise.py, computed where they are used. Gumbel-max over the residual is done as a race
-that needs one logarithm a token instead of four: argmax of log w + g, where g = -log E and E = -log(1 - u), is the
-argmax of w / E. A tile's weights are relative to its largest p. Two g differ by 41 at most, and where q leaves
-anything of p it leaves 2^-24, so what could still win is e^-58 at least: far from underflow.
+Random numbers are those of core/noise.py, computed where they are used. The p/q test works with logarithms to base 2,
+the hardware's own; a row of it is drawn from by programs of which the last to be done takes the best.
 """
 
 import torch
@@ -15,12 +13,13 @@ GOLDEN = tl.constexpr(-0x61C8864680B583EB)
 MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
 MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
 LOG2E = tl.constexpr(1.4426950408889634)
+ONE_INSTRUCTION = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
 
 SHARE = 4096
 """Logits per program of the p/q test's first pass: 32 a thread, all asked for at once."""
-DRAW = (1024, 4096)
-"""Tokens per program of its second pass. Few rows: small tiles, to fill the machine. Many: large ones, since each
-program first finds out where its row stops."""
+DRAW, PROGRAMS = 1024, 1024
+"""Tokens of a tile of its second pass. With many rows a program takes several, since each first finds out where its row
+stops: about so many programs fill the machine."""
 CHOICE = 512
 """Tokens per program of `seeded`, for several nodes at a time."""
 
@@ -42,7 +41,8 @@ def _key(seed, position, STREAM: tl.constexpr):
 def _uniform(key, token):
     """In (0, 1), as core/noise.py has it in fp32."""
     bits = (_mix(key + (token.to(tl.int64) + 1) * GOLDEN) >> 11) & 0x1FFFFFFFFFFFFF
-    return tl.minimum((bits.to(tl.float32) + 0.5) * 1.1102230246251565e-16, 0.999999940395355224609375)
+    # (bits + 1/2) / 2^53 with one rounding, whether or not the two operations become one
+    return tl.minimum(bits.to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17, 0.999999940395355224609375)
 
 
 @triton.jit
@@ -50,6 +50,31 @@ def _exponential(u):
     """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u takes back what rounding w lost."""
     w = 1.0 - u
     return tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, -1.0, w - 1.0)))
+
+
+@triton.jit
+def _exp2(x):
+    """One instruction where there is one, which takes numbers below 2^-126 for 0."""
+    if ONE_INSTRUCTION:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def _log2(x):
+    """Likewise; off by 2^-22 near 1, by that fraction elsewhere."""
+    if ONE_INSTRUCTION:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def _gumbel2(u):
+    """-log2(-log1p(-u)). Winners have a small u, where `_log2` of 1 - u would be off: there, the first terms."""
+    near = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
+    return -_log2(tl.where(u < 0.125, near, _log2(1.0 - u) * -0.6931471805599453))
 
 
 @triton.jit
@@ -118,44 +143,63 @@ def seeded(
 
 
 @triton.jit
+def _tile(row, first, end, stride, BLOCK: tl.constexpr):
+    """Logits `first` to `first` + BLOCK of a row, -inf from `end` on. Only the last tile pays for a mask."""
+    at = first + tl.arange(0, BLOCK)
+    from_ = row + at.to(tl.int64) * stride
+    if first + BLOCK <= end:  # noqa: SIM108
+        x = tl.load(from_)
+    else:
+        x = tl.load(from_, mask=at < end, other=-float("inf"))
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _unit(heat):
+    """Logits times this are logarithms to base 2. At T = 0 they stay as they are, in their order to the last bit."""
+    return tl.where(heat > 0, LOG2E / tl.where(heat > 0, heat, 1.0), 1.0)
+
+
+@triton.jit
 def _shares(
-    target, draft, counts, temperature, target_floor, draft_floor, peaks, sums, bests,
+    target, draft, counts, temperature, target_floor, draft_floor, bases, accepted,
     gamma, vocab, t_row, t_node, t_token, d_row, d_node, d_token, tf_row, tf_node, df_row, df_node,
     BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
     """First pass: the largest logit of one tile, and the sum of exponentials relative to it. Rows p first, then q."""
     split, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    at, depth = split * BLOCK + tl.arange(0, BLOCK), (which % gamma).to(tl.int64)
-    here = at < tl.where(depth < tl.load(counts + row), vocab, 0)  # places that were not drafted are not read
+    splits = tl.num_programs(0)
+    depth = (which % gamma).to(tl.int64)
+    end = tl.where(depth < tl.load(counts + row), vocab, 0)  # places that were not drafted are not read
     heat = tl.load(temperature + row)
-    token = at.to(tl.int64)
     if which < gamma:
-        p = target + row * t_row + depth * t_node + token * t_token
-        x = tl.load(p, mask=here, other=-float("inf")).to(tl.float32)
+        x = _tile(target + row * t_row + depth * t_node, split * BLOCK, end, t_token, BLOCK)
         if FLOORS:
             x = tl.where(x < tl.load(target_floor + row * tf_row + depth * tf_node), -float("inf"), x)
-    else:
-        q = draft + row * d_row + depth * d_node + token * d_token  # may be of another type than p
-        x = tl.load(q, mask=here, other=-float("inf")).to(tl.float32)
+    else:  # may be of another type than p
+        x = _tile(draft + row * d_row + depth * d_node, split * BLOCK, end, d_token, BLOCK)
         if FLOORS:
             x = tl.where(x < tl.load(draft_floor + row * df_row + depth * df_node), -float("inf"), x)
-    peak = tl.max(x, 0)
-    place = (row * 2 * gamma + which) * tl.num_programs(0) + split
-    tl.store(peaks + place, peak)
+    unit, peak = _unit(heat), tl.max(x, 0)
+    base = peak * unit
     if heat > 0:
-        tl.store(sums + place, tl.sum(tl.exp2((x - _finite(peak)) * (LOG2E / heat)), 0))
+        about = tl.sum(_exp2(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
     else:
-        tl.store(bests + place, split * BLOCK + tl.argmax(x, 0))
+        about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
+    place = (row * 2 * gamma + which) * splits + split
+    tl.store(bases + place, base)
+    tl.store(bases + tl.num_programs(2) * 2 * gamma * splits + place, about)
+    if split + which == 0:
+        tl.store(accepted + row, tl.zeros([], tl.int64))  # until the row is done, its programs that are
 
 
 @triton.jit
-def _whole(peaks, sums, place, here, cold):
-    """(G, S) shares of tiles -> (G,) the largest logit of each row and the log of its sum of exponentials."""
-    peak = tl.load(peaks + place, mask=here, other=-float("inf"))
-    top = tl.max(peak, 1)
-    share = tl.load(sums + place, mask=here, other=0.0)
-    total = tl.sum(share * tl.exp2((peak - _finite(top)[:, None]) * (LOG2E * cold)), 1)
-    return top, tl.log(total)
+def _whole(bases, sums, place, here):
+    """(G, S) shares of tiles -> (G,) the largest base of each row and the logarithm of its sum of exponentials."""
+    base = tl.load(bases + place, mask=here, other=-float("inf"))
+    top = tl.max(base, 1)
+    total = tl.sum(tl.load(sums + place, mask=here, other=0.0) * tl.exp2(base - _finite(top)[:, None]), 1)
+    return top, tl.log2(total)
 
 
 @triton.jit
@@ -164,25 +208,57 @@ def _pick(values, depth, n):
 
 
 @triton.jit
-def _draw(
-    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, peaks, sums, bests,
-    accepted, scores, found, gamma, vocab, splits,
-    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-    ACCEPT: tl.constexpr, RESIDUAL: tl.constexpr, G: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    FLOORS: tl.constexpr,
+def _race(
+    p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, heat, key, first, vocab, t_token, d_token,
+    REST: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
-    """Second pass: where the row stops, which every program finds out by itself; then one tile of the draw there."""
+    """The best score among SPAN tokens and whose it is: of p, or (REST) of what q leaves of it; at T = 0 the logit."""
+    best, tile = tl.full([BLOCK], -float("inf"), tl.float32), tl.zeros([BLOCK], tl.int32)
+    unit = _unit(heat)
+    for start in range(0, SPAN, BLOCK):
+        x = _tile(p_row, first + start, vocab, t_token, BLOCK)
+        if FLOORS:
+            x = tl.where(x < p_low, -float("inf"), x)
+        score = tl.fma(x, unit, -p_base) - p_log
+        if REST:
+            y = _tile(q_row, first + start, vocab, d_token, BLOCK)
+            if FLOORS:
+                y = tl.where(y < q_low, -float("inf"), y)
+            # What q leaves of p, as a factor: nothing where q >= p, also where both are 0.
+            left = tl.maximum(1.0 - _exp2((tl.fma(y, unit, -q_base) - q_log) - score), 0.0)
+            score = tl.where(left > 0, score + _log2(left), -float("inf"))
+        if heat > 0:
+            score = score + _gumbel2(_uniform(key, first + start + tl.arange(0, BLOCK)))
+        better = score > best
+        best, tile = tl.where(better, score, best), tl.where(better, start, tile)
+    top = tl.max(best, 0)
+    token = first + tile + tl.arange(0, BLOCK)
+    return top, tl.min(tl.where(best == top, token, 0x7FFFFFFF), 0)
+
+
+@triton.jit
+def _draw(
+    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, out, accepted,
+    gamma, vocab, splits,
+    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
+    ACCEPT: tl.constexpr, RESIDUAL: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
+):  # fmt: skip
+    """Second pass: where the row stops, which every program finds out by itself; then its share of the draw there. The
+    last program of a row to be done takes the best of all.
+    """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    heat, count = tl.load(temperature + row), tl.load(counts + row)
-    cold = 1.0 / tl.where(heat > 0, heat, 1.0)
+    parts, batch = tl.num_programs(0), tl.num_programs(1)
+    sums = bases + batch * 2 * gamma * splits
+    heat, count = tl.load(temperature + row), tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
     seed, position = tl.load(seeds + row), tl.load(positions + row) + 1
     depth, split = tl.arange(0, G), tl.arange(0, S)
-    real = depth < tl.minimum(count, gamma)
+    drafted = tl.load(tokens + row * k_row + depth * k_node, mask=depth < gamma, other=0)
+    real = depth < count
     here = real[:, None] & (split < splits)[None, :]
     place = (row * 2 * gamma + depth)[:, None] * splits + split[None, :]
-    token = tl.load(tokens + row * k_row + depth * k_node, mask=real, other=0)
-    px = tl.load(target + row * t_row + depth.to(tl.int64) * t_node + token * t_token, mask=real, other=0.0)
-    qx = tl.load(draft + row * d_row + depth.to(tl.int64) * d_node + token * d_token, mask=real, other=0.0)
+    px = tl.load(target + row * t_row + depth.to(tl.int64) * t_node + drafted * t_token, mask=real, other=0.0)
+    qx = tl.load(draft + row * d_row + depth.to(tl.int64) * d_node + drafted * d_token, mask=real, other=0.0)
     px, qx = px.to(tl.float32), qx.to(tl.float32)
     if FLOORS:
         low = tl.load(target_floor + row * tf_row + depth * tf_node, mask=real, other=0.0)
@@ -190,68 +266,60 @@ def _draw(
         low = tl.load(draft_floor + row * df_row + depth * df_node, mask=real, other=0.0)
         qx = tl.where(qx < low, -float("inf"), qx)
 
-    # At T = 0 no sums were written; what comes of them is not used.
-    p_peak, p_log = _whole(peaks, sums, place, here, cold)
-    q_peak, q_log = _whole(peaks, sums, place + gamma * splits, here, cold)
-    gap = ((px - p_peak) * cold - p_log) - ((qx - q_peak) * cold - q_log)
+    unit = _unit(heat)
+    # At T = 0 these sums are none, and what comes of them is not used.
+    p_base, p_log = _whole(bases, sums, place, here)
+    q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
+    gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
     coin = _uniform(_key(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
-    hit = (tl.log(coin) < gap) & (qx > -float("inf"))
+    hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
     if heat <= 0:
-        where = tl.argmax(tl.load(peaks + place, mask=here, other=-float("inf")), 1)
-        best = tl.load(bests + (row * 2 * gamma + depth) * splits + where, mask=real, other=-1)
-        hit = token == best
-    n = tl.minimum(tl.min(tl.where(hit & real, G, depth), 0), tl.minimum(count, gamma).to(tl.int32))
-    if part == 0:
-        tl.store(accepted + row, n.to(tl.int64))
+        where = tl.argmax(tl.load(bases + place, mask=here, other=-float("inf")), 1)
+        best = tl.load(sums + (row * 2 * gamma + depth) * splits + where, mask=real, other=0.0)
+        hit = drafted == best.to(tl.int32, bitcast=True)
+    n = tl.minimum(tl.min(tl.where(hit & real, G, depth), 0), count)
 
     refused = (n < count) & (heat > 0)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocab
-    n_ = n.to(tl.int64)
-    x = tl.load(target + row * t_row + n_ * t_node + at.to(tl.int64) * t_token, mask=inside, other=-float("inf")).to(
-        tl.float32
-    )
-    y = tl.load(
-        draft + row * d_row + n_ * d_node + at.to(tl.int64) * d_token,
-        mask=at < tl.where(refused, vocab, 0),
-        other=-float("inf"),
-    ).to(tl.float32)
+    p_row, q_row = target + row * t_row + n.to(tl.int64) * t_node, draft + row * d_row + n.to(tl.int64) * d_node
+    p_low, q_low = 0.0, 0.0
     if FLOORS:
-        x = tl.where(x < tl.load(target_floor + row * tf_row + n_ * tf_node), -float("inf"), x)
-        low = tl.load(draft_floor + row * df_row + n_ * df_node, mask=refused, other=0.0)
-        y = tl.where(y < low, -float("inf"), y)
-    # After the last drafted token q is nowhere, and p needs no normalising: the race is the same up to a factor.
-    lp = tl.where(refused, (x - _pick(p_peak, depth, n)) * cold - _pick(p_log, depth, n), x * cold)
-    lq = tl.where(refused, (y - _pick(q_peak, depth, n)) * cold - _pick(q_log, depth, n), -float("inf"))
-    left = tl.where(lp > lq, 1.0 - tl.exp(lq - lp), 0.0)  # what q leaves of p, as a factor
-    some = tl.max(left, 0) > 0
-    left = tl.where(some, left, 1.0)
-    top = _finite(tl.max(tl.where(left > 0, lp, -float("inf")), 0))
-    weight = tl.where(left > 0, tl.exp(lp - top) * left, 0.0)
-    race = tl.where(inside, weight / _exponential(_uniform(_key(seed, position + n, RESIDUAL), at)), -1.0)
-    race = tl.where(heat > 0, race, lp)
-    best, index = tl.max(race, 0, return_indices=True)
-    place = row * tl.num_programs(0) + part
-    tl.store(scores + place, tl.where(heat > 0, top + tl.log(tl.maximum(best, 0.0)), best))
-    # A tile where q leaves nothing offers p itself, in case that no tile has anything left: a token below 0.
-    index = part * BLOCK + index
-    tl.store(found + place, tl.where(some, index, -1 - index))
+        p_low = tl.load(target_floor + row * tf_row + n * tf_node)
+        q_low = tl.load(draft_floor + row * df_row + n * df_node, mask=refused, other=0.0)
+    key, first = _key(seed, position + n, RESIDUAL), part * SPAN
+    top, token = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
+    if refused:
+        of_p, of_q = (
+            (_pick(p_base, depth, n), _pick(p_log, depth, n)),
+            (_pick(q_base, depth, n), _pick(q_log, depth, n)),
+        )
+        top, token = _race(p_row, q_row, p_low, q_low, of_p[0], of_p[1], of_q[0], of_q[1], heat, key, first, vocab,
+                           t_token, d_token, True, SPAN, BLOCK, FLOORS)  # fmt: skip
+    if top == -float("inf"):
+        # After the last drafted token q is nowhere, and p needs no normalising. Where q leaves nothing, p is offered as
+        # well, in case that nothing is left anywhere: a token below 0.
+        top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, 0.0, 0.0, heat, key, first, vocab,
+                           t_token, d_token, False, SPAN, BLOCK, FLOORS)  # fmt: skip
+        token = tl.where(refused, -1 - token, token)
 
-
-@triton.jit
-def _finish(tokens, accepted, scores, found, out, gamma, parts, k_row, k_node, P: tl.constexpr, G: tl.constexpr):
-    """One row: the best of its tiles goes behind the accepted tokens."""
-    row, part, place = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, G)
-    score = tl.load(scores + row * parts + part, mask=part < parts, other=-float("inf"))
-    token = tl.load(found + row * parts + part, mask=part < parts, other=-1)
-    left = tl.max(token, 0) >= 0
-    score = tl.where((part < parts) & ((token >= 0) == left), score, -float("inf"))
-    drawn = tl.sum(tl.where(part == tl.argmax(score, 0), token, 0), 0)
-    drawn = tl.where(drawn < 0, -1 - drawn, drawn).to(tl.int64)
-    n = tl.load(accepted + row)
-    drafted = tl.load(tokens + row * k_row + place * k_node, mask=place < gamma, other=0)
-    tl.store(out + row * (gamma + 1) + place, tl.where((place == n) | (place == gamma), drawn, drafted),
-             mask=place <= gamma)  # fmt: skip
+    scores = bases + batch * 4 * gamma * splits
+    found = scores + batch * parts
+    tl.store(scores + row * parts + part, top)
+    tl.store(found + row * parts + part, token.to(tl.float32, bitcast=True))
+    tl.debug_barrier()  # both stores, before this program says that it is done
+    if tl.atomic_add(accepted + row, tl.full([], 1, tl.int64)) == parts - 1:
+        part_, from_ = tl.arange(0, P), row * parts + tl.arange(0, P)
+        # Past the first cache: others wrote these.
+        score = tl.load(scores + from_, mask=part_ < parts, other=-float("inf"), cache_modifier=".cg")
+        token_ = tl.load(found + from_, mask=part_ < parts, other=0.0, cache_modifier=".cg").to(tl.int32, bitcast=True)
+        token_ = tl.where(part_ < parts, token_, -1)
+        left = tl.max(token_, 0) >= 0
+        score = tl.where((part_ < parts) & ((token_ >= 0) == left), score, -float("inf"))
+        drawn = tl.sum(tl.where(part_ == tl.argmax(score, 0), token_, 0), 0)
+        drawn = tl.where(drawn < 0, -1 - drawn, drawn).to(tl.int64)
+        tl.store(accepted + row, n.to(tl.int64))
+        into = out + row * (gamma + 1)
+        tl.store(into + depth, tl.where(depth == n, drawn, drafted), mask=depth < gamma)
+        tl.store(into + gamma, drawn)
 
 
 def fused(
@@ -262,30 +330,24 @@ def fused(
     batch, gamma = tokens.shape
     vocab, device = target.shape[2], target.device
     splits = triton.cdiv(vocab, SHARE)
-    peaks = torch.empty(batch, 2 * gamma, splits, device=device)
-    sums = torch.empty_like(peaks)
-    bests = torch.empty_like(peaks, dtype=torch.int32)
-    accepted = torch.empty(batch, dtype=torch.long, device=device)
+    span = min(max(triton.next_power_of_2(triton.cdiv(batch * vocab, PROGRAMS)), DRAW), 16 * DRAW)
+    parts = triton.cdiv(vocab, span)
     out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
-    block = DRAW[batch >= 16]
-    parts = triton.cdiv(vocab, block)
-    scores = torch.empty(batch, parts, device=device)
-    found = torch.empty(batch, parts, dtype=torch.int32, device=device)
+    accepted = (torch.empty if gamma else torch.zeros)(batch, dtype=torch.long, device=device)
+    work = torch.empty(batch * (4 * gamma * splits + 2 * parts), device=device)
     floors = target_floor is not None and draft_floor is not None
-    strides = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
+    strides = (*target.stride(), *draft.stride())
+    of_floors = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
     if gamma:
         _shares[splits, 2 * gamma, batch](
-            target, draft, counts, temperature, target_floor, draft_floor, peaks, sums, bests,
-            gamma, vocab, *target.stride(), *draft.stride(), *strides, BLOCK=SHARE, FLOORS=floors, num_warps=4,
+            target, draft, counts, temperature, target_floor, draft_floor, work, accepted,
+            gamma, vocab, *strides, *of_floors, BLOCK=SHARE, FLOORS=floors, num_warps=4,
         )  # fmt: skip
     _draw[parts, batch](
-        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, peaks, sums, bests,
-        accepted, scores, found, gamma, vocab, splits, *target.stride(), *draft.stride(), *tokens.stride(), *strides,
+        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work, out,
+        accepted, gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
         ACCEPT=streams[0], RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)),
-        S=triton.next_power_of_2(splits), BLOCK=block, FLOORS=floors, num_warps=4 if block < 4096 else 8,
-    )  # fmt: skip
-    _finish[(batch,)](
-        tokens, accepted, scores, found, out, gamma, parts, *tokens.stride(),
-        P=triton.next_power_of_2(parts), G=triton.next_power_of_2(gamma + 1), num_warps=1,
+        S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), SPAN=span, BLOCK=DRAW, FLOORS=floors,
+        num_warps=4,
     )  # fmt: skip
     return out, accepted
