@@ -22,6 +22,12 @@ def source(result: dict[str, Any]) -> str:
     return f"`{result['command']}`; {machine}; torch {result['versions']['torch']}; commit {result['commit']}"
 
 
+def speedup(row: dict[str, Any]) -> str:
+    """With its interval, where there is one: not for plain decoding itself, nor for a single question."""
+    known = row["speedup_low"] is not None and row.get("contender") != "plain"
+    return f"{row['speedup']:.2f}×" + (f" ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" if known else "")
+
+
 def cpu_demo(result: dict[str, Any]) -> str:
     head = result["headline"]
     lines = ["| prompt | tokens | steps | tokens/step | speedup | text |", "|---|---|---|---|---|---|"]
@@ -161,8 +167,7 @@ def table1(result: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             r = found[name, *column]
-            interval = "" if name == "plain" else f" ({r['speedup_low']:.2f}–{r['speedup_high']:.2f})"
-            cells.append(f"{r['speedup']:.2f}×{interval}, {r['tokens_per_step']:.2f}")
+            cells.append(f"{speedup(r)}, {r['tokens_per_step']:.2f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     equal, compared, ties = (
         sum(r[k] for r in rows if r["contender"] != "plain") for k in ("equal", "compared", "ties")
@@ -199,10 +204,9 @@ def family(result: dict[str, Any]) -> str:
     ]
     for r in rows:
         right = f"{100 * r['accuracy'][0]:.1f} % | {100 * r['accuracy'][-1]:.1f} %"
-        speedup = f"{r['speedup']:.2f}× ({r['speedup_low']:.2f}–{r['speedup_high']:.2f})"
         lines.append(
             f"| {'yes' if r['rnn'] else 'no'} | {r['blocks']} | {r['parameters'] / 1e6:.1f} M | {right} "
-            f"| {r['tokens_per_step']:.2f} | {speedup} | {r['tokens_per_second']:.0f} |"
+            f"| {r['tokens_per_step']:.2f} | {speedup(r)} | {r['tokens_per_second']:.0f} |"
         )
     names = {"all": "all", "rnn": "those with an RNN", "no_rnn": "those without"}
     found = {names[k]: result["headline"].get(f"correlation_{k}") for k in names}
