@@ -77,7 +77,7 @@ def page(runs: Sequence[tuple[dict[str, Any], list[Record]]], others: Sequence[M
         parts += ['<div class="charts">', *pictures(here, names), "</div>"]
     drawn = [*beams(rows), *(figure for result in others for figure in figures(result))]
     if drawn:
-        parts += ["<h2>Beams and batches</h2>", '<div class="charts">', *drawn, "</div>"]
+        parts += ["<h2>Beams, batches and studies</h2>", '<div class="charts">', *drawn, "</div>"]
     parts += ["<h2>The runs</h2>", *(facts_table(facts) for facts, _ in runs)]
     made = "Speedups are relative to plain decoding of the same prompts on the same machine, taking turns, without the "
     made += "prompt's pass unless said; in brackets, 95 % of bootstrap resamples of the questions."

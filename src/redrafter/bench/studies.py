@@ -64,7 +64,10 @@ def rules(rows: Rows, where: str) -> list[str]:
     found = []
     keys = {
         "tokens_per_step": ("tokens/step by rule", "typical is lossy"),
-        "more_than_plain": ("Log-likelihood more than plain's", "a token, under the target itself; lossless rules: 0"),
+        "more_than_plain": (
+            "Log-likelihood more than plain's",
+            "a token, under the target itself; lossless rules: 0 within the error",
+        ),
     }
     names = [n for n in dict.fromkeys(r["rule"] for r in rows) if n != "plain"]
     for key, (title, hint) in keys.items():
