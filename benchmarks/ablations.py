@@ -123,13 +123,15 @@ def main() -> None:
         write_results(args.save, {r["variant"]: r["16x5:63, T=0"] for r in rows}, rows)
 
 
-def written(target: Target, questions: Path, tokens: int, temperature: float, folder: Path) -> Texts:
-    """The target's answers to all questions, written once."""
+def written(
+    target: Target, questions: Path, tokens: int, temperature: float, folder: Path, count: int = 10**6
+) -> Texts:
+    """The target's answers to all questions, or so many of them, written once."""
     path = folder / f"answers-{temperature:g}.safetensors"
     if path.exists():
         return Texts(**load_file(path))
     engine = Engine(target, NoDrafter())
-    prompts = [engine.encode(messages) for messages in first_turns(questions, 10**6)]
+    prompts = [engine.encode(messages) for messages in first_turns(questions, count)]
     starts = [Start(p, fold(0, i), tokens, engine.eos_tokens()) for i, p in enumerate(prompts)]
     new = write_texts(target, starts, [temperature] * len(starts), rows=len(starts))
     rows = [[*p, *w] for p, w in zip(prompts, new, strict=True)]

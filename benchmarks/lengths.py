@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--model", help="the target (default: the embedded one)")
     parser.add_argument("--drafters", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--beams", nargs="+", default=["16x5:63"], metavar="WxL:N")
+    parser.add_argument("--prompts", type=int, default=80, help="questions, spread over the file (default 80)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--answers", type=Path, required=True, help="a folder; answers are written there once")
@@ -42,7 +43,7 @@ def main() -> None:
     target = load_target(args.model)
     rows: list[dict[str, Any]] = []
     for temperature in args.temperatures:
-        texts = written(target, args.questions, max(args.lengths), temperature, args.answers)
+        texts = written(target, args.questions, max(args.lengths), temperature, args.answers, args.prompts)
         for name in args.drafters:
             drafter = resolve_drafter(name, target)
             for beam in args.beams:

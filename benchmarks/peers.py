@@ -5,8 +5,12 @@
 `DATA` is a folder of `redrafter distill`. Each drafter is trained by the same trainer with the same loss; what
 differs is the network, and the learning rate that suits it. RUNS/NAME then holds the drafter, its
 matrices in int8 as those of the one that comes with the package. tokens/step and accuracy by depth are simulated along
-the target's answers to the questions (see train/simulate.py). Several processes may share the work (`--drafters`),
-each with a file of its own.
+the target's answers to the questions (see train/simulate.py); `held_out` has the accuracy of each depth alone, on texts
+not learned from, `learned_from` on those that were (arXiv v1, Figure 3). Several processes may share the work
+(`--drafters`), each with a file of its own, put together by benchmarks/gather.py. A run that was stopped goes on.
+
+`--drafters family` trains recurrent drafters of several sizes instead, with and without the RNN (arXiv v1, Figure 4);
+benchmarks/family.py measures their speed.
 """
 
 import dataclasses
@@ -31,12 +35,20 @@ from redrafter.train.texts import read_texts
 from redrafter.train.trainer import train
 
 DEPTH = 5
+STATE = 576
+"""Width of the family's states: without an RNN it is that of the embedded target's embeddings."""
 RECIPES: dict[str, tuple[DrafterOptions, float]] = {
     "medusa": (DrafterOptions(drafter="medusa", heads=DEPTH, exit_size=1024, blocks=2), 2e-3),
     "eagle": (DrafterOptions(drafter="eagle", exit_size=8192), 1e-3),
     "recurrent": (DrafterOptions(), 2e-3),
 }
 """Each of about 16 million parameters, and its learning rate."""
+FAMILY: dict[str, tuple[DrafterOptions, float]] = {
+    f"{cell}-{blocks}": (DrafterOptions(cell=cell, state_size=STATE, exit_size=STATE, blocks=blocks), 2e-3)
+    for cell in ("gated", "none")
+    for blocks in (1, 2, 4)
+} | {"wide-4": (DrafterOptions(), 2e-3)}
+"""Alike but for the RNN and the residual blocks; the last is wider too."""
 SHAPES = ("16x5:63", "4x4:7", "1x5")
 
 
@@ -45,10 +57,11 @@ def main() -> None:
     parser.add_argument("--model", help="the target (default: the embedded one)")
     parser.add_argument("--data", type=Path, required=True, help="a folder of `redrafter distill`")
     parser.add_argument("--out", type=Path, required=True, help="where the drafters go")
-    parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=RECIPES)
+    parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=[*RECIPES, *FAMILY, "family"])
     parser.add_argument("--updates", type=int, default=1200)
     parser.add_argument("--positions", type=int, default=8192)
     parser.add_argument("--texts", type=int, help="learn from this many texts only (default: all)")
+    parser.add_argument("--held-out", type=int, default=TrainConfig.held_out, help="texts kept out of training")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
     target = load_target(args.model)
@@ -56,23 +69,26 @@ def main() -> None:
     if args.texts:
         texts = texts.select(torch.arange(args.texts) * len(texts) // args.texts)
     rows: list[dict[str, Any]] = []
-    for name in args.drafters:
-        options, lr = RECIPES[name]
+    for name in [n for chosen in args.drafters for n in (FAMILY if chosen == "family" else [chosen])]:
+        options, lr = (RECIPES | FAMILY)[name]
         config = TrainConfig(
             updates=args.updates,
             positions=args.positions,
             depth=DEPTH,
             lr=lr,
             warmup=args.updates // 8,
-            evaluate_every=-(-args.updates // 2),
-            checkpoint_every=10**9,
+            evaluate_every=args.updates if name in FAMILY else -(-args.updates // 2),
+            held_out=args.held_out,
+            checkpoint_every=max(1, args.updates // 4),
         )
         began = time.perf_counter()
         done = train(target, texts, args.out / f".{name}", options=options, config=config, shape=Shape.of(SHAPES[0]))
         net, _ = checkpoint.read(args.out / f".{name}")
         checkpoint.write(args.out / name, net, target, overwrite=True, storage="int8")
         shutil.copy(args.out / f".{name}" / "journal.jsonl", args.out / name)
-        held_out = next(r["held_out"] for r in reversed(done.records) if "held_out" in r)
+        # The drafter that was kept is the best of the simulations, not always the last.
+        held_out = max((r["held_out"] for r in done.records if "held_out" in r), key=lambda h: h["tokens_per_step"])
+        learned_from = next(r["accuracy"] for r in reversed(done.records) if "accuracy" in r)
         row = {
             "drafter": name,
             "parameters": done.parameters,
@@ -83,21 +99,29 @@ def main() -> None:
             "options": {k: v for k, v in dataclasses.asdict(options).items() if v is not None},
             "lr": lr,
             "held_out": held_out,
+            "learned_from": learned_from,
             "bytes": (args.out / name / checkpoint.WEIGHTS_FILE).stat().st_size,
         }
         print(json.dumps(row), flush=True)
-        for temperature in (0.0, 1.0):
+        # The family's tokens/step come from decoding.
+        for temperature in (0.0,) if name in FAMILY else (0.0, 1.0):
             answers = written(target, args.questions, args.max_new_tokens, temperature, args.out)
             drafter = load_drafter(args.out / name, target)
             along = list(read_along(target, drafter.layers, answers))
-            for label in SHAPES:
+            for label in SHAPES[:1] if name in FAMILY else SHAPES:
                 shape = Shape.of(label)
                 walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
                 row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
                 row[f"reached {label}, T={temperature:g}"] = [r / walked.steps for r in walked.reached]
         rows.append(row)
         print(json.dumps(row), flush=True)
-        write_results(args.save, {f"{r['drafter']}_tokens_per_step": r[f"{SHAPES[0]}, T=0"] for r in rows}, rows)
+        write_results(args.save, headline(rows), rows)
+
+
+def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """tokens/step, and how often the last depth's guess is right on texts not learned from."""
+    found = {f"{r['drafter']}_tokens_per_step": r[f"{SHAPES[0]}, T=0"] for r in rows}
+    return found | {f"{r['drafter']}_accuracy_{DEPTH}": round(r["held_out"]["accuracy"][-1], 4) for r in rows}
 
 
 if __name__ == "__main__":

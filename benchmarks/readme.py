@@ -22,6 +22,12 @@ def source(result: dict[str, Any]) -> str:
     return f"`{result['command']}`; {machine}; torch {result['versions']['torch']}; commit {result['commit']}"
 
 
+def speedup(row: dict[str, Any]) -> str:
+    """With its interval, where there is one: not for plain decoding itself, nor for a single question."""
+    known = row["speedup_low"] is not None and row.get("contender") != "plain"
+    return f"{row['speedup']:.2f}×" + (f" ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" if known else "")
+
+
 def cpu_demo(result: dict[str, Any]) -> str:
     head = result["headline"]
     lines = ["| prompt | tokens | steps | tokens/step | speedup | text |", "|---|---|---|---|---|---|"]
@@ -161,14 +167,86 @@ def table1(result: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             r = found[name, *column]
-            interval = "" if name == "plain" else f" ({r['speedup_low']:.2f}–{r['speedup_high']:.2f})"
-            cells.append(f"{r['speedup']:.2f}×{interval}, {r['tokens_per_step']:.2f}")
+            cells.append(f"{speedup(r)}, {r['tokens_per_step']:.2f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     equal, compared, ties = (
         sum(r[k] for r in rows if r["contender"] != "plain") for k in ("equal", "compared", "ties")
     )
     said = "Speedup over plain decoding (95 % interval), tokens/step."
     lines += ["", f"{said} {equal} of {compared} texts equal plain decoding's, {ties} part at a numerical tie."]
+    return "\n".join(lines)
+
+
+def peers(result: dict[str, Any]) -> str:
+    """tokens/step by beam, then how often each depth's first guess is right on texts not learned from."""
+    rows = result["rows"]
+    shapes = [k for k in rows[0] if re.fullmatch(r"\d+x\d+(:\d+)?, T=\d", k)]
+    depths = range(1, 1 + len(rows[0]["held_out"]["accuracy"]))
+    heads = [s.replace("x", "×").replace(":", ", ").replace("=", " = ") for s in shapes]
+    heads += [f"right at depth {d}" for d in depths]
+    lines = ["| drafter | parameters | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
+    for r in rows:
+        values = [f"{r[s]:.2f}" for s in shapes] + [f"{100 * a:.1f} %" for a in r["held_out"]["accuracy"]]
+        lines.append(f"| {r['drafter']} | {r['parameters'] / 1e6:.1f} M | " + " | ".join(values) + " |")
+    first = rows[0]
+    said = "tokens/step are simulated along the target's answers."
+    lines += ["", f"Each after {first['updates']} updates of {first['positions']} positions; {said}"]
+    return "\n".join(lines)
+
+
+def family(result: dict[str, Any]) -> str:
+    """Accuracy against measured speed."""
+    rows = [r for r in result["rows"] if "speedup" in r]
+    last = len(rows[0]["accuracy"])
+    lines = [
+        f"| RNN | blocks | parameters | right at depth 1 | at depth {last} | tokens/step | speedup | tokens/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        right = f"{100 * r['accuracy'][0]:.1f} % | {100 * r['accuracy'][-1]:.1f} %"
+        lines.append(
+            f"| {'yes' if r['rnn'] else 'no'} | {r['blocks']} | {r['parameters'] / 1e6:.1f} M | {right} "
+            f"| {r['tokens_per_step']:.2f} | {speedup(r)} | {r['tokens_per_second']:.0f} |"
+        )
+    names = {"all": "all", "rnn": "those with an RNN", "no_rnn": "those without"}
+    found = {names[k]: result["headline"].get(f"correlation_{k}") for k in names}
+    known = ", ".join(f"{v:.2f} for {k}" for k, v in found.items() if v is not None)
+    lines += ["", f"Each after {rows[0]['updates']} updates; beam {rows[0]['beam']}."]
+    if known:
+        lines[-1] += f" Correlation of the last depth's accuracy with tokens/s: {known}."
+    return "\n".join(lines)
+
+
+def rules(result: dict[str, Any]) -> str:
+    """A line for each temperature and rule, as in the first paper's Table 2."""
+    lines = [
+        f"| T | rule, beam {result['rows'][0]['beam']} | tokens/step | equal to plain | log-likelihood a token "
+        "| more than plain's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        name = r["rule"] if r["lossless"] else f"{r['rule']} (lossy)"
+        more = "" if r["rule"] == "plain" else f"{r['more_than_plain']:+.3f} ± {r['standard_error']:.3f}"
+        lines.append(
+            f"| {r['temperature']:g} | {name} | {r['tokens_per_step']:.2f} | {r['equal_to_plain']} of {r['texts']} "
+            f"| {r['log_likelihood']:.3f} | {more} |"
+        )
+    return "\n".join(lines)
+
+
+def lengths(result: dict[str, Any]) -> str:
+    """tokens/step of each drafter, the length of the answers across."""
+    rows = result["rows"]
+    every = sorted({r["length"] for r in rows})
+    found = {(r["drafter"], r["temperature"], r["beam"], r["length"]): r for r in rows}
+    lines = [
+        "| drafter | T | beam | " + " | ".join(f"{n} tokens" for n in every) + " |",
+        "|---" * (3 + len(every)) + "|",
+    ]
+    for name, temperature, beam in dict.fromkeys(key[:3] for key in found):
+        own = [found.get((name, temperature, beam, n)) for n in every]
+        values = [f"{r['tokens_per_step']:.2f}" if r else "" for r in own]
+        lines.append(f"| {name} | {temperature:g} | {beam} | " + " | ".join(values) + " |")
     return "\n".join(lines)
 
 
@@ -298,6 +376,10 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "ablation": ("drafter_smollm2.json", ablations),
     "table1_gpu": ("table1_gpu.json", table1),
     "table1_cpu": ("table1_cpu.json", table1),
+    "peers": ("peers.json", peers),
+    "family": ("family.json", family),
+    "rules": ("rules.json", rules),
+    "lengths": ("lengths.json", lengths),
     "serve_equality": ("serve_equality.json", serve_equality),
     "serve_cpu": ("serve_cpu.json", serving),
     "serve_gpu": ("serve_gpu.json", serving),
@@ -324,7 +406,7 @@ PAGES = {
         "speech_sampling",
     ],
     CARD: ["drafter"],
-    GUIDE: ["ablation"],
+    GUIDE: ["ablation", "peers", "family", "lengths", "rules"],
     VLLM: ["vllm"],
 }
 

@@ -65,12 +65,13 @@ def main() -> None:
     headline: dict[str, float] = {}
     for temperature in args.temperatures:
         texts: dict[str, list[Completion]] = {}
+        own: list[float] = []  # plain decoding's, the first
         for name, engine in engines.items():
             seeds = list(range(len(prompts)))
             options = {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seeds}
             done = texts[name] = engine.generate(prompts, batch_size=args.batch, **options)
             worth = [log_likelihood(target, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
-            own = [log_likelihood(target, p, c.tokens) for p, c in zip(prompts, texts["plain"], strict=True)]
+            own = own or worth
             apart = [a - b for a, b in zip(worth, own, strict=True)]
             row = {
                 "rule": name,

@@ -1,5 +1,6 @@
 """The README tells the truth: its figures are those of the results, its commands and links exist."""
 
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,23 @@ def test_figures_come_from_results():
         [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_gathered_rows_are_those_that_were_measured():
+    """A file that benchmarks/gather.py made says of a run what the run's own file says, where that is still here."""
+    results = {p.name: json.loads(p.read_text()) for p in (ROOT / "benchmarks" / "results").glob("*.json")}
+
+    def measured(result):
+        return [(r.get("date", result["date"]), r) for r in result["rows"]]
+
+    checked = 0
+    for name, result in results.items():
+        known = [m for source in result.get("gathered", []) for m in measured(results.get(source, {"rows": []}))]
+        for date, row in measured(result) if known else []:
+            same_run = [r for d, r in known if d == date]
+            assert not same_run or row in same_run, f"{name}: {row}"
+            checked += bool(same_run)
+    assert checked >= 6
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

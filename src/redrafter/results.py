@@ -23,20 +23,31 @@ def check_new(path: Path, overwrite: bool = False) -> None:
         raise ConfigError(f"the folder {path.parent} does not exist; create it first")
 
 
-def write_results(path: Path, headline: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write `{"command", "commit", "versions", "hardware", "date", "headline", "rows"}`, all or nothing."""
-    content = {
+def write_results(
+    path: Path,
+    headline: Mapping[str, float],
+    rows: Sequence[Mapping[str, Any]],
+    made: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `{"command", "commit", "versions", "hardware", "date", "headline", "rows"}`, all or nothing.
+
+    `made`: the first five of a run that measured these rows before; else they are this process's own.
+    """
+    content = dict(made or here()) | {"headline": dict(headline), "rows": list(rows)}
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(json.dumps(content, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def here() -> dict[str, Any]:
+    """What is running, and where."""
+    return {
         "command": command(),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "headline": dict(headline),
-        "rows": list(rows),
     }
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(content, indent=1) + "\n")
-    scratch.replace(path)
 
 
 def command() -> str:
@@ -48,10 +59,10 @@ def command() -> str:
 
 def commit() -> str:
     """Commit of the source tree, `+changes` if it was edited since, or `unknown`."""
-    here = Path(__file__).parent
+    tree = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     head = git("rev-parse", "--short=12", "HEAD")

@@ -88,25 +88,29 @@ def bars(groups: Mapping[str, Values], names: Sequence[str], line: float | None 
 
 
 def points(
-    places: Mapping[str, tuple[float, float, float | None, float | None]], names: Sequence[str], x_name: str
+    places: Mapping[str, tuple[float, float, float | None, float | None]],
+    names: Sequence[str],
+    x_name: str,
+    diagonal: bool = True,
 ) -> str:
-    """Contenders at (x, y) with y's interval; the diagonal is where each token per step is a token's time gained."""
+    """Contenders at (x, speedup), with its interval; the diagonal: each token per step is a token's time gained."""
     if not places:
         return nothing()
-    xs = [1.0, *(p[0] for p in places.values())]
+    xs = [*([1.0] if diagonal else []), *(p[0] for p in places.values())]
     ys = [0.0, 1.0, *(v for p in places.values() for v in p[1:] if v is not None)]
     frame = Frame(xs, ys, x_name)
     frame.number_x()
-    low, high = frame.x[0], min(frame.x[-1], frame.y[-1])
-    corners = [(frame.across(v), frame.up(v)) for v in (low, high)]
-    frame.parts.append(f'<path class="faint" d="{path([(x, y) for x, y in corners])}" style="stroke: var(--ink)"/>')
+    if diagonal:
+        low, high = frame.x[0], min(frame.x[-1], frame.y[-1])
+        corners = [(frame.across(v), frame.up(v)) for v in (low, high)]
+        frame.parts.append(f'<path class="faint" d="{path([(x, y) for x, y in corners])}" style="stroke: var(--ink)"/>')
     for name, (x, y, below, above) in places.items():
         fill = colour(names.index(name), len(names))
         at = frame.across(x)
         if below is not None and above is not None:
             ends = f'y1="{frame.up(below):.1f}" y2="{frame.up(above):.1f}"'
             frame.parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" {ends} style="stroke: {fill}; stroke-width: 2"/>')
-        said = escape(f"{name}: {x:.2f} tokens/step, speedup {y:.2f}")
+        said = escape(f"{name}: {x_name} {x:.3g}, speedup {y:.2f}")
         frame.parts.append(
             f'<circle cx="{at:.1f}" cy="{frame.up(y):.1f}" r="5" style="fill: {fill}"><title>{said}</title></circle>'
         )

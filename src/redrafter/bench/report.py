@@ -7,6 +7,7 @@ from typing import Any
 from redrafter.bench import draw
 from redrafter.bench.contenders import REFERENCE
 from redrafter.bench.statistics import Record, contenders, settings, summaries
+from redrafter.bench.studies import figures
 from redrafter.page import document, text
 
 Summary = dict[str, Any]
@@ -74,9 +75,9 @@ def page(runs: Sequence[tuple[dict[str, Any], list[Record]]], others: Sequence[M
             table(COLUMNS, [cells(r) for r in here if r["category"] == "all"]),
         ]
         parts += ['<div class="charts">', *pictures(here, names), "</div>"]
-    drawn = [*beams(rows), *(figure for result in others for figure in from_results(result))]
+    drawn = [*beams(rows), *(figure for result in others for figure in figures(result))]
     if drawn:
-        parts += ["<h2>Beams and batches</h2>", '<div class="charts">', *drawn, "</div>"]
+        parts += ["<h2>Beams, batches and studies</h2>", '<div class="charts">', *drawn, "</div>"]
     parts += ["<h2>The runs</h2>", *(facts_table(facts) for facts, _ in runs)]
     made = "Speedups are relative to plain decoding of the same prompts on the same machine, taking turns, without the "
     made += "prompt's pass unless said; in brackets, 95 % of bootstrap resamples of the questions."
@@ -138,28 +139,6 @@ def beams(rows: Sequence[Summary]) -> list[str]:
     if len({row for _, row in found}) < 2:
         return []
     return [draw.figure("tokens/s by beam and batch", "recurrent, T = 0", draw.heat(found, "beam", "batch"))]
-
-
-def from_results(result: Mapping[str, Any]) -> list[str]:
-    """What benchmarks/gpu.py and benchmarks/packing.py measured."""
-    batch = {
-        (str(r["width"]), str(r["rows"])): r["tokens_per_second"]
-        for r in result["rows"]
-        if r.get("part") == "batch" and "tokens_per_second" in r
-    }
-    packed = [r for r in result["rows"] if "after_p1" in r]
-    where = result["hardware"].get("gpu", result["hardware"].get("cpu", ""))
-    figures = []
-    if batch:
-        figures.append(draw.figure("tokens/s by beam width and rows", where, draw.heat(batch, "beam width", "rows")))
-    if packed:
-        names = ["unpacked", "packed, mean", "packed, 1st percentile", "packed, 99th percentile"]
-        keys = ("before", "after_mean", "after_p1", "after_p99")
-        curves = {n: [(float(r["width"]), float(r[k])) for r in packed] for n, k in zip(names, keys, strict=True)}
-        figures.append(
-            draw.figure("Nodes of a beam, packed and not", where, draw.lines(curves, names, "beam width"), names)
-        )
-    return figures
 
 
 def facts_table(facts: Mapping[str, Any]) -> str:

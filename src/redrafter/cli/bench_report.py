@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="JSON",
-        help="results of benchmarks/gpu.py (parts batch, packing) or benchmarks/packing.py, to be drawn too",
+        help="of gpu.py (part batch), packing.py, peers.py, family.py, lengths.py, rules.py in benchmarks: drawn too",
     )
 
 
