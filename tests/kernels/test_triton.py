@@ -178,7 +178,16 @@ def test_narrow_layers(case, dtype):
     same("joint", state, wide[:, :size], share, None, None)
     same("joint", state, wide[:, :size], share, reading, wide[:, -other:])
     for parts in (1, 2):
-        same("cell", state, random(parts * size, size), random(parts * size), random(batch, beams, parts * size))
+        unit = random(parts * size, size), random(parts * size)
+        same("cell", state, *unit, random(batch, beams, parts * size), None, None)
+        parents = torch.randint(beams, (batch, beams + 2), device=DEVICE)
+        tokens = torch.randint(50, parents.shape, device=DEVICE)
+        table = random(50, parts * size)
+        same("cell", state, *unit, table, parents, tokens)
+        got, want = (
+            m.cell(state, *unit, table, parents, t) for m, t in ((narrow_triton, tokens), (narrow_naive, 49 - tokens))
+        )
+        assert not torch.allclose(got, want, **tight)
     memory = torch.randn(batch, 2, 20, 20, device=DEVICE) * 3
     same("read", random(batch, beams, 40), memory)
 

@@ -1,5 +1,6 @@
 """Ways to verify a drafted chain by p/q, for comparison: transformers' own, the paper's two, and ours."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -69,9 +70,13 @@ def sigmoid_lossy(case: Case, scale: tuple[float, float] = paper.TEXT) -> Found:
     return paper.sigmoid_lossy(case.target, case.draft, case.tokens, case.counts, *given_numbers(case), scale)
 
 
+OWN = inspect.signature(_speculative_sampling).parameters
+
+
 def transformers_own(case: Case) -> Found:
     """Its function as it is: one row, every drafted token real. It waits for the host."""
-    new, accepted = _speculative_sampling(case.tokens, case.draft, case.tokens.shape[1], case.target)
+    older = {"is_done_candidate": False} if "is_done_candidate" in OWN else {}
+    new, accepted = _speculative_sampling(case.tokens, case.draft, case.tokens.shape[1], case.target, **older)
     return new, accepted[None]
 
 

@@ -16,7 +16,7 @@ from redrafter.drafters import checkpoint, lean
 from redrafter.drafters.bound import output_rows, settled
 from redrafter.drafters.lean import Product
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.kernels.narrow import trial
+from redrafter.kernels.narrow import cell, narrow, trial
 from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Described
 
@@ -81,7 +81,8 @@ class RecurrentDrafter:
         if config.cell != "none":
             ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
             guessed = ids if net.token_ids is None else net.token_ids
-            place = torch.zeros_like(ids).index_copy_(0, guessed, torch.arange(len(guessed), device=ids.device))
+            places = torch.arange(len(guessed), device=ids.device)
+            place = self.place = torch.zeros_like(ids).index_copy_(0, guessed, places)
             table = self.table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.heard = lambda tokens: table[place[tokens]]
 
@@ -106,6 +107,9 @@ class RecurrentDrafter:
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
             if states is None:  # any token may be the last one; from here on only guessed ones come
                 states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
+            elif self.table is not None and narrow(states, tokens.numel()):
+                unit = net.cell_u
+                states = cell(states, unit.weight, unit.bias, self.table, parents, self.place[tokens])
             else:
                 before = states.gather(1, parents[..., None].expand(-1, -1, states.shape[2]))
                 states = net.next_state(before, self.heard(tokens))

@@ -17,9 +17,9 @@ ROWS = 64
 _TRUSTED: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
-def narrow(x: Tensor) -> bool:
-    """Whether the kernels are for this: a beam on a GPU where they were tried, not training."""
-    few = x.numel() // x.shape[-1] <= ROWS
+def narrow(x: Tensor, rows: int | None = None) -> bool:
+    """Whether the kernels are for this, or for so many rows: a beam on a GPU where they were tried, not training."""
+    few = (x.numel() // x.shape[-1] if rows is None else rows) <= ROWS
     return few and _TRUSTED.get((x.device, x.dtype), False) and not torch.is_grad_enabled()
 
 
@@ -45,10 +45,12 @@ def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]
 
     state, wide, reading = random(2, 3, 80) * 5, random(48, 120), random(2, 3, 40)
     memory = torch.randn(2, 2, 20, 20, generator=made).to(like.device)
+    picked = (torch.randint(n, (2, 4), generator=made).to(like.device) for n in (3, 9))
     return [
         ("block", (state, random(80, 80), random(80), True)),
         ("joint", (state, wide[:, :80], random(2, 1, 48), reading, wide[:, 80:])),
         ("cell", (state, random(160, 80), random(160), random(2, 3, 160))),
+        ("cell", (state, random(160, 80), random(160), random(9, 160), *picked)),
         ("read", (reading, memory)),
     ]
 
@@ -74,10 +76,18 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
 
 
 @torch.library.custom_op("redrafter::cell", mutates_args=())
-def cell(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
+def cell(
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heard: Tensor,
+    parents: Tensor | None = None,
+    tokens: Tensor | None = None,
+) -> Tensor:
     from redrafter.kernels.narrow import triton
 
-    return triton.cell(state.contiguous(), weight, bias, heard.contiguous())
+    picked = [None if x is None else x.contiguous() for x in (parents, tokens)]
+    return triton.cell(state.contiguous(), weight, bias, heard.contiguous(), *picked)
 
 
 @torch.library.custom_op("redrafter::read", mutates_args=())
@@ -98,8 +108,15 @@ def _(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, colu
 
 
 @cell.register_fake
-def _(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
-    return state.new_empty(state.shape)
+def _(
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heard: Tensor,
+    parents: Tensor | None = None,
+    tokens: Tensor | None = None,
+) -> Tensor:
+    return state.new_empty(*(state.shape[:-1] if parents is None else parents.shape), state.shape[-1])
 
 
 @read.register_fake

@@ -21,8 +21,21 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
     return x if reading is None or columns is None else x + F.linear(reading, columns)
 
 
-def cell(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
-    """One more token: s = silu(U s + b + heard), or with twice as many rows in U mixed with the old s by a gate."""
+def cell(
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heard: Tensor,
+    parents: Tensor | None = None,
+    tokens: Tensor | None = None,
+) -> Tensor:
+    """One more token: s = silu(U s + b + heard), or with twice as many rows in U mixed with the old s by a gate.
+
+    With `parents` and `tokens` (B, w), the states are those beams' of the ones given, and `heard` (V, n) is a table.
+    """
+    if parents is not None and tokens is not None:
+        state = state.gather(1, parents[..., None].expand(-1, -1, state.shape[2]))
+        heard = heard[tokens]
     mixed = F.linear(state, weight, bias) + heard
     if weight.shape[0] == state.shape[-1]:
         return F.silu(mixed)

@@ -76,18 +76,23 @@ def _layer(
 
 @triton.jit
 def _cell(
-    x, w, bias, heard, out, count, size, x_row, w_row, h_row, GATED: tl.constexpr,
+    x, w, bias, heard, parents, tokens, out, count, width, old_width, size, x_row, w_row, h_row,
+    PICKS: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N columns of the next state."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < size
     here = real[:, None] & cols[None, :]
+    into, said = rows, rows.to(tl.int64)
+    if PICKS:
+        rows = rows // width * old_width + tl.load(parents + rows, mask=real, other=0).to(tl.int32)
+        said = tl.load(tokens + into, mask=real, other=0)
     by = tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)
-    given = tl.load(heard + rows[:, None] * h_row + col[None, :], mask=here, other=0.0)
+    given = tl.load(heard + said[:, None] * h_row + col[None, :], mask=here, other=0.0)
     if GATED:
         gate_by = tl.load(bias + size + col, mask=cols, other=0.0).to(tl.float32)
-        gate_given = tl.load(heard + rows[:, None] * h_row + size + col[None, :], mask=here, other=0.0)
+        gate_given = tl.load(heard + said[:, None] * h_row + size + col[None, :], mask=here, other=0.0)
         old = tl.load(x + rows[:, None] * x_row + col[None, :], mask=here, other=0.0).to(tl.float32)
     each, gates = tl.zeros([STREAMS, M, N], tl.float32), tl.zeros([STREAMS, M, N], tl.float32)
     for start in range(0, size, STREAMS * K):
@@ -105,7 +110,7 @@ def _cell(
         gate = tl.sum(gates, 0) + gate_by[None, :] + gate_given.to(tl.float32)
         gate = 1 / (1 + tl.exp(-gate))
         new = old + gate * (new - old)
-    tl.store(out + rows[:, None] * size + col[None, :], new.to(out.dtype.element_ty), mask=here)
+    tl.store(out + into[:, None] * size + col[None, :], new.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -171,13 +176,17 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
     return out
 
 
-def cell(state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor) -> Tensor:
+def cell(
+    state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor, parents: Tensor | None, tokens: Tensor | None
+) -> Tensor:
     size = state.shape[-1]
-    out = torch.empty_like(state)
-    tiles = _tiles(state, size, gated=True)
+    picks = parents is not None and tokens is not None
+    out = state.new_empty(*(parents.shape if picks else state.shape[:-1]), size)
+    tiles = _tiles(out, size, gated=True)
     _cell[(triton.cdiv(size, tiles["N"]),)](
-        state, weight, bias, heard, out, state.numel() // size, size, size, weight.stride(0), heard.shape[-1],
-        GATED=weight.shape[0] != size, **tiles,
+        state, weight, bias, heard, parents if picks else state, tokens if picks else state, out, out.numel() // size,
+        out.shape[-2], state.shape[-2], size, size, weight.stride(0), heard.shape[-1],
+        PICKS=picks, GATED=weight.shape[0] != size, **tiles,
     )  # fmt: skip
     return out
 
@@ -188,7 +197,8 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     out = torch.empty_like(query)
     _read[heads, batch](
         query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
-        W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)), PRECISION="ieee",
+        W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # finer than the result's dtype
         num_warps=4,
     )  # fmt: skip
     return out
