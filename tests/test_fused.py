@@ -12,8 +12,8 @@ from redrafter.targets.regions import Choice
 from zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
-FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed")
-OTHERS = ("qwen3", "gemma3", "phi3", "olmo2", "gpt-neox", "mixtral")
+FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
+OTHERS = ("gemma3", "phi3", "olmo2", "gpt-neox", "mixtral")
 
 
 def verified(verifier, target, n):

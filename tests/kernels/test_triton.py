@@ -49,7 +49,7 @@ LARGE = [
 
 @pytest.mark.parametrize("case", ATTENTION + (LARGE if BIG else []), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("turns", [None, "turned", "normed"])
 def test_tree_attention(case, dtype, turns):
     batch, heads, kv, n, size, lengths, window = case
     torch.manual_seed(n)
@@ -64,7 +64,9 @@ def test_tree_attention(case, dtype, turns):
         caches[:, row, :, :length] = torch.randn(2, kv, length, size, dtype=dtype, device=DEVICE)
     mine = caches.clone()
     angles = torch.randn(batch, n, size, device=DEVICE)  # of all heads, laid out as a model does
-    turn = (angles.cos().to(dtype), angles.sin().to(dtype)) if turns else None
+    scales = [torch.randn(size, device=DEVICE).to(dtype) for _ in range(2)]
+    norms = (*scales, 1.0, 1e-5) if turns == "normed" else None
+    turn = attention_naive.Turn(angles.cos().to(dtype), angles.sin().to(dtype), norms) if turns else None
     want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5, turn)
     arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
     for _ in range(3 if BIG else 1):  # parts are merged by whoever comes last, which may be another each time
@@ -73,7 +75,7 @@ def test_tree_attention(case, dtype, turns):
     assert torch.isfinite(want).all()
     tight = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(got, want, **tight)
-    close = {"rtol": 1e-2, "atol": 1e-2} if turns else {"rtol": 0, "atol": 0}  # sums of two may round otherwise
+    close = {"rtol": 2e-2, "atol": 2e-2} if turns else {"rtol": 0, "atol": 0}  # sums of two may round otherwise
     torch.testing.assert_close(mine, caches, **close, equal_nan=True)
 
 

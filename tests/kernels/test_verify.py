@@ -115,6 +115,25 @@ def test_fused_counts_of_all_kinds(both):
     assert accepted[4:6].max() > 0
 
 
+def test_fused_minds_nothing_behind_a_stop(both):
+    """With many rows it does not even read it, unless it was under way."""
+    target, draft, tokens, rows = drafted(kernel.MANY + 1, 4, 257, temperature=(1.0, 0.0), apart=3.0)
+    rows["counts"][3] = 2
+    found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
+    accepted = agree(found)
+    assert accepted.min() == 0
+    assert accepted.max() > 0
+    depth = torch.arange(5, device=DEVICE)
+
+    def garbled(places):
+        given = [torch.where(places[:, :n, None], 9 * torch.randn_like(x), x) for x, n in ((target, 5), (draft, 4))]
+        return both(verify.rejection_from_logits, *given, tokens, **rows)[1]
+
+    agree([found[0], garbled(depth > accepted[:, None])])
+    with pytest.raises(AssertionError):
+        agree([found[0], garbled(depth == accepted[:, None])])
+
+
 def test_fused_with_nothing_drafted(both):
     target, draft, tokens, rows = drafted(3, 0, 300)
     assert agree(both(verify.rejection_from_logits, target, draft, tokens, **rows)).tolist() == [0, 0, 0]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from redrafter.core.cache import KVCache
 from redrafter.kernels import between
 from redrafter.kernels.between import naive
-from redrafter.kernels.tree_attention.naive import pack_mask
+from redrafter.kernels.tree_attention.naive import Turn, pack_mask
 from redrafter.targets.joined import Joint, Stand
 from redrafter.targets.served import PassingCache, attend, served
 from redrafter.targets.target import Target
@@ -30,7 +30,8 @@ PARTS = {
     "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
 }
-"""A layer's parts and theirs, by name: these and no others."""
+"""A layer's parts and theirs, by name: these and no others, but for norms of queries and keys."""
+OF_HEADS = {"q_norm", "k_norm"}
 SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Relative difference that rounding explains."""
 
@@ -64,7 +65,7 @@ class FusedLayer:
     def __init__(self, layer: Any, joints: dict[tuple[int, str], Joint]) -> None:
         for name, wanted in PARTS.items():
             part = layer.get_submodule(name)
-            if set(part._modules) != wanted:
+            if set(part._modules) - OF_HEADS != wanted:
                 raise Unknown(f"{type(part).__name__} has other parts")
         own = [h for m in layer.modules() if m is not layer for h in m._forward_hooks.values() if h.__module__ != HOOKS]
         if own or any("forward" in vars(m) or m._forward_pre_hooks for m in layer.modules()):
@@ -82,6 +83,12 @@ class FusedLayer:
         self.before, self.after = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
         self.index, self.size, self.scaling = attention.layer_idx, attention.head_dim, attention.scaling
         self.heads, self.kv_heads = (m.out_features // self.size for m in (attention.q_proj, attention.k_proj))
+        self.of_heads: tuple[Tensor, Tensor, float, float] | None = None
+        if set(attention._modules) >= OF_HEADS:
+            q, k = Norm(attention.q_norm), Norm(attention.k_norm)
+            if (q.offset, q.eps, len(q.weight), len(k.weight)) != (k.offset, k.eps, self.size, self.size):
+                raise Unknown("norms of queries and keys that differ, or are not of single heads")
+            self.of_heads = q.weight, k.weight, q.offset, q.eps
 
     def __call__(
         self,
@@ -97,7 +104,8 @@ class FusedLayer:
         heads = qkv.view(batch, n, -1, self.size).transpose(1, 2)
         query, key, value = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         cos, sin = (a.expand(batch, -1, -1) for a in position_embeddings)
-        out = attend(query, key, value, attention_mask, self.index, self.scaling, (cos, sin))
+        turn = Turn(cos, sin, self.of_heads)
+        out = attend(query, key, value, attention_mask, self.index, self.scaling, turn)
         y.addmm_(out.view(batch * n, -1), self.o.weight.t())
         inner = between.gate(F.linear(self.after(y), self.gate_up.weight, self.gate_up.bias))
         y.addmm_(inner, self.down.weight.t())

@@ -46,7 +46,7 @@ def attend(
     packed: Tensor,
     layer: int,
     scaling: float,
-    turn: tuple[Tensor, Tensor] | None = None,
+    turn: naive.Turn | None = None,
 ) -> Tensor:
     """(B, heads, n, D) queries of n nodes on the served cache and their own keys -> (B, n, heads, D)."""
     cache = _serving[-1]

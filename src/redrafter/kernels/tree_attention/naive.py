@@ -1,5 +1,7 @@
 """Attention of tree nodes over the cache and themselves, spelled out: the oracle, and the mask's format."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -43,12 +45,23 @@ def visible(packed: Tensor, slots: int) -> Tensor:
     return (cached | (in_tree & above)) & near
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads (B, K, n, D) turned by the angles (B, n, D) of their positions, first half against second; rounded once."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    across = torch.cat([-second, first], dim=-1)
-    return (wide * cos[:, None].float() + across * sin[:, None].float()).to(x.dtype)
+class Turn(NamedTuple):
+    """What queries and keys still need, as they are made: norms of their heads, maybe, and their positions' angles."""
+
+    cos: Tensor  # (B, n, D)
+    sin: Tensor
+    norms: tuple[Tensor, Tensor, float, float] | None = None  # scales (D,) of queries and keys, their offset, epsilon
+
+    def __call__(self, x: Tensor, is_key: bool) -> Tensor:
+        """Heads (B, K, n, D), turned first half against second; rounded once."""
+        wide = x.float()
+        if self.norms is not None:
+            of_queries, of_keys, offset, eps = self.norms
+            weight = of_keys if is_key else of_queries
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (weight.float() + offset)
+        first, second = wide.chunk(2, dim=-1)
+        across = torch.cat([-second, first], dim=-1)
+        return (wide * self.cos[:, None].float() + across * self.sin[:, None].float()).to(x.dtype)
 
 
 def attend(
@@ -59,15 +72,15 @@ def attend(
     values: Tensor,
     packed: Tensor,
     scaling: float,
-    turn: tuple[Tensor, Tensor] | None = None,
+    turn: Turn | None = None,
 ) -> Tensor:
     """Queries (B, G·K, n, D) of n nodes on the cache (B, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
 
-    The nodes' keys and values are also put into the cache, behind each row's length. With `turn`, cosines and
-    sines (B, n, D) of the nodes' positions, queries and keys come as they are made and are turned here.
+    The nodes' keys and values are also put into the cache, behind each row's length. With `turn`, queries and keys come
+    as they are made and are turned here.
     """
     if turn is not None:
-        query, key = rotated(query, *turn), rotated(key, *turn)
+        query, key = turn(query, is_key=False), turn(key, is_key=True)
     batch, heads, n, size = query.shape
     groups = heads // keys.shape[1]
     slots = packed[:, 0, :, LENGTH] + torch.arange(n, device=packed.device)  # (B, n)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.tree_attention.naive import Turn
+
 
 @triton.jit
 def _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION: tl.constexpr):
@@ -25,23 +27,29 @@ def _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _turned(x, at, cos, sin, angle, d, size, here):
-    """What is at x + at + d, turned: the first half of a head against the second."""
+def _turned(x, at, cos, sin, angle, d, size, here, scales, offset, eps, NORMED: tl.constexpr):
+    """What is at x + at + d, normed if so, and turned: the first half of a head against the second."""
     half = size // 2
     across = tl.where(d < half, d + half, d - half)
     sign = tl.where(d < half, -1.0, 1.0)
-    own = tl.load(x + at[:, None] + d[None, :], mask=here, other=0.0)
+    raw = tl.load(x + at[:, None] + d[None, :], mask=here, other=0.0)
+    own = raw.to(tl.float32)
     other = tl.load(x + at[:, None] + across[None, :], mask=here, other=0.0).to(tl.float32) * sign[None, :]
+    if NORMED:
+        unit = tl.rsqrt(tl.sum(own * own, 1) / size + eps)[:, None]
+        own *= unit * (tl.load(scales + d, mask=d < size, other=0.0).to(tl.float32) + offset)[None, :]
+        other *= unit * (tl.load(scales + across, mask=d < size, other=0.0).to(tl.float32) + offset)[None, :]
     c = tl.load(cos + angle[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
     s = tl.load(sin + angle[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
-    return (own.to(tl.float32) * c + other * s).to(own.dtype)
+    return (own * c + other * s).to(raw.dtype)
 
 
 @triton.jit
 def _tree_attention(
-    query, key, value, keys, values, packed, cos, sin, sums, peaks, arrivals, out,
+    query, key, value, keys, values, packed, cos, sin, q_scales, k_scales, sums, peaks, arrivals, out,
     q_row, q_head, q_node, k_row, k_head, k_node, v_row, v_head, v_node, c_row, c_head, c_slot, m_row, m_node,
-    a_row, a_node, o_row, o_node, n, groups, size, kv_heads, scaling, TURNS: tl.constexpr,
+    a_row, a_node, o_row, o_node, n, groups, size, kv_heads, scaling, offset, eps,
+    TURNS: tl.constexpr, NORMED: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A share of the keys, the cache's and then the tree's own, under M queries that have a key head in common."""
@@ -54,7 +62,8 @@ def _tree_attention(
     in_size = d[None, :] < size
     at_q = row * q_row + (head * groups + group) * q_head + node * q_node
     if TURNS:
-        q = _turned(query, at_q, cos, sin, row * a_row + node * a_node, d, size, real[:, None] & in_size)
+        q_here = real[:, None] & in_size
+        q = _turned(query, at_q, cos, sin, row * a_row + node * a_node, d, size, q_here, q_scales, offset, eps, NORMED)
     else:
         q = tl.load(query + at_q[:, None] + d[None, :], mask=real[:, None] & in_size, other=0.0)
     about = packed + row * m_row + node * m_node
@@ -85,7 +94,8 @@ def _tree_attention(
         here = inside[:, None] & in_size
         at_k = row * k_row + head * k_head + j * k_node
         if TURNS:
-            k = _turned(key, at_k, cos, sin, row * a_row + j * a_node, d, size, here)
+            angle = row * a_row + j * a_node
+            k = _turned(key, at_k, cos, sin, angle, d, size, here, k_scales, offset, eps, NORMED)
         else:
             k = tl.load(key + at_k[:, None] + d[None, :], mask=here, other=0.0)
         v = tl.load(value + row * v_row + head * v_head + j[:, None] * v_node + d[None, :], mask=here, other=0.0)
@@ -157,7 +167,7 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor,
-    scaling: float, turn: tuple[Tensor, Tensor] | None = None,
+    scaling: float, turn: Turn | None = None,
 ) -> Tensor:  # fmt: skip
     """See naive.py; the last axis of every tensor must be contiguous, the two caches laid out alike, `turn` too.
 
@@ -173,11 +183,13 @@ def attend(
     sums = torch.empty(*parts, size, dtype=torch.float32, device=query.device)
     peaks = torch.empty(parts, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, n, heads, size, dtype=query.dtype, device=query.device)
-    cos, sin = turn or (query, query)
+    cos, sin = (turn.cos, turn.sin) if turn else (query, query)
+    q_scales, k_scales, offset, eps = (turn and turn.norms) or (query, query, 0.0, 0.0)
     _tree_attention[splits, triton.cdiv(groups * n, shared["M"]), batch * kv_heads](
-        query, key, value, keys, values, packed, cos, sin, sums, peaks, arrivals, out,
+        query, key, value, keys, values, packed, cos, sin, q_scales, k_scales, sums, peaks, arrivals, out,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *keys.stride()[:3],
         packed.stride(0), packed.stride(2), *cos.stride()[:2], out.stride(0), out.stride(1),
-        n, groups, size, kv_heads, scaling, TURNS=turn is not None, D=d, **shared,
+        n, groups, size, kv_heads, scaling, offset, eps,
+        TURNS=turn is not None, NORMED=turn is not None and turn.norms is not None, D=d, **shared,
     )  # fmt: skip
     return out
