@@ -9,11 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GOLDEN = tl.constexpr(-0x61C8864680B583EB)
-MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
-MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
-LOG2E = tl.constexpr(1.4426950408889634)
-ONE_INSTRUCTION = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
 
 SHARE = 4096
 """Logits per program of the p/q test's first pass: 32 a thread, all asked for at once."""
@@ -24,59 +20,6 @@ MANY = 8
 """Rows from which on a depth has more programs than run at once, so that deeper ones can hear where rows stop."""
 CHOICE = 512
 """Tokens per program of `seeded`, for several nodes at a time."""
-
-
-@triton.jit
-def _mix(z):
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * MIX_1
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * MIX_2
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
-
-
-@triton.jit
-def _key(seed, position, STREAM: tl.constexpr):
-    row = _mix(_mix(seed + GOLDEN) + tl.full([], STREAM + 1, tl.int64) * GOLDEN)
-    return _mix(row + (position + 1) * GOLDEN)
-
-
-@triton.jit
-def _uniform(key, token):
-    """In (0, 1), as core/noise.py has it in fp32."""
-    bits = (_mix(key + (token.to(tl.int64) + 1) * GOLDEN) >> 11) & 0x1FFFFFFFFFFFFF
-    # (bits + 1/2) / 2^53 with one rounding, whether or not the two operations become one
-    return tl.minimum(bits.to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17, 0.999999940395355224609375)
-
-
-@triton.jit
-def _exponential(u):
-    """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u takes back what rounding w lost."""
-    w = 1.0 - u
-    return tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, -1.0, w - 1.0)))
-
-
-@triton.jit
-def _exp2(x):
-    """One instruction where there is one, which takes numbers below 2^-126 for 0."""
-    if ONE_INSTRUCTION:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.exp2(x)
-
-
-@triton.jit
-def _log2(x):
-    """Likewise; off by 2^-22 near 1, by that fraction elsewhere."""
-    if ONE_INSTRUCTION:
-        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.log2(x)
-
-
-@triton.jit
-def _gumbel2(u):
-    """-log2(-log1p(-u)). Winners have a small u, where `_log2` of 1 - u would be off: there, the first terms."""
-    near = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
-    return -_log2(tl.where(u < 0.125, near, _log2(1.0 - u) * -0.6931471805599453))
 
 
 @triton.jit
@@ -107,7 +50,7 @@ def _node_choices(
         depth = tl.load(depths + row * d_row + node * d_node, mask=real, other=-1).to(tl.int32)
         first, last = tl.min(tl.where(real, depth, 0x7FFFFFFF), 0), tl.max(depth, 0)
         for d in range(first, last + 1):
-            noise = -tl.log(_exponential(_uniform(_key(seed, position + d, STREAM), at)))
+            noise = -tl.log(exponential(uniform(key_of(seed, position + d, STREAM), at)))
             x = tl.where((depth == d)[:, None], x + noise[None, :], x)
     best, token = tl.max(x, 1, return_indices=True)
     place = (row * nodes + node) * tl.num_programs(0) + part
@@ -202,7 +145,7 @@ def _hits(
     p_base, p_log = _whole(bases, sums, place, here)
     q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
     gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
-    coin = _uniform(_key(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
+    coin = uniform(key_of(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
     hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
     if heat <= 0:
         where = tl.argmax(tl.load(bases + place, mask=here, other=-float("inf"), cache_modifier=".cg"), 1)
@@ -246,7 +189,7 @@ def _shares(
         unit, peak = _unit(heat), tl.max(x, 0)
         base = peak * unit
         if heat > 0:
-            about = tl.sum(_exp2(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
+            about = tl.sum(power(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
         else:
             about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
         place = (row * 2 * gamma + of_q * gamma + depth) * splits + split
@@ -289,10 +232,10 @@ def _race(
             if FLOORS:
                 y = tl.where(y < q_low, -float("inf"), y)
             # What q leaves of p, as a factor: nothing where q >= p, also where both are 0.
-            left = tl.maximum(1.0 - _exp2((tl.fma(y, unit, -q_base) - q_log) - score), 0.0)
-            score = tl.where(left > 0, score + _log2(left), -float("inf"))
+            left = tl.maximum(1.0 - power((tl.fma(y, unit, -q_base) - q_log) - score), 0.0)
+            score = tl.where(left > 0, score + logarithm(left), -float("inf"))
         if heat > 0:
-            score = score + _gumbel2(_uniform(key, first + start + tl.arange(0, BLOCK)))
+            score = score + gumbel2(uniform(key, first + start + tl.arange(0, BLOCK)))
         better = score > best
         best, tile = tl.where(better, score, best), tl.where(better, start, tile)
     top = tl.max(best, 0)
@@ -332,7 +275,7 @@ def _draw(
     if FLOORS:
         p_low = tl.load(target_floor + row * tf_row + n * tf_node)
         q_low = tl.load(draft_floor + row * df_row + n * df_node, mask=refused, other=0.0)
-    key, first = _key(seed, position + n, RESIDUAL), part * SPAN
+    key, first = key_of(seed, position + n, RESIDUAL), part * SPAN
     top, token = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     if refused:
         of_p, of_q = (

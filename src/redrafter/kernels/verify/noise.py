@@ -1,0 +1,64 @@
+"""The random numbers of core/noise.py, computed where they are used, and the hardware's own functions to base 2."""
+
+import torch
+import triton
+import triton.language as tl
+
+GOLDEN = tl.constexpr(-0x61C8864680B583EB)
+MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
+MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
+LOG2E = tl.constexpr(1.4426950408889634)
+ONE_INSTRUCTION = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * MIX_1
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * MIX_2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def key_of(seed, position, STREAM: tl.constexpr):
+    row = _mix(_mix(seed + GOLDEN) + tl.full([], STREAM + 1, tl.int64) * GOLDEN)
+    return _mix(row + (position + 1) * GOLDEN)
+
+
+@triton.jit
+def uniform(key, token):
+    """In (0, 1), as core/noise.py has it in fp32."""
+    bits = (_mix(key + (token.to(tl.int64) + 1) * GOLDEN) >> 11) & 0x1FFFFFFFFFFFFF
+    # (bits + 1/2) / 2^53 with one rounding, whether or not the two operations become one
+    return tl.minimum(bits.to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17, 0.999999940395355224609375)
+
+
+@triton.jit
+def exponential(u):
+    """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u takes back what rounding w lost."""
+    w = 1.0 - u
+    return tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, -1.0, w - 1.0)))
+
+
+@triton.jit
+def power(x):
+    """One instruction where there is one, which takes numbers below 2^-126 for 0."""
+    if ONE_INSTRUCTION:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def logarithm(x):
+    """Likewise; off by 2^-22 near 1, by that fraction elsewhere."""
+    if ONE_INSTRUCTION:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def gumbel2(u):
+    """-log2(-log1p(-u)). Winners have a small u, where `logarithm` of 1 - u would be off: there, the first terms."""
+    near = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
+    return -logarithm(tl.where(u < 0.125, near, logarithm(1.0 - u) * -0.6931471805599453))
