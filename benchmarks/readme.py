@@ -40,6 +40,8 @@ PAGES = {
         "verify_kernel",
         "summaries",
         "speech_sampling",
+        "summaries_cpu",
+        "speech_sampling_cpu",
     ],
     CARD: ["drafter"],
     GUIDE: ["ablation", "peers", "family", "lengths", "rules"],

@@ -370,4 +370,6 @@ BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "verify_kernel": ("verify_kernel.json", verify_kernel),
     "summaries": ("summaries.json", sampling),
     "speech_sampling": ("speech_sampling.json", sampling),
+    "summaries_cpu": ("summaries_cpu.json", sampling),
+    "speech_sampling_cpu": ("speech_sampling_cpu.json", sampling),
 }
