@@ -8,7 +8,6 @@ import torch
 from redrafter.core.cache import KVCache
 from redrafter.kernels import between
 from redrafter.targets import fused, load_target, tree
-from redrafter.targets.regions import Choice
 from zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -79,12 +78,3 @@ def test_what_is_not_silu_or_rms_is_unknown():
     layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)
     with pytest.raises(fused.Unknown, match="no norm"):
         fused.Norm(layer.input_layernorm)
-
-
-def test_one_choice_for_all_layers():
-    choice, calls = Choice(), []
-    ways = [lambda x, i=i: calls.append(i) or x for i in range(2)]
-    choice(ways, torch.zeros(1))
-    choice.made = 1
-    choice(ways, torch.zeros(1))
-    assert calls == [0, 1]
