@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tables import BLOCKS
+from blocks import BLOCKS
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
