@@ -17,6 +17,7 @@ from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import runs_triton
 from redrafter.kernels.tree_attention import naive
+from redrafter.targets.target import Target
 
 NAME = "redrafter_tree"
 OTHER_MATHS = ("softcap", "s_aux", "head_mask")
@@ -27,7 +28,7 @@ _arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDicti
 
 
 @contextlib.contextmanager
-def served(target: Any, cache: KVCache) -> Iterator[None]:
+def served(target: Target, cache: KVCache) -> Iterator[None]:
     """The kernel serves a target's model from this cache for a while."""
     model, before = target.model, target.config._attn_implementation
     model.set_attn_implementation(NAME)

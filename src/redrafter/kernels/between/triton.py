@@ -22,8 +22,8 @@ def _norm(x, weight, out, copy, size, x_row, offset, eps, COPIES: tl.constexpr, 
 
 @triton.jit
 def _gate(joint, out, half, TILE: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < half
     opening = tl.load(joint + row * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
     what = tl.load(joint + row * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
@@ -50,5 +50,5 @@ def gate(joint: Tensor) -> Tensor:
     """See naive.py; (n, 2·I), contiguous."""
     rows, half = joint.shape[0], joint.shape[1] // 2
     out = joint.new_empty(rows, half)
-    _gate[triton.cdiv(half, TILE), rows](joint, out, half, TILE=TILE, num_warps=4)
+    _gate[rows, triton.cdiv(half, TILE)](joint, out, half, TILE=TILE, num_warps=4)
     return out

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from redrafter.kernels.verify.noise import LOG2E
+
 BLOCK = 8192
 """Logits read at once, 8 a thread; the next three tiles are on their way meanwhile."""
 
