@@ -150,7 +150,7 @@ def trace(bench: Bench) -> None:
         row["kernels"] = statistics.median(len(s) for s in steps)
         for stage in stages[0]:
             row[f"{stage}_ms"] = statistics.median(s[stage] for s in stages)
-        row["busy_ms"] = statistics.median(sum(k[2] for k in s) / 1e3 for s in steps)
+        row["busy_ms"] = statistics.median(map(busy_ms, steps))
         row["idle_fraction"] = max(0.0, 1 - row["busy_ms"] / step_ms)
         bench.rows += [row, {"part": "kernels", "contender": name, "microseconds_and_count": by_name(steps)}]
         if name == "speculative":
@@ -188,6 +188,15 @@ def split_steps(prof: profile) -> list[list[Kernel]]:
         else:
             steps[-1].append(event)
     return steps
+
+
+def busy_ms(kernels: list[Kernel]) -> float:
+    """Milliseconds in which any of these runs. A kernel may begin, and wait, before the last one has ended."""
+    busy, end = 0.0, 0.0
+    for _, start, took in kernels:
+        busy += max(0.0, start + took - max(start, end))
+        end = max(end, start + took)
+    return busy / 1e3
 
 
 def staged(kernels: list[Kernel]) -> dict[str, float]:
