@@ -26,7 +26,7 @@ def test_tree_kernel_gives_the_models_own_logits(kind):
 
 def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
     whole = attention.pack_mask
-    monkeypatch.setattr(attention, "pack_mask", lambda n, d, mask, w=None: whole(n, d, torch.ones_like(mask), w))
+    monkeypatch.setattr(attention, "pack_mask", lambda n, d, mask, *more: whole(n, d, torch.ones_like(mask), *more))
     with pytest.raises(UnsupportedTarget, match="other logits"):
         check_tree_kernel(load_target(make_model("llama", torch.float32)))
 

@@ -13,7 +13,9 @@ from redrafter.errors import ConfigError
 from redrafter.runtime import pool as pool_module
 from redrafter.runtime.eager import Start
 from redrafter.runtime.pool import Pool
+from redrafter.runtime.reader import Reader
 from redrafter.runtime.table import Table, Watched
+from redrafter.serve.measure import prepare
 from redrafter.targets import Target
 from zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
 
@@ -31,6 +33,12 @@ KINDS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def target() -> Target:
     return Target(make_model())
+
+
+@pytest.fixture(scope="module")
+def single() -> Target:
+    """In fp32, which the tree kernel knows: prompts are read by recorded passes."""
+    return Target(make_model("llama", torch.float32))
 
 
 def make_pool(target: Target, drafter: Any = None, **options: Any) -> Pool:
@@ -112,6 +120,55 @@ def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> N
     expected = alone(target, every)
     assert len(texts) == 30 if not cancel else 3 < len(texts) < 30
     assert texts == {i: expected[i] for i in texts}
+
+
+def test_recorded_passes_read_whatever_fits(single: Target) -> None:
+    """Pieces of every length, filled up to the recorded ones; near the end of the context as they are."""
+    prompt = [i % VOCAB for i in range(80)]
+    expected = Engine(single, NoDrafter()).complete(
+        Engine(single, NoDrafter()).requests([prompt], max_new_tokens=9, seed=0)
+    )[0]
+    for most in (1, 7, 33, 80):
+        pool = make_pool(single, recorded=True, runtime="graphs")
+        assert pool.reader is not None
+        row = pool.open(Start(prompt, 0, 9, ()), pool_module.SamplingParams())
+        while (written := pool.read(row, most)) is None:
+            pass
+        tokens = list(written.tokens)
+        while not written.done:
+            pool.launch(True, SHAPES[0])
+            ((_, written),) = pool.collect()
+            tokens += written.tokens
+        assert tokens == expected.tokens
+        assert all(size >= min(most, 16) for size in pool.reader.pieces)
+        assert not pool.reader.hopeless
+
+
+def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: prompts read into the next row's place."""
+    read = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, place, tokens, begin: read(self, (place + 1) % 9, tokens, begin))
+    chance = random.Random(0)
+    every = requests(single, 20, chance)
+    assert serve(make_pool(single, recorded=True, runtime="graphs"), every, chance) != dict(
+        enumerate(alone(single, every))
+    )
+
+
+def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
+    pool = make_pool(single, recorded=True, runtime="graphs")
+    prepare(pool, lambda rows: [*SHAPES, None])
+    assert pool.free == pool.rows
+    assert pool.reader is not None
+    before = set(pool.recorder.programs), set(pool.reader.pieces)
+    chance = random.Random(8)
+    every = requests(single, 24, chance)
+    known = [r for i, r in enumerate(every) if KINDS[i % len(KINDS)].keys() <= {"temperature"}]
+    assert serve(pool, known, chance) == dict(enumerate(alone(single, known)))
+    made = {key for key in pool.recorder.programs if key[2] or key[3] is None}  # a scheduler guesses for no plain row
+    assert (made, set(pool.reader.pieces)) == before
+    serve(pool, every, chance)
+    assert set(pool.recorder.programs) > before[0], "filtered rows need others"
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "gpt2"])

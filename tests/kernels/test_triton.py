@@ -79,6 +79,30 @@ def test_tree_attention(case, dtype, turns):
     torch.testing.assert_close(mine, caches, **close, equal_nan=True)
 
 
+@pytest.mark.parametrize("places", [[4, 1], [1, 4]])
+def test_attention_at_places_of_a_larger_cache(places):
+    """What rows read and write where they stand is what they would have among themselves; others are not touched."""
+    torch.manual_seed(0)
+    depths, mask = random_tree(2, 6)
+    at, stand = torch.tensor([5, 9]), torch.tensor(places)
+    query, key, value = (torch.randn(2, 2, 6, 16, device=DEVICE) for _ in range(3))
+    whole = torch.randn(2, 5, 2, 20, 16, device=DEVICE)
+    alone = whole[:, stand].clone()
+    arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
+    own = attention_naive.pack_mask(at, depths, mask).to(DEVICE)
+    placed = attention_naive.pack_mask(at, depths, mask, None, stand).to(DEVICE)
+    want = attention_naive.attend(query, key, value, alone[0], alone[1], own, 1.0)
+    for attend in (attention_naive.attend, lambda *args: attention_triton.attend(*args[:6], arrivals, *args[6:])):
+        mine = whole.clone()
+        got = attend(query, key, value, mine[0], mine[1], placed, 1.0)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert torch.equal(mine[:, stand], alone)
+        assert torch.equal(mine[:, [0, 2, 3]], whole[:, [0, 2, 3]])
+        if places != sorted(places):  # twin: the same rows, each at the other's place
+            other = attention_naive.pack_mask(at, depths, mask, None, stand.flip(0)).to(DEVICE)
+            assert not torch.allclose(attend(query, key, value, mine[0], mine[1], other, 1.0), want, atol=1e-2)
+
+
 def test_twin_attention_with_a_wrong_bit_differs():
     depths, mask = random_tree(1, 6)
     wrong = mask.clone()

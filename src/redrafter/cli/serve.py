@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         from redrafter.serve.build import Server, build, ladder, make_pool
         from redrafter.serve.costs import Costs
+        from redrafter.serve.measure import prepare
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
     if args.rule != "seeded":
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> None:
         costs = Costs(None, engine.shape if given else None)
     else:
         costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
+    with stages(console) as report:
+        prepare(pool, costs.shapes, progress=report)
     served = build(engine, pool, costs, config)
     where = f"http://{args.host}:{port}"
 

@@ -24,6 +24,7 @@ from redrafter.errors import ConfigError
 from redrafter.runtime.compiled import verifier
 from redrafter.runtime.eager import Start, first_tokens
 from redrafter.runtime.program import NotRecordable, Program
+from redrafter.runtime.reader import PIECES, Reader
 from redrafter.runtime.recorder import BUCKETS, Recorder, columns
 from redrafter.runtime.row import Row, Written, common, each_its_own, logprobs_of
 from redrafter.runtime.table import Table, Watched, store, told_step
@@ -69,6 +70,7 @@ class Pool:
         self.plain = NoDrafter()
         self.clock = self.version = 0
         self.recorder = Recorder(target, self.table, self.compiles)
+        self.reader = self._reader()
         self.samplings: dict[tuple[int, int], Sampling] = {}  # of this version
         self.rules: dict[Shape | None, Rule] = {}
         self.flight: _Flight | None = None
@@ -109,29 +111,25 @@ class Pool:
         if row.reuses:
             self._reuse(row)
         prompt = len(row.start.prompt)
-        begin, stop = row.known, min(prompt, row.known + most)
+        begin, stop = row.known, min(prompt, row.known + min(most, PIECES[-1]))
         tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
-        part = self.table.cache.part(row.place, row.place + 1)
-        logits, hidden = self._prefill(tokens, stop, part, begin)
+        found = self.reader.read(row.place, row.ids[begin:stop], begin) if self.reader is not None else None
+        if found is None:
+            part = self.table.cache.part(row.place, row.place + 1)
+            found = self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+        logits, hidden = found
         self.table.history[row.place, begin:stop] = hidden[0]
         row.known = stop
         self.table.rows.lengths[row.place] = stop
         self._touch(row)
         return self._first(row, tokens, logits) if stop == prompt else None
 
-    def _prefill(self, tokens: Tensor, stop: int, part: Any, begin: int) -> tuple[Tensor, Tensor]:
-        """By the compiled pass where there is one; a model that cannot be compiled reads as it is."""
-        if self.recorded and self.compiles and isinstance(made := verifier(self.target, True), TreeTarget):
-            try:
-                with made.serving(part):
-                    return made.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self.compiles = False
-                first = f"{type(error).__name__}: {error}".splitlines()[0]
-                log.warning("%s cannot be compiled and reads prompts as it is (%s)", self.target.name, first)
-        return self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+    def _reader(self) -> Reader | None:
+        """Recorded passes, where steps are recorded and the tree kernel does the model's attention."""
+        made = verifier(self.target, self.compiles) if self.recorded else None
+        if not isinstance(made, TreeTarget):
+            return None
+        return Reader(made, self.table.cache, self.drafter.layers, self.recorder.memory)
 
     def _first(self, row: Row, prompt: Tensor, logits: Tensor) -> Written:
         """The row takes its place among those that step."""

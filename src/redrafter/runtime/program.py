@@ -20,6 +20,7 @@ from redrafter.core.step import Drafter, Rows, step
 from redrafter.core.step import Target as Verifies
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import Gain
+from redrafter.runtime.graph import recorded
 from redrafter.targets import Target
 from redrafter.targets.tree import TreeTarget
 
@@ -134,18 +135,8 @@ class Program:
     def _record(self) -> None:
         """Steps before the recording compile and tune; they write behind the rows' ends only, and rows are refilled."""
         log.info("recording a step of %s for %d rows", self.target.name, len(self.out))
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        many = torch._dynamo.config.patch(recompile_limit=64)  # one code, a program for every kind of batch
-        with many, self.attention(), torch.cuda.stream(side):
-            for _ in range(2):
-                self._step()
-            side.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.memory, stream=side):
-                self._step()
-            self.graph = graph
-        torch.cuda.current_stream().wait_stream(side)
+        with self.attention():
+            self.graph = recorded(self._step, self.memory)
 
     def launch(self) -> None:
         if self.graph is not None:

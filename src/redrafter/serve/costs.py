@@ -21,11 +21,18 @@ class Costs:
         if self.profile is None:
             return self.fixed
         size = self._size(rows)
-        shapes = [s.shape for s in self.profile.stepped if s.batch == size and s.shape is not None]
+        shapes = [shape for shape in self.shapes(rows) if shape is not None]
         if not shapes:
             return None
         best = max(shapes, key=lambda s: self.rate(s, size))
         return best if self.rate(best, size) >= MARGIN * self.rate(None, size) else None
+
+    def shapes(self, rows: int) -> list[Shape | None]:
+        """All that may be chosen for this many rows."""
+        if self.profile is None:
+            return [self.fixed]
+        size = self._size(rows)
+        return [s.shape for s in self.profile.stepped if s.batch == size]
 
     def rate(self, shape: Shape | None, rows: int) -> float:
         """Tokens per millisecond and row that a measured number of rows can expect."""

@@ -1,4 +1,7 @@
-"""What steps of the pool itself cost, by number of rows and shape: contenders take turns, plain decoding among them."""
+"""What steps of the pool itself cost, by number of rows and shape: contenders take turns, plain decoding among them.
+
+And all that is recorded at its first use, used once, so that no request waits for it.
+"""
 
 import statistics
 import time
@@ -8,6 +11,7 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.engine.profile import MARGIN, Choice, Guessed, Stepped
 from redrafter.runtime.eager import Start
 from redrafter.runtime.pool import Pool
+from redrafter.runtime.reader import PIECES
 from redrafter.runtime.row import Row
 
 TURNS, STEPS = 4, 3
@@ -55,6 +59,32 @@ def measure(
     return stepped, choices
 
 
+def prepare(
+    pool: Pool,
+    shapes: Callable[[int], Sequence[Shape | None]],
+    kinds: Sequence[SamplingParams] = (SamplingParams(), SamplingParams(temperature=1.0)),
+    progress: Progress | None = None,
+) -> None:
+    """Record what requests of these kinds need: `shapes` are those that so many rows may want."""
+    if not pool.recorded:
+        return
+    sizes = sizes_up_to(pool.rows)
+    for done, size in enumerate(sizes):
+        if progress is not None:
+            progress("recording steps", done, len(sizes))
+        for params in kinds:
+            for drafts in (True, False):
+                rows = _opened(pool, size, [[0]], pool.context, params, drafts)
+                for shape in shapes(size) if drafts else [None]:
+                    _steps(pool, shape, 1, drafts)
+                for row in rows:
+                    pool.close(row)
+    for piece in [n for n in PIECES if n < pool.context]:
+        row = pool.open(Start([0] * piece, 0, 1, ()), SamplingParams(), reuses=False)
+        pool.read(row, piece)
+        pool.close(row)
+
+
 def time_steps(
     pool: Pool, size: int, shapes: Sequence[Shape], prompts: Sequence[Sequence[int]], steps: int
 ) -> tuple[float, list[float]]:
@@ -81,21 +111,28 @@ def time_steps(
     return plain, [plain * statistics.median(t[i] / t[0] for t in turns) for i in range(1, len(everyone))]
 
 
-def _opened(pool: Pool, size: int, prompts: Sequence[Sequence[int]], room: int) -> list[Row]:
+def _opened(
+    pool: Pool,
+    size: int,
+    prompts: Sequence[Sequence[int]],
+    room: int,
+    params: SamplingParams | None = None,
+    drafts: bool = True,
+) -> list[Row]:
     """Rows that are ready to step, with prompts of at most `room` tokens."""
     rows = []
     for i in range(size):
         prompt = list(prompts[i % len(prompts)])[: max(1, room)]
-        row = pool.open(Start(prompt, i, pool.context - len(prompt), ()), SamplingParams())
+        row = pool.open(Start(prompt, i, pool.context - len(prompt), ()), params or SamplingParams(), drafts=drafts)
         while pool.read(row, 512) is None:
             pass
         rows.append(row)
     return rows
 
 
-def _steps(pool: Pool, shape: Shape | None, count: int) -> float:
+def _steps(pool: Pool, shape: Shape | None, count: int, drafts: bool = True) -> float:
     began = time.perf_counter()
     for _ in range(count):
-        pool.launch(True, shape)
+        pool.launch(drafts, shape)
         pool.collect()
     return 1000 * (time.perf_counter() - began) / count

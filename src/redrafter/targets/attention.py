@@ -44,12 +44,14 @@ class AttentionPlan:
         sliding = _additive(visible & near, dtype)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
-    def packed(self, lengths: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor | dict[str, Tensor]:
+    def packed(
+        self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
         """The same for the tree kernel: a few words for each node, whatever the length of the cache."""
-        full = pack_mask(lengths, depths, ancestors)
+        full = pack_mask(lengths, depths, ancestors, None, places)
         if self.window is None:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
-        sliding = pack_mask(lengths, depths, ancestors, self.window)
+        sliding = pack_mask(lengths, depths, ancestors, self.window, places)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
 

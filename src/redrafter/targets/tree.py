@@ -67,8 +67,15 @@ class TreeTarget:
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def forward(
-        self, tokens: Tensor, depths: Tensor, ancestors: Tensor, lengths: Tensor, layers: tuple[int, ...]
+        self,
+        tokens: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        lengths: Tensor,
+        layers: tuple[int, ...],
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Rows (B, n) stand at these places (B,) of the served cache, by default each at its own number."""
         target = self.target
-        masks = self.packed(lengths, depths, ancestors)
+        masks = self.packed(lengths, depths, ancestors, places)
         return target.run(tokens, lengths[:, None] + depths, masks, PassingCache(), layers)

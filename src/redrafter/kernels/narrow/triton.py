@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.early import after, ask, early
-
 EPSILON = torch.finfo(torch.float32).eps
 """Of F.rms_norm, whatever the dtype."""
 
@@ -46,16 +44,12 @@ def _sum(
 def _layer(
     x, w, bias, share, extra, w_extra, out, count, width, size, extra_size, per_share, x_row, w_row, e_row, we_row, eps,
     NORMED: tl.constexpr, RESIDUAL: tl.constexpr, SHARED: tl.constexpr, EXTRA: tl.constexpr,
-    EARLY: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N columns of a residual block, or of what states and readings add to the share."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < width
     here = real[:, None] & cols[None, :]
-    if EARLY:
-        ask(w, col, w_row, width - 1, size, LINE, LINES)
-    after(EARLY)
     # What is added at the end is asked for at the beginning: it is there by then.
     if SHARED:
         given = tl.load(share + (rows // per_share)[:, None] * width + col[None, :], mask=here, other=0.0)
@@ -83,18 +77,13 @@ def _layer(
 @triton.jit
 def _cell(
     x, w, bias, heard, parents, tokens, out, count, width, old_width, size, x_row, w_row, h_row,
-    PICKS: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
+    PICKS: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N columns of the next state."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < size
     here = real[:, None] & cols[None, :]
-    if EARLY:
-        ask(w, col, w_row, size - 1, size, LINE, LINES)
-        if GATED:
-            ask(w + size * w_row, col, w_row, size - 1, size, LINE, LINES)
-    after(EARLY)
     into, said = rows, rows.to(tl.int64)
     if PICKS:
         rows = rows // width * old_width + tl.load(parents + rows, mask=real, other=0).to(tl.int32)
@@ -127,10 +116,9 @@ def _cell(
 @triton.jit
 def _read(
     query, memory, out, width, heads, size, q_row, q_beam, m_row, m_head,
-    W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its beams' queries."""
-    after(EARLY)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     beam, d = tl.arange(0, W), tl.arange(0, D)
     here = (beam < width)[:, None] & (d < size)[None, :]
@@ -160,9 +148,6 @@ def _tiles(x: Tensor, columns: int, gated: bool = False) -> dict[str, object]:
         "PRECISION": "ieee" if full else "tf32",
         "num_warps": 4,
         "num_stages": 2 if full else 3 if gated else 5,
-        "LINE": 128 // x.element_size(),
-        "LINES": triton.next_power_of_2(triton.cdiv(x.shape[-1] * x.element_size(), 128)),
-        **early(x.device),
     }
 
 
@@ -214,6 +199,6 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
         query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
         W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # finer than the result's dtype
-        num_warps=4, **early(query.device),
+        num_warps=4,
     )  # fmt: skip
     return out

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.early import after, early
-
 CHUNK = 512
 """Logits per program of the first kernel."""
 MOST = 512
@@ -33,10 +31,9 @@ def _score(key):
 @triton.jit
 def _chunk(
     logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, l_row, l_beam, n_row, n_token,
-    WP: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr, EARLY: tl.constexpr,
+    WP: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
     """The best of a chunk of one beam's logits under noise, and its share of the softmax."""
-    after(EARLY)
     part, beam, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = part * CHUNK + tl.arange(0, CHUNK)
     real = at < vocab
@@ -58,11 +55,9 @@ def _chunk(
 
 @triton.jit
 def _gather(
-    keys, peaks, sums, best_keys, best_peaks, best_sums, parts,
-    WP: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    keys, peaks, sums, best_keys, best_peaks, best_sums, parts, WP: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """The best of one beam's chunks, where all beams' chunks are too many for one program."""
-    after(EARLY)
     beam = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     peak = tl.load(peaks + beam * parts + part, mask=part < parts, other=-float("inf"))
@@ -78,10 +73,9 @@ def _gather(
 @triton.jit
 def _choose(
     keys, peaks, sums, total, best_out, parents_out, ids_out, beams, parts, t_row,
-    W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The best of all beams' candidates, by the score of the whole path."""
-    after(EARLY)
     row = tl.program_id(0).to(tl.int64)
     beam, part, at = tl.arange(0, BEAMS), tl.arange(0, PARTS), tl.arange(0, PARTS * WP)
     here = (beam < beams)[:, None] & (part < parts)[None, :]
@@ -122,16 +116,13 @@ def extend(
     _chunk[parts, beams, batch](
         logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, logits.stride(0), logits.stride(1),
         noise.stride(0), noise.stride(1), WP=wp, CHUNK=chunk, MAPPED=token_ids is not None, num_warps=chunk // 256,
-        **early(device),
     )  # fmt: skip
     all_parts = triton.next_power_of_2(parts)
     if triton.next_power_of_2(beams) * all_parts * wp > MOST:
         every = keys, peaks, sums, parts
         keys = torch.empty(batch, beams, 1, wp, dtype=torch.long, device=device)
         peaks, sums, parts = peaks.new_empty(batch, beams, 1), peaks.new_empty(batch, beams, 1), 1
-        _gather[(batch * beams,)](
-            *every[:3], keys, peaks, sums, every[3], WP=wp, PARTS=all_parts, num_warps=4, **early(device)
-        )
+        _gather[(batch * beams,)](*every[:3], keys, peaks, sums, every[3], WP=wp, PARTS=all_parts, num_warps=4)
         all_parts = 1
     best = torch.empty(batch, width, device=device)
     parents = torch.empty(batch, width, dtype=torch.long, device=device)
@@ -139,6 +130,6 @@ def extend(
     _choose[(batch,)](
         keys, peaks, sums, total, best, parents, ids, beams, parts, total.stride(0),
         W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts,
-        num_warps=4, **early(device),
+        num_warps=4,
     )  # fmt: skip
     return best, parents, ids

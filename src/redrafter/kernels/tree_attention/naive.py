@@ -5,20 +5,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LENGTH, DEPTH, WINDOW, BITS = range(4)
+LENGTH, DEPTH, WINDOW, PLACE, BITS = range(5)
 """Columns of a packed mask; from the last on, 64 nodes a column."""
 EVERYTHING = 1 << 40
 """The window of attention without one."""
 
 
-def pack_mask(lengths: Tensor, depths: Tensor, mask: Tensor, window: int | None = None) -> Tensor:
-    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 3 + words) int64.
+def pack_mask(
+    lengths: Tensor, depths: Tensor, mask: Tensor, window: int | None = None, places: Tensor | None = None
+) -> Tensor:
+    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + words) int64.
 
-    All that a node sees, in a few words: the cache's first `length` slots and the nodes of its bits, as far
-    back as the window reaches. Four axes, since transformers hands a mask of four to attention as it is.
+    All that a node sees, in a few words: the first `length` slots at its row's place in the cache (B,), by default its
+    own number, and the nodes of its bits, as far back as the window reaches. Four axes, since transformers hands a mask
+    of four to attention as it is.
 
     >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), torch.tensor([[[1, 0], [1, 1]]]).bool(), 5).tolist()
-    [[[[7, 0, 5, 1], [7, 1, 5, 3]]]]
+    [[[[7, 0, 5, 0, 1], [7, 1, 5, 0, 3]]]]
     """
     batch, n = depths.shape
     words = -(-n // 64)
@@ -26,7 +29,9 @@ def pack_mask(lengths: Tensor, depths: Tensor, mask: Tensor, window: int | None 
     bits = (spread.long() << torch.arange(64, device=mask.device)).sum(-1)  # the 64th bit is the sign
     length = lengths[:, None].expand(batch, n)
     reach = torch.full_like(depths, EVERYTHING if window is None else window)
-    return torch.cat([torch.stack([length, depths, reach], dim=-1), bits], dim=-1)[:, None]
+    places = torch.arange(batch, device=depths.device) if places is None else places
+    about = torch.stack([length, depths, reach, places[:, None].expand(batch, n)], dim=-1)
+    return torch.cat([about, bits], dim=-1)[:, None]
 
 
 def visible(packed: Tensor, slots: int) -> Tensor:
@@ -74,18 +79,20 @@ def attend(
     scaling: float,
     turn: Turn | None = None,
 ) -> Tensor:
-    """Queries (B, G·K, n, D) of n nodes on the cache (B, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
+    """Queries (B, G·K, n, D) of n nodes on the cache (P, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
 
-    The nodes' keys and values are also put into the cache, behind each row's length. With `turn`, queries and keys come
-    as they are made and are turned here.
+    The nodes' keys and values are also put into the cache, at their row's place behind its length. With `turn`, queries
+    and keys come as they are made and are turned here.
     """
     if turn is not None:
         query, key = turn(query, is_key=False), turn(key, is_key=True)
     batch, heads, n, size = query.shape
     groups = heads // keys.shape[1]
     slots = packed[:, 0, :, LENGTH] + torch.arange(n, device=packed.device)  # (B, n)
+    places = packed[:, 0, 0, PLACE]
     for whole, new in ((keys, key), (values, value)):
-        whole.scatter_(2, slots[:, None, :, None].expand(-1, whole.shape[1], -1, size), new)
+        whole[places[:, None], :, slots] = new.transpose(1, 2)
+    keys, values = keys[places], values[places]
     seen = visible(packed, keys.shape[2])[:, None, None]  # (B, 1, 1, n, S)
     grouped = query.reshape(batch, -1, groups, n, size).float()
     scores = torch.einsum("bkgnd,bksd->bkgns", grouped, keys.float()) * scaling

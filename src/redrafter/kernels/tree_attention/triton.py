@@ -67,7 +67,7 @@ def _tree_attention(
     else:
         q = tl.load(query + at_q[:, None] + d[None, :], mask=real[:, None] & in_size, other=0.0)
     about = packed + row * m_row + node * m_node
-    length = tl.load(packed + row * m_row).to(tl.int32)
+    length, place = tl.load(packed + row * m_row).to(tl.int32), tl.load(packed + row * m_row + 3)
     depth = tl.load(about + 1, mask=real, other=0)
     window = tl.load(packed + row * m_row + 2)
     peak = tl.full([M], -float("inf"), tl.float32)
@@ -77,8 +77,8 @@ def _tree_attention(
     blocks = tl.cdiv(length, BLOCK)
     share = tl.cdiv(blocks + tl.cdiv(n, BLOCK), SPLITS)
 
-    base_k = keys + row * c_row + head * c_head
-    base_v = values + row * c_row + head * c_head
+    base_k = keys + place * c_row + head * c_head
+    base_v = values + place * c_row + head * c_head
     for start in range(split * share * BLOCK, tl.minimum((split + 1) * share, blocks) * BLOCK, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         inside = slot < length
@@ -100,11 +100,11 @@ def _tree_attention(
             k = tl.load(key + at_k[:, None] + d[None, :], mask=here, other=0.0)
         v = tl.load(value + row * v_row + head * v_head + j[:, None] * v_node + d[None, :], mask=here, other=0.0)
         if tile == 0:
-            into = row * c_row + head * c_head + (length + j)[:, None] * c_slot + d[None, :]
+            into = place * c_row + head * c_head + (length + j)[:, None] * c_slot + d[None, :]
             tl.store(keys + into, k, mask=here)
             tl.store(values + into, v, mask=here)
         key_depth = tl.load(packed + row * m_row + j * m_node + 1, mask=inside, other=0)
-        bits = tl.load(about + 3 + start // 64, mask=real, other=0)
+        bits = tl.load(about + 4 + start // 64, mask=real, other=0)
         seen = ((bits[:, None] >> (j % 64).to(tl.int64)[None, :]) & 1) == 1
         seen = seen & inside[None, :] & (depth[:, None] - key_depth[None, :] < window)
         peak, total, acc = _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION)
@@ -114,10 +114,10 @@ def _tree_attention(
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(into, acc.to(out.dtype.element_ty), mask=real[:, None] & in_size)
     else:
-        place = (which * SPLITS + split).to(tl.int64) * groups * n + at
-        tl.store(peaks + place, tl.where(total > 0, peak + tl.log2(total), -float("inf")), mask=real)
+        part_at = (which * SPLITS + split).to(tl.int64) * groups * n + at
+        tl.store(peaks + part_at, tl.where(total > 0, peak + tl.log2(total), -float("inf")), mask=real)
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(sums + place[:, None] * size + d[None, :], acc, mask=real[:, None] & in_size)
+        tl.store(sums + part_at[:, None] * size + d[None, :], acc, mask=real[:, None] & in_size)
         tl.debug_barrier()  # all of this program's stores, before it says that it is done
         counter = arrivals + which * tl.num_programs(1) + tile
         if tl.atomic_add(counter, 1) == SPLITS - 1:  # the last to come merges, and leaves the counter as it was
@@ -126,9 +126,9 @@ def _tree_attention(
             total = tl.zeros([M], tl.float32)
             acc = tl.zeros([M, D], tl.float32)
             for part in range(SPLITS):
-                place = (which * SPLITS + part).to(tl.int64) * groups * n + at
-                new = tl.load(peaks + place, mask=real, other=0.0, cache_modifier=".cg")
-                found = sums + place[:, None] * size + d[None, :]
+                found_at = (which * SPLITS + part).to(tl.int64) * groups * n + at
+                new = tl.load(peaks + found_at, mask=real, other=0.0, cache_modifier=".cg")
+                found = sums + found_at[:, None] * size + d[None, :]
                 found = tl.load(found, mask=real[:, None] & in_size, other=0.0, cache_modifier=".cg")
                 higher = tl.maximum(peak, new)
                 base = tl.where(higher == -float("inf"), 0.0, higher)

@@ -1,0 +1,79 @@
+"""Reads prompts into a table by recorded passes: to launch one kernel by kernel takes longer than it runs."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.runtime.graph import recorded
+from redrafter.targets.tree import TreeTarget
+
+log = logging.getLogger(__name__)
+
+PIECES = (16, 32, 64, 128, 256, 512)
+"""Tokens of a recorded pass; fewer are filled up with tokens that nobody sees."""
+
+
+class Reader:
+    """One pass for each number of tokens in `PIECES`, at any place of the cache, made at its first use and kept."""
+
+    def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...], memory: object) -> None:
+        self.verifier, self.cache, self.layers, self.memory = verifier, cache, layers, memory
+        self.pieces: dict[int, _Piece] = {}
+        self.hopeless = False
+
+    def read(self, place: int, tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor] | None:
+        """Tokens behind the first `begin` of a row -> logits (1, V) after the last, hidden states (1, n, C).
+
+        They are there until the next call. None if the pass cannot be recorded, or would write beyond the row's slots.
+        """
+        size = next((n for n in PIECES if n >= len(tokens)), None)
+        if self.hopeless or size is None or begin + size > self.cache.slots:
+            return None
+        piece = self.pieces.get(size) or _Piece(size, self)
+        piece.given.copy_(torch.tensor([*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]))
+        try:
+            piece.run()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.hopeless = True
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("%s reads prompts by passes that are not recorded (%s)", self.verifier.target.name, first)
+            return None
+        self.pieces[size] = piece
+        return piece.logits, piece.hidden[:, : len(tokens)]
+
+
+class _Piece:
+    """One recorded pass; `given` are its tokens, where they begin, the row's place, and which token is the last."""
+
+    logits: Tensor
+    hidden: Tensor
+
+    def __init__(self, size: int, reader: Reader) -> None:
+        self.reader = reader
+        device = reader.verifier.target.device
+        self.given = torch.zeros(size + 3, dtype=torch.long, device=device)
+        self.depths = torch.arange(size, device=device)[None]
+        self.chain = self.depths[:, :, None] >= self.depths[:, None, :]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        with self.reader.verifier.serving(self.reader.cache):
+            if self.given.is_cuda:  # passes before the recording write what it will write again
+                self.graph = recorded(self._pass, self.reader.memory)
+                self.graph.replay()
+            else:
+                self._pass()
+
+    def _pass(self) -> None:
+        begin, place, last = self.given[-3:].view(3, 1)
+        tokens = self.given[None, :-3]
+        found = self.reader.verifier.forward(tokens, self.depths, self.chain, begin, self.reader.layers, place)
+        self.logits, self.hidden = found[0][0].index_select(0, last), found[1]
