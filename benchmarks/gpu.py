@@ -349,7 +349,7 @@ def parser() -> argparse.ArgumentParser:
     made = arguments(__doc__.splitlines()[0], "gpu_7b.json")
     made.add_argument("--shape", default="vicuna-7b", help="whose cost (default vicuna-7b)")
     made.add_argument("--model", help="the small target, converted already (default: the embedded one)")
-    made.add_argument("--drafter", default="120M", help="parameters read per draft step: 120M or 430M")
+    made.add_argument("--drafter", default="100M", help="parameters read per draft step: 100M, 120M or 430M")
     made.add_argument("--beam", default="16x5:63", metavar="WxL:N")
     made.add_argument("--runtime", default="compiled")
     made.add_argument("--prompts", type=int, default=10)

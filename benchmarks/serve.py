@@ -24,13 +24,14 @@ import torch
 
 from common import QUESTIONS
 from redrafter.cli.serve import measured
-from redrafter.config import Shape
+from redrafter.config import SamplingParams, Shape
 from redrafter.engine import Engine, load
 from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
 from redrafter.serve.build import Server, build, ladder, make_pool
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.costs import Costs
+from redrafter.serve.measure import prepare
 from wide import load_wide
 
 BEGAN = time.perf_counter()
@@ -68,8 +69,11 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
     for row in profile.stepped:
         if row.batch in (1, args.rows) or torch.cuda.is_available():
             say(f"{row.batch} rows, {row.shape}: {row.ms:.2f} ms")
+    costs = Costs(profile)
+    kinds = [SamplingParams(temperature=args.temperature)]
+    prepare(pool, costs.shapes, kinds, report)
     say(f"chosen: {[(c.batch, c.shape and c.shape.budget) for c in profile.choices]}")
-    server = Server(build(engine, pool, Costs(profile), config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
+    server = Server(build(engine, pool, costs, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label
 
 

@@ -18,8 +18,8 @@ from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.targets.widen import Filler
 
-BUDGETS = {"120M": 120_000_000, "430M": 430_000_000}
-"""Parameters read per draft step: ours, and about those of the papers' drafter."""
+BUDGETS = {"100M": 100_000_000, "120M": 120_000_000, "430M": 430_000_000}
+"""Parameters read per draft step: ours, ours at most, and about those of the papers' drafter."""
 STEP = 128
 """Between exit sizes tried: what a GPU multiplies best."""
 
