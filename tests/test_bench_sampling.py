@@ -87,7 +87,7 @@ class Tiny:
 
     def __init__(self):
         self.target = load_target(make_model("llama", torch.float32))
-        self.shapes = []
+        self.shapes, self.ways = [], []
 
     def __len__(self):
         return len(PROMPTS)
@@ -96,6 +96,7 @@ class Tiny:
         self.shapes.append((shape.length, gamma))
         engine = Engine(self.target, ModelDrafter(self.target, self.target, gamma=gamma), shape=shape)
         engine.rule = rule(shape, self.target.vocab_size)
+        self.ways.append(engine.rule.way)
         done = engine.generate(PROMPTS[index], max_new_tokens=12, temperature=1.0, seed=seed)
         assert len(done.tokens) == 12
         return done.text
@@ -111,6 +112,8 @@ def test_a_table():
     *steps, rows = sampling.measure(task, main_part)
     assert steps == [None] * 3
     assert [row["way"] for row in rows] == ["baseline", "paper_exact", "sigmoid_lossy", "fused"]
+    assert task.ways[-12::4] == ["baseline", "paper_exact", "sigmoid_lossy"], "another one is first at each text"
+    assert all(len(set(task.ways[-4 - i : -i or None])) == 4 for i in (0, 4, 8))
     for row in rows:
         assert row["texts_written"] == 3
         assert row["acceptance"] == pytest.approx(1.0)

@@ -163,7 +163,10 @@ def parts(task: Task, texts: int, fewer: int) -> list[Part]:
 
 
 def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, Any]] | None]:
-    """None after each text; at the end a row for each way. Ways take turns, text by text."""
+    """None after each text; at the end a row for each way. Ways take turns, another one first at each text.
+
+    Whoever is first meets new lengths first, and pays for whatever is made at their first use.
+    """
     tallies = {name: Tally() for name in part.ways}
     written: dict[str, list[str]] = {name: [] for name in part.ways}
     shape = Shape(width=1, length=part.length)
@@ -190,9 +193,11 @@ def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, An
         if place == 0 or name not in _PREPARED:  # a new gamma warms up once, for all ways; each way once in all
             decode(0, name, Tally())
             _PREPARED.add(name)
+    names = list(tallies)
     for index in range(min(part.texts, len(task))):
-        for name, tally in tallies.items():
-            written[name].append(decode(index, name, tally))
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            written[name].append(decode(index, name, tallies[name]))
         yield None
     rows: list[dict[str, Any]] = []
     for name, tally in tallies.items():

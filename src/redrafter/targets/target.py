@@ -1,5 +1,6 @@
 """A transformers causal LM that verifies trees."""
 
+import contextlib
 import inspect
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ PREFILL_CHUNK = 512
 """Prompt tokens per pass: bounds the mask and the activations of a long prompt."""
 
 ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""For whole texts: cuDNN's attention plans each new length for longer than it then runs."""
+"""For passes whose lengths change: cuDNN's attention plans each new length for longer than it then runs."""
 
 UNBOUNDED = 1 << 20
 """Context of a model whose config names none (relative positions only)."""
@@ -89,7 +90,8 @@ class Target:
         """
         masks = self.attention.masks(visible, positions, key_positions, self.dtype)
         worn = WornCache(cache, self.layer_count, slots, visible.shape[2])
-        return self.run(tokens, positions, masks, worn, layers, keep)
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(ANY_LENGTH):
+            return self.run(tokens, positions, masks, worn, layers, keep)
 
     def run(
         self,
@@ -141,12 +143,6 @@ class Target:
 
         The first `begin` tokens of every row are in the cache already.
         """
-        with sdpa_kernel(ANY_LENGTH):
-            return self._prefill(tokens, lengths, cache, layers, begin)
-
-    def _prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int
-    ) -> tuple[Tensor, Tensor]:
         batch, total = tokens.shape
         last: dict[int, Tensor] = {}
         hidden = []
