@@ -16,8 +16,6 @@ SHARE = 4096
 DRAW, PROGRAMS = 1024, 1024
 """Tokens of a tile of its second pass. With many rows a program takes several, since each first finds out where its row
 stops: about so many programs fill the machine."""
-MANY = 8
-"""Rows from which on a depth has more programs than run at once, so that deeper ones can hear where rows stop."""
 CHOICE = 512
 """Tokens per program of `seeded`, for several nodes at a time."""
 
@@ -108,64 +106,19 @@ def _unit(heat):
 @triton.jit
 def _whole(bases, sums, place, here):
     """(G, S) shares of tiles -> (G,) the largest base of each row and the logarithm of its sum of exponentials."""
-    base = tl.load(bases + place, mask=here, other=-float("inf"), cache_modifier=".cg")
+    base = tl.load(bases + place, mask=here, other=-float("inf"))
     top = tl.max(base, 1)
-    total = tl.sum(
-        tl.load(sums + place, mask=here, other=0.0, cache_modifier=".cg") * tl.exp2(base - _finite(top)[:, None]), 1
-    )
+    total = tl.sum(tl.load(sums + place, mask=here, other=0.0) * tl.exp2(base - _finite(top)[:, None]), 1)
     return top, tl.log2(total)
 
 
 @triton.jit
-def _hits(
-    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, sums,
-    row, depth, gamma, splits,
-    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-    ACCEPT: tl.constexpr, S: tl.constexpr, FLOORS: tl.constexpr,
-):  # fmt: skip
-    """Which of these depths (G,) of a row are accepted, each by itself; and the logarithms that p and q begin with."""
-    heat, count = tl.load(temperature + row), tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
-    seed, position = tl.load(seeds + row), tl.load(positions + row) + 1
-    split = tl.arange(0, S)
-    drafted = tl.load(tokens + row * k_row + depth * k_node, mask=depth < gamma, other=0)
-    real = depth < count
-    here = real[:, None] & (split < splits)[None, :]
-    place = (row * 2 * gamma + depth)[:, None] * splits + split[None, :]
-    px = tl.load(target + row * t_row + depth.to(tl.int64) * t_node + drafted * t_token, mask=real, other=0.0)
-    qx = tl.load(draft + row * d_row + depth.to(tl.int64) * d_node + drafted * d_token, mask=real, other=0.0)
-    px, qx = px.to(tl.float32), qx.to(tl.float32)
-    if FLOORS:
-        low = tl.load(target_floor + row * tf_row + depth * tf_node, mask=real, other=0.0)
-        px = tl.where(px < low, -float("inf"), px)
-        low = tl.load(draft_floor + row * df_row + depth * df_node, mask=real, other=0.0)
-        qx = tl.where(qx < low, -float("inf"), qx)
-
-    unit = _unit(heat)
-    # At T = 0 these sums are none, and what comes of them is not used.
-    p_base, p_log = _whole(bases, sums, place, here)
-    q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
-    gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
-    coin = uniform(key_of(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
-    hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
-    if heat <= 0:
-        where = tl.argmax(tl.load(bases + place, mask=here, other=-float("inf"), cache_modifier=".cg"), 1)
-        best = tl.load(sums + (row * 2 * gamma + depth) * splits + where, mask=real, other=0.0, cache_modifier=".cg")
-        hit = drafted == best.to(tl.int32, bitcast=True)
-    return hit & real, drafted, p_base, p_log, q_base, q_log
-
-
-@triton.jit
 def _shares(
-    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, stops, accepted,
-    gamma, vocab, splits,
-    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-    ACCEPT: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr, SKIPS: tl.constexpr,
+    target, draft, counts, temperature, target_floor, draft_floor, bases, accepted, gamma, vocab, splits,
+    t_row, t_node, t_token, d_row, d_node, d_token, tf_row, tf_node, df_row, df_node,
+    BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
-    """First pass: the largest logit of one tile, and the sum of exponentials relative to it. Rows p first, then q.
-
-    Depth by depth, and (SKIPS) the last program of a row's depth says if the row stops there: what lies deeper is then
-    not read, unless it was under way. Nobody waits for that, and who does not hear of it reads for nothing.
-    """
+    """First pass: the largest logit of one tile, and the sum of exponentials relative to it. Rows p first, then q."""
     part, row, depth = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     of_q, split = part // splits, part % splits
     sums = bases + tl.num_programs(1) * 2 * gamma * splits
@@ -173,40 +126,23 @@ def _shares(
     heat = tl.load(temperature + row)
     if part + depth == 0:
         tl.store(accepted + row, tl.zeros([], tl.int64))  # until the row is done, its programs that are
-    go = True
-    if SKIPS:
-        # 0 while nobody has said anything, else gamma less the least depth where the row stops.
-        go = gamma - tl.load(stops + row, cache_modifier=".cg") >= depth
-    if go:
-        if of_q == 0:
-            x = _tile(target + row * t_row + depth * t_node, split * BLOCK, end, t_token, BLOCK)
-            if FLOORS:
-                x = tl.where(x < tl.load(target_floor + row * tf_row + depth * tf_node), -float("inf"), x)
-        else:  # may be of another type than p
-            x = _tile(draft + row * d_row + depth * d_node, split * BLOCK, end, d_token, BLOCK)
-            if FLOORS:
-                x = tl.where(x < tl.load(draft_floor + row * df_row + depth * df_node), -float("inf"), x)
-        unit, peak = _unit(heat), tl.max(x, 0)
-        base = peak * unit
-        if heat > 0:
-            about = tl.sum(power(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
-        else:
-            about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
-        place = (row * 2 * gamma + of_q * gamma + depth) * splits + split
-        tl.store(bases + place, base)
-        tl.store(sums + place, about)
-        if SKIPS:
-            tl.debug_barrier()  # both stores, before this program says that it is done
-            done = stops + tl.num_programs(1) * (1 + depth) + row
-            if tl.atomic_add(done, 1) == 2 * splits - 1:
-                hit, _, _, _, _, _ = _hits(
-                    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases,
-                    sums, row, depth.to(tl.int32) + tl.arange(0, 1), gamma, splits,
-                    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-                    ACCEPT, S, FLOORS,
-                )  # fmt: skip
-                if tl.max(hit.to(tl.int32), 0) == 0:
-                    tl.atomic_max(stops + row, (gamma - depth).to(tl.int32))
+    if of_q == 0:
+        x = _tile(target + row * t_row + depth * t_node, split * BLOCK, end, t_token, BLOCK)
+        if FLOORS:
+            x = tl.where(x < tl.load(target_floor + row * tf_row + depth * tf_node), -float("inf"), x)
+    else:  # may be of another type than p
+        x = _tile(draft + row * d_row + depth * d_node, split * BLOCK, end, d_token, BLOCK)
+        if FLOORS:
+            x = tl.where(x < tl.load(draft_floor + row * df_row + depth * df_node), -float("inf"), x)
+    unit, peak = _unit(heat), tl.max(x, 0)
+    base = peak * unit
+    if heat > 0:
+        about = tl.sum(power(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
+    else:
+        about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
+    place = (row * 2 * gamma + of_q * gamma + depth) * splits + split
+    tl.store(bases + place, base)
+    tl.store(sums + place, about)
 
 
 @triton.jit
@@ -259,15 +195,32 @@ def _draw(
     sums = bases + batch * 2 * gamma * splits
     heat, count = tl.load(temperature + row), tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
     seed, position = tl.load(seeds + row), tl.load(positions + row) + 1
-    depth = tl.arange(0, G)
-    hit, drafted, p_base, p_log, q_base, q_log = _hits(
-        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, sums,
-        row, depth, gamma, splits,
-        t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-        ACCEPT, S, FLOORS,
-    )  # fmt: skip
-    # Beyond the first depth that is not accepted, what was not read may say anything.
-    n = tl.minimum(tl.min(tl.where(hit, G, depth), 0), count)
+    depth, split = tl.arange(0, G), tl.arange(0, S)
+    drafted = tl.load(tokens + row * k_row + depth * k_node, mask=depth < gamma, other=0)
+    real = depth < count
+    here = real[:, None] & (split < splits)[None, :]
+    place = (row * 2 * gamma + depth)[:, None] * splits + split[None, :]
+    px = tl.load(target + row * t_row + depth.to(tl.int64) * t_node + drafted * t_token, mask=real, other=0.0)
+    qx = tl.load(draft + row * d_row + depth.to(tl.int64) * d_node + drafted * d_token, mask=real, other=0.0)
+    px, qx = px.to(tl.float32), qx.to(tl.float32)
+    if FLOORS:
+        low = tl.load(target_floor + row * tf_row + depth * tf_node, mask=real, other=0.0)
+        px = tl.where(px < low, -float("inf"), px)
+        low = tl.load(draft_floor + row * df_row + depth * df_node, mask=real, other=0.0)
+        qx = tl.where(qx < low, -float("inf"), qx)
+
+    unit = _unit(heat)
+    # At T = 0 these sums are none, and what comes of them is not used.
+    p_base, p_log = _whole(bases, sums, place, here)
+    q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
+    gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
+    coin = uniform(key_of(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
+    hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
+    if heat <= 0:
+        where = tl.argmax(tl.load(bases + place, mask=here, other=-float("inf")), 1)
+        best = tl.load(sums + (row * 2 * gamma + depth) * splits + where, mask=real, other=0.0)
+        hit = drafted == best.to(tl.int32, bitcast=True)
+    n = tl.minimum(tl.min(tl.where(hit & real, G, depth), 0), count)
 
     refused = (n < count) & (heat > 0)
     p_row, q_row = target + row * t_row + n.to(tl.int64) * t_node, draft + row * d_row + n.to(tl.int64) * d_node
@@ -327,18 +280,17 @@ def fused(
     work = torch.empty(batch * (4 * gamma * splits + 2 * parts), device=device)
     floors = target_floor is not None and draft_floor is not None
     of_floors = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
-    given = target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work
-    strides = (*target.stride(), *draft.stride(), *tokens.stride(), *of_floors)
-    shared = {"ACCEPT": streams[0], "S": triton.next_power_of_2(splits), "FLOORS": floors, "num_warps": 4}
+    strides = (*target.stride(), *draft.stride())
     if gamma:
-        skips = batch >= MANY and gamma > 1
-        stops = torch.zeros(batch * (1 + gamma), dtype=torch.int32, device=device) if skips else accepted
         _shares[2 * splits, batch, gamma](
-            *given, stops, accepted, gamma, vocab, splits, *strides, BLOCK=SHARE, SKIPS=skips, **shared
-        )
+            target, draft, counts, temperature, target_floor, draft_floor, work, accepted, gamma, vocab, splits,
+            *strides, *of_floors, BLOCK=SHARE, FLOORS=floors, num_warps=4,
+        )  # fmt: skip
     _draw[parts, batch](
-        *given, out, accepted, gamma, vocab, splits, *strides,
-        RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)), P=triton.next_power_of_2(parts),
-        SPAN=span, BLOCK=DRAW, **shared,
+        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work, out, accepted,
+        gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
+        ACCEPT=streams[0], RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)),
+        S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), SPAN=span, BLOCK=DRAW, FLOORS=floors,
+        num_warps=4,
     )  # fmt: skip
     return out, accepted
