@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
+from redrafter.core.cache import KVCache
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import UnsupportedTarget
+from redrafter.runtime import reader
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.compiled import Programs
 from redrafter.runtime.program import Program
@@ -59,6 +61,28 @@ def test_texts_are_those_of_eager_steps(kind, dtype, options):
         for prompts, want in ((PROMPTS, plain), (PROMPTS[:1], plain[:1]), (PROMPTS, plain)):
             assert [c.tokens for c in engine.generate(list(prompts), **options)] == want
         assert not engine.programs.hopeless
+
+
+@torch.no_grad()
+def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(reader, "PIECES", (4, 16))
+    target = load_target(make_model("llama", torch.float32))
+    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    engine = recorded(target, drafter, Shape(width=3, length=3, nodes=5))
+    for length in (1, 16, 39):
+        prompt = torch.arange(length) % 47
+        want = Engine(target, NoDrafter()).generate(prompt.tolist(), max_new_tokens=20).tokens
+        assert engine.generate(prompt.tolist(), max_new_tokens=20).tokens == want
+        ((program,),) = engine.programs.every.values()
+        mine = program.reads_one.prefill(prompt[None], [length], program.arena, drafter.layers)
+        own = target.prefill(prompt[None], [length], KVCache(slots=64), drafter.layers)
+        for a, b in zip(mine, own, strict=True):  # logits, and the hidden states of all pieces
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert set(program.reads_one.pieces) == {4, 16}
+    prompt[3] += 1  # twin: in the first piece
+    other = program.reads_one.prefill(prompt[None], [length], program.arena, drafter.layers)
+    assert not torch.allclose(other[1][:, 3:16], own[1][:, 3:16], atol=1e-2)
+    assert torch.equal(other[1][:, :3], mine[1][:, :3])
 
 
 def test_a_program_serves_run_after_run_and_two_at_once():

@@ -64,8 +64,8 @@ class CompiledRun:
         return self._mine(gain or self.eager.prefill())
 
     def _read(self) -> Gain:
-        reader = self.program.reader
-        with nullcontext() if reader is self.programs.target else self.program.attention():
+        reader = self.program.reader(len(self.eager.longest))
+        with self.program.attention() if isinstance(reader, TreeTarget) else nullcontext():
             return self.eager.prefill(reader)
 
     @torch.no_grad()

@@ -21,6 +21,7 @@ from redrafter.core.step import Target as Verifies
 from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import Gain
 from redrafter.runtime.graph import recorded
+from redrafter.runtime.reader import Reader
 from redrafter.targets import Target
 from redrafter.targets.tree import TreeTarget
 
@@ -80,6 +81,7 @@ class Program:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.memory: Any = None  # of the recording: programs that never run at once may share it
         self.columns = 5 + rule.nodes  # of what a step tells
+        self.reads_one: Reader | None = None
         self.busy = False
 
     def begin(self, rows: Rows, sampling: Sampling) -> None:
@@ -118,10 +120,16 @@ class Program:
         if last.is_cuda:
             self._record()
 
-    @property
-    def reader(self) -> Target | TreeTarget:
-        """Who reads prompts into the cache: the model as it is, or compiled."""
-        return self.verifier if isinstance(self.verifier, TreeTarget) and self.verifier.compiles else self.target
+    def reader(self, rows: int) -> Target | TreeTarget | Reader:
+        """Who reads so many prompts into the cache: the model as it is, or compiled; recorded for a single row."""
+        if not isinstance(self.verifier, TreeTarget):
+            return self.target
+        if rows == 1:
+            if self.reads_one is None:
+                memory = torch.cuda.graph_pool_handle() if self.target.device.type == "cuda" else None
+                self.reads_one = Reader(self.verifier, self.arena, self.drafter.layers, memory)
+            return self.reads_one
+        return self.verifier if self.verifier.compiles else self.target
 
     def attention(self) -> AbstractContextManager[None]:
         """The tree kernel's, unless the model verifies by its own."""

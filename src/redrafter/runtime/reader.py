@@ -1,4 +1,4 @@
-"""Reads prompts into a table by recorded passes: to launch one kernel by kernel takes longer than it runs."""
+"""Reads prompts into a cache by recorded passes: to launch one kernel by kernel takes longer than it runs."""
 
 import logging
 from collections.abc import Sequence
@@ -45,6 +45,22 @@ class Reader:
             return None
         self.pieces[size] = piece
         return piece.logits, piece.hidden[:, : len(tokens)]
+
+    def prefill(
+        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """As Target.prefill, of a single row."""
+        ids: list[int] = tokens[0].tolist()
+        hidden: list[Tensor] = []
+        for start in range(0, len(ids), PIECES[-1]):
+            found = self.read(0, ids[start : start + PIECES[-1]], start)
+            if found is None:
+                with self.verifier.serving(cache):
+                    logits, rest = self.verifier.prefill(tokens, lengths, cache, layers, begin=start)
+                return logits, torch.cat([*hidden, rest], dim=1)
+            logits = found[0]
+            hidden.append(found[1].clone())  # the next piece takes its place
+        return logits, torch.cat(hidden, dim=1)
 
 
 class _Piece:
