@@ -1,6 +1,8 @@
 """Steps over fixed buffers: the same texts, told one step late. What only a GPU can do is in test_cuda.py."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -83,6 +85,24 @@ def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
     other = program.reads_one.prefill(prompt[None], [length], program.arena, drafter.layers)
     assert not torch.allclose(other[1][:, 3:16], own[1][:, 3:16], atol=1e-2)
     assert torch.equal(other[1][:, :3], mine[1][:, :3])
+
+
+def test_a_program_that_is_dropped_leaves_its_memory_at_once():
+    """Not when Python next looks for circles: room is needed now."""
+    target = load_target(make_model("llama", torch.float32))
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
+    engine.generate(PROMPTS[0], max_new_tokens=4)
+    ((program,),) = engine.programs.every.values()
+    assert program.reads_one.pieces
+    arena = weakref.ref(program.arena)
+    gc.disable()
+    try:
+        engine.programs.every.clear()
+        assert arena() is not None, "twin: held here"
+        del program
+        assert arena() is None
+    finally:
+        gc.enable()
 
 
 def test_a_program_serves_run_after_run_and_two_at_once():

@@ -129,7 +129,7 @@ class Pool:
         made = verifier(self.target, self.compiles) if self.recorded else None
         if not isinstance(made, TreeTarget):
             return None
-        return Reader(made, self.table.cache, self.drafter.layers, self.recorder.memory)
+        return Reader(made, self.table.cache, self.drafter.layers)
 
     def _first(self, row: Row, prompt: Tensor, logits: Tensor) -> Written:
         """The row takes its place among those that step."""

@@ -126,8 +126,7 @@ class Program:
             return self.target
         if rows == 1:
             if self.reads_one is None:
-                memory = torch.cuda.graph_pool_handle() if self.target.device.type == "cuda" else None
-                self.reads_one = Reader(self.verifier, self.arena, self.drafter.layers, memory)
+                self.reads_one = Reader(self.verifier, self.arena, self.drafter.layers)
             return self.reads_one
         return self.verifier if self.verifier.compiles else self.target
 

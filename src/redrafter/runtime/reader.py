@@ -19,26 +19,28 @@ PIECES = (16, 32, 64, 128, 256, 512)
 class Reader:
     """One pass for each number of tokens in `PIECES`, at any place of the cache, made at its first use and kept."""
 
-    def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...], memory: object) -> None:
-        self.verifier, self.cache, self.layers, self.memory = verifier, cache, layers, memory
+    def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...]) -> None:
+        self.verifier, self.cache, self.layers = verifier, cache, layers
         self.pieces: dict[int, _Piece] = {}
+        # Its own: a recording that fails leaves its pool to nobody else.
+        self.memory = torch.cuda.graph_pool_handle() if verifier.target.device.type == "cuda" else None
         self.hopeless = False
 
     def read(self, place: int, tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor] | None:
         """Tokens behind the first `begin` of a row -> logits (1, V) after the last, hidden states (1, n, C).
 
-        They are there until the next call. None if the pass cannot be recorded, or would write beyond the row's slots.
+        They are there until the next recorded pass. None if it cannot be recorded or would not fit behind `begin`.
         """
         size = next((n for n in PIECES if n >= len(tokens)), None)
         if self.hopeless or size is None or begin + size > self.cache.slots:
             return None
-        piece = self.pieces.get(size) or _Piece(size, self)
+        piece = self.pieces.get(size) or _Piece(size, self.verifier.target.device)
         piece.given.copy_(torch.tensor([*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]))
         try:
-            piece.run()
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+            piece.run(self)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the model, the compiler, Triton or the recording
             self.hopeless = True
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("%s reads prompts by passes that are not recorded (%s)", self.verifier.target.name, first)
@@ -69,27 +71,27 @@ class _Piece:
     logits: Tensor
     hidden: Tensor
 
-    def __init__(self, size: int, reader: Reader) -> None:
-        self.reader = reader
-        device = reader.verifier.target.device
+    def __init__(self, size: int, device: torch.device) -> None:
         self.given = torch.zeros(size + 3, dtype=torch.long, device=device)
         self.depths = torch.arange(size, device=device)[None]
         self.chain = self.depths[:, :, None] >= self.depths[:, None, :]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self) -> None:
+    def run(self, reader: Reader) -> None:
         if self.graph is not None:
             self.graph.replay()
             return
-        with self.reader.verifier.serving(self.reader.cache):
+        with reader.verifier.serving(reader.cache):
             if self.given.is_cuda:  # passes before the recording write what it will write again
-                self.graph = recorded(self._pass, self.reader.memory)
+                self.graph = recorded(lambda: self._pass(reader), reader.memory)
                 self.graph.replay()
             else:
-                self._pass()
+                self._pass(reader)
 
-    def _pass(self) -> None:
+    def _pass(self, reader: Reader) -> None:
         begin, place, last = self.given[-3:].view(3, 1)
         tokens = self.given[None, :-3]
-        found = self.reader.verifier.forward(tokens, self.depths, self.chain, begin, self.reader.layers, place)
-        self.logits, self.hidden = found[0][0].index_select(0, last), found[1]
+        logits, self.hidden = reader.verifier.forward(
+            tokens, self.depths, self.chain, begin, reader.layers, place, keep=last
+        )
+        self.logits = logits[0]

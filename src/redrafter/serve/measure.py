@@ -20,6 +20,8 @@ CONTENDERS = 4
 RECORDED_STEPS, RECORDED_CONTENDERS = 12, 2
 """The same where a step is quick but takes seconds to record."""
 Progress = Callable[[str, int, int], None]
+KINDS = (SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.9))
+"""One of each kind of sampling that is recorded for itself: greedy, sampled, filtered."""
 
 
 def sizes_up_to(rows: int) -> list[int]:
@@ -62,7 +64,7 @@ def measure(
 def prepare(
     pool: Pool,
     shapes: Callable[[int], Sequence[Shape | None]],
-    kinds: Sequence[SamplingParams] = (SamplingParams(), SamplingParams(temperature=1.0)),
+    kinds: Sequence[SamplingParams] = KINDS,
     progress: Progress | None = None,
 ) -> None:
     """Record what requests of these kinds need: `shapes` are those that so many rows may want."""
@@ -75,13 +77,15 @@ def prepare(
         for params in kinds:
             for drafts in (True, False):
                 rows = _opened(pool, size, [[0]], pool.context, params, drafts)
-                for shape in shapes(size) if drafts else [None]:
+                # Of fewer rows too, as far as they take the same step.
+                fewer = range(sizes[done - 1] + 1 if done else 1, size + 1)
+                for shape in dict.fromkeys(s for n in fewer for s in shapes(n)) if drafts else [None]:
                     _steps(pool, shape, 1, drafts)
                 for row in rows:
                     pool.close(row)
-    for piece in [n for n in PIECES if n < pool.context]:
-        row = pool.open(Start([0] * piece, 0, 1, ()), SamplingParams(), reuses=False)
-        pool.read(row, piece)
+    for tokens in sorted({min(n, pool.context - 1) for n in PIECES}):
+        row = pool.open(Start([0] * tokens, 0, 1, ()), SamplingParams(), reuses=False)
+        pool.read(row, tokens)
         pool.close(row)
 
 

@@ -74,8 +74,12 @@ class TreeTarget:
         lengths: Tensor,
         layers: tuple[int, ...],
         places: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Rows (B, n) stand at these places (B,) of the served cache, by default each at its own number."""
+        """Rows (B, n) stand at these places (B,) of the served cache, by default each at its own number.
+
+        `keep` lists the columns whose logits are wanted, by default all.
+        """
         target = self.target
         masks = self.packed(lengths, depths, ancestors, places)
-        return target.run(tokens, lengths[:, None] + depths, masks, PassingCache(), layers)
+        return target.run(tokens, lengths[:, None] + depths, masks, PassingCache(), layers, keep)
