@@ -71,7 +71,8 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
             say(f"{row.batch} rows, {row.shape}: {row.ms:.2f} ms")
     costs = Costs(profile)
     kinds = [SamplingParams(temperature=args.temperature)]
-    prepare(pool, costs.shapes, kinds, report)
+    if pool.recorded:
+        prepare(pool, costs.shapes, kinds, report)
     say(f"chosen: {[(c.batch, c.shape and c.shape.budget) for c in profile.choices]}")
     server = Server(build(engine, pool, costs, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from letters import make_target
@@ -89,6 +90,22 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.delitem(sys.modules, "redrafter.serve.build", raising=False)
     assert main(["serve", "--rows", "2"]) == 2
     assert "uvicorn is missing: pip install 'redrafter[serve]'" in capsys.readouterr().err
+
+
+def test_too_many_rows_are_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    target = make_target()
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    monkeypatch.setattr("redrafter.serve.build.make_pool", full)
+    assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("use fewer --rows or a smaller --context")
+    assert "Traceback" not in said
 
 
 def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """`redrafter serve`: the model behind an OpenAI-compatible API, and a page that shows the drafter at work."""
 
 import argparse
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import torch
 from rich.console import Console
 
 from redrafter.cli.options import add_model, field_help, load_engine
@@ -13,7 +15,7 @@ from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.engine.profile import Profile, find, key_of, path_of, read, save
-from redrafter.errors import ConfigError
+from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.runtime.pool import Pool
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.train.openings import own_texts
@@ -82,13 +84,15 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f"{engine.target.name} came without a tokenizer, and clients speak in text")
         given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
         shapes = [engine.shape] if given else ladder(engine)
+    with enough_room():
         pool = make_pool(engine, config, shapes)
-    if given or isinstance(engine.drafter, NoDrafter):
-        costs = Costs(None, engine.shape if given else None)
-    else:
-        costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
-    with stages(console) as report:
-        prepare(pool, costs.shapes, progress=report)
+        if given or isinstance(engine.drafter, NoDrafter):
+            costs = Costs(None, engine.shape if given else None)
+        else:
+            costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
+        if pool.recorded:
+            with stages(console) as report:
+                prepare(pool, costs.shapes, progress=report)
     served = build(engine, pool, costs, config)
     where = f"http://{args.host}:{port}"
 
@@ -97,6 +101,17 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
+
+
+@contextlib.contextmanager
+def enough_room() -> Iterator[None]:
+    """Caches and recorded steps of all rows are made here, once; what does not fit is said before anybody is served."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            "rows times context do not fit into memory: use fewer --rows or a smaller --context"
+        ) from error
 
 
 def describe(engine: Engine) -> str:

@@ -112,17 +112,19 @@ class Pool:
             self._reuse(row)
         prompt = len(row.start.prompt)
         begin, stop = row.known, min(prompt, row.known + min(most, PIECES[-1]))
-        tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
         found = self.reader.read(row.place, row.ids[begin:stop], begin) if self.reader is not None else None
         if found is None:
             part = self.table.cache.part(row.place, row.place + 1)
-            found = self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+            found = self.target.prefill(self._tokens(row, stop), [stop], part, self.drafter.layers, begin=begin)
         logits, hidden = found
         self.table.history[row.place, begin:stop] = hidden[0]
         row.known = stop
         self.table.rows.lengths[row.place] = stop
         self._touch(row)
-        return self._first(row, tokens, logits) if stop == prompt else None
+        return self._first(row, self._tokens(row, stop), logits) if stop == prompt else None
+
+    def _tokens(self, row: Row, stop: int) -> Tensor:
+        return torch.tensor([row.ids[:stop]], device=self.target.device)
 
     def _reader(self) -> Reader | None:
         """Recorded passes, where steps are recorded and the tree kernel does the model's attention."""

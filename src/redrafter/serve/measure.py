@@ -68,8 +68,7 @@ def prepare(
     progress: Progress | None = None,
 ) -> None:
     """Record what requests of these kinds need: `shapes` are those that so many rows may want."""
-    if not pool.recorded:
-        return
+    assert pool.recorded
     sizes = sizes_up_to(pool.rows)
     for done, size in enumerate(sizes):
         if progress is not None:
