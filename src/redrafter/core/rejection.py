@@ -18,6 +18,7 @@ from redrafter.core.sampling import Sampling, restrict, smallest_kept
 from redrafter.core.tree import Tree, ancestors
 from redrafter.core.verify import rejection_from_logits
 from redrafter.errors import ConfigError
+from redrafter.kernels.verify import naive
 
 
 def branching_layout(branching: Sequence[int]) -> tuple[list[int], list[int], list[list[int]]]:
@@ -180,7 +181,7 @@ def accept_rejection(
     children = _layout(branching, device).children
     where = positions[:, None] + 1 + torch.arange(tree.length + 1, device=device)  # (B, L+1) predicted here
     coins = uniform(seeds, where, children.shape[1], stream=streams[0], dtype=dtype)
-    residual_noise = gumbel(seeds, where, vocab, stream=streams[1], dtype=dtype)
+    residual_noise = gumbel(seeds, where, naive.numbers(vocab), stream=streams[1], dtype=dtype)
 
     def target_p(node: Tensor) -> Tensor:
         there = scores[row, node]  # (B, V)
@@ -211,8 +212,7 @@ def accept_rejection(
         p = torch.where(moved[:, None], target_p(node), p)
         alive = moved
     depth_of = tree.depths[row, node]
-    noise = torch.where(greedy, 0.0, residual_noise[row, depth_of])
-    own = (p.log() + noise).argmax(-1)
+    own = torch.where(greedy[:, 0], p.argmax(-1), naive.drawn(p.log(), residual_noise[row, depth_of]))
     path = path_to(tree, node)
     drafted = torch.cat([tree.tokens.gather(1, path)[:, 1:], own[:, None]], 1)
     place = torch.arange(tree.length + 1, device=device)

@@ -69,6 +69,6 @@ def rejection_from_logits(
 
     def noise(accepted: Tensor) -> Tensor:
         where = (positions + 1 + accepted)[:, None]
-        return gumbel(seeds, where, target.shape[-1], stream=streams[1], dtype=dtype)[:, 0]
+        return gumbel(seeds, where, naive.numbers(target.shape[-1]), stream=streams[1], dtype=dtype)[:, 0]
 
     return naive.fused(target, draft, tokens, counts, temperature, coins, noise, floors)

@@ -5,6 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+NEAR, STRETCH, SPAN = 8, 1024, 4096
+CELL = NEAR * SPAN // STRETCH
+"""Tokens drawn as one, before one of them is: NEAR neighbours in each STRETCH of a SPAN, what a GPU's thread reads."""
+
 
 def tempered(logits: Tensor, temperature: Tensor, floor: Tensor | None) -> Tensor:
     """(B, n, V) logits -> the same over T, -inf where a logit lies below its row's floor (B, n); T = 0 divides by 1."""
@@ -35,6 +39,26 @@ def residual(logp: Tensor, logq: Tensor) -> Tensor:
     return torch.where((rest > -torch.inf).any(-1, keepdim=True), rest, logp)
 
 
+def numbers(vocab: int) -> int:
+    """How many random numbers `drawn` takes: for the places of a cell, then for the cells."""
+    return CELL + -(-vocab // SPAN) * SPAN // CELL
+
+
+def drawn(logw: Tensor, noise: Tensor) -> Tensor:
+    """(B, V) logarithms of weights -> (B,) tokens, by Gumbel-max in two steps: a cell, then a token of it.
+
+    The largest of several Gumbel variables is one itself, of their summed weight: this draws as one step would, but its
+    noise (B, `numbers`) has a number for each cell and for each place in a cell, not for each token.
+    """
+    every = torch.nn.functional.pad(logw, (0, -logw.shape[1] % SPAN), value=-torch.inf)
+    cells: Tensor = every.view(len(logw), -1, SPAN // STRETCH, STRETCH // NEAR, NEAR).transpose(2, 3)
+    cells = cells.reshape(len(logw), -1, CELL)
+    cell = (cells.logsumexp(-1) + noise[:, CELL:]).argmax(-1)
+    place = (cells[torch.arange(len(cell), device=cell.device), cell] + noise[:, :CELL]).argmax(-1)
+    of_span, in_span = cell // (STRETCH // NEAR) * SPAN, cell % (STRETCH // NEAR) * NEAR
+    return of_span + in_span + place // NEAR * STRETCH + place % NEAR
+
+
 def fused(
     target: Tensor,
     draft: Tensor,
@@ -48,8 +72,8 @@ def fused(
     """The p/q test of drafted tokens (B, G), `counts` (B,) of them real -> new tokens (B, G+1), how many are accepted.
 
     Logits: target (B, G+1, V), draft (B, G, V). A token x is accepted while coin < p(x)/q(x) for `coins` (B, G). Where
-    that stops at n, the n-th new token is drawn from (p - q)+, or from p after the last one, under `noise(n)` (B, V).
-    New tokens after the n-th have no meaning. Rows at T = 0 accept what is the target's best token, and end with it.
+    that stops at n, the n-th new token is drawn from (p - q)+, or from p after the last one, under `noise(n)`; those
+    after it have no meaning. Rows at T = 0 accept what is the target's best token, and end with it.
     """
     gamma = tokens.shape[1]
     p = tempered(target, temperature, None if floors is None else floors[0])
@@ -68,6 +92,6 @@ def fused(
     if gamma:
         rest = residual(there, logq[row, accepted.clamp(max=gamma - 1)])
         there = torch.where((accepted < counts)[:, None], rest, there)
-    drawn = torch.where(greedy, p[row, accepted], there + noise(accepted).to(there.dtype)).argmax(-1)
-    new = torch.cat([tokens, drawn[:, None]], 1)
-    return new.scatter(1, accepted[:, None], drawn[:, None]), accepted
+    own = torch.where(greedy[:, 0], p[row, accepted].argmax(-1), drawn(there, noise(accepted).to(there.dtype)))
+    new = torch.cat([tokens, own[:, None]], 1)
+    return new.scatter(1, accepted[:, None], own[:, None]), accepted

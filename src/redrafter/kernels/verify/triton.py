@@ -9,13 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.verify import naive
 from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
 
 SHARE = 4096
 """Logits per program of the p/q test's first pass: 32 a thread, all asked for at once."""
-DRAW, PROGRAMS = 1024, 1024
-"""Tokens of a tile of its second pass. With many rows a program takes several, since each first finds out where its row
-stops: about so many programs fill the machine."""
+NEAR, STRETCH, SPAN = (tl.constexpr(n) for n in (naive.NEAR, naive.STRETCH, naive.SPAN))
+CELL, CELLS = tl.constexpr(naive.CELL), tl.constexpr(naive.SPAN // naive.CELL)
+"""A program of its second pass takes a span: each thread a cell, all of it asked for at once."""
 CHOICE = 512
 """Tokens per program of `seeded`, for several nodes at a time."""
 
@@ -151,32 +152,59 @@ def _pick(values, depth, n):
 
 
 @triton.jit
-def _race(
-    p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, heat, key, first, vocab, t_token, d_token,
-    REST: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
-):  # fmt: skip
-    """The best score among SPAN tokens and whose it is: of p, or (REST) of what q leaves of it; at T = 0 the logit."""
-    best, tile = tl.full([BLOCK], -float("inf"), tl.float32), tl.zeros([BLOCK], tl.int32)
-    unit = _unit(heat)
-    for start in range(0, SPAN, BLOCK):
-        x = _tile(p_row, first + start, vocab, t_token, BLOCK)
+def _left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS: tl.constexpr):
+    """What q leaves of p."""
+    if FLOORS:
+        x, y = tl.where(x < p_low, -float("inf"), x), tl.where(y < q_low, -float("inf"), y)
+    p, q = power(tl.fma(x, unit, -p_base) - p_log), power(tl.fma(y, unit, -q_base) - q_log)
+    return tl.maximum(p - q, 0.0)
+
+
+@triton.jit
+def _rest(
+    p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, unit, first, vocab, t_token, d_token, FLOORS: tl.constexpr
+):
+    """By cell of a span, the logarithm of what q leaves of p there."""
+    mass = tl.zeros([CELLS], tl.float32)
+    for i in tl.static_range(SPAN // STRETCH):
+        x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH)
+        y = _tile(q_row, first + i * STRETCH, vocab, d_token, STRETCH)
+        left = _left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS)
+        mass += tl.sum(tl.reshape(left, (CELLS, NEAR)), 1)
+    return logarithm(mass)
+
+
+@triton.jit
+def _all(p_row, p_low, heat, first, vocab, t_token, FLOORS: tl.constexpr):
+    """By cell of a span, the logarithm of p, not normalised, and the cell; at T = 0 the largest logit and its token."""
+    top, mass = tl.full([CELLS], -float("inf"), tl.float32), tl.zeros([CELLS], tl.float32)
+    unit, won = _unit(heat), first // CELL + tl.arange(0, CELLS)
+    for i in tl.static_range(SPAN // STRETCH):
+        x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH)
         if FLOORS:
             x = tl.where(x < p_low, -float("inf"), x)
-        score = tl.fma(x, unit, -p_base) - p_log
-        if REST:
-            y = _tile(q_row, first + start, vocab, d_token, BLOCK)
-            if FLOORS:
-                y = tl.where(y < q_low, -float("inf"), y)
-            # What q leaves of p, as a factor: nothing where q >= p, also where both are 0.
-            left = tl.maximum(1.0 - power((tl.fma(y, unit, -q_base) - q_log) - score), 0.0)
-            score = tl.where(left > 0, score + logarithm(left), -float("inf"))
+        x = tl.reshape(x, (CELLS, NEAR))
+        here = tl.max(x, 1)
         if heat > 0:
-            score = score + gumbel2(uniform(key, first + start + tl.arange(0, BLOCK)))
-        better = score > best
-        best, tile = tl.where(better, score, best), tl.where(better, start, tile)
-    top = tl.max(best, 0)
-    token = first + tile + tl.arange(0, BLOCK)
-    return top, tl.min(tl.where(best == top, token, 0x7FFFFFFF), 0)
+            higher = tl.maximum(top, here * unit)
+            mass = mass * power(top - _finite(higher)) + tl.sum(power(tl.fma(x, unit, -_finite(higher)[:, None])), 1)
+            top = higher
+        else:
+            at = tl.reshape(first + i * STRETCH + tl.arange(0, STRETCH), (CELLS, NEAR))
+            won = tl.where(here > top, tl.min(tl.where(x == here[:, None], at, 0x7FFFFFFF), 1), won)
+            top = tl.maximum(top, here)
+    if heat > 0:
+        top += logarithm(mass)
+    return top, won
+
+
+@triton.jit
+def _winner(score, won, heat, key):
+    """The best score among cells, noise added, and whose it is; at T = 0 without noise."""
+    if heat > 0:
+        score += gumbel2(uniform(key, won + CELL))
+    top = tl.max(score, 0)
+    return top, tl.min(tl.where(score == top, won, 0x7FFFFFFF), 0)
 
 
 @triton.jit
@@ -185,7 +213,7 @@ def _draw(
     gamma, vocab, splits,
     t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
     ACCEPT: tl.constexpr, RESIDUAL: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
-    SPAN: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
+    FLOORS: tl.constexpr,
 ):  # fmt: skip
     """Second pass: where the row stops, which every program finds out by itself; then its share of the draw there. The
     last program of a row to be done takes the best of all.
@@ -229,36 +257,50 @@ def _draw(
         p_low = tl.load(target_floor + row * tf_row + n * tf_node)
         q_low = tl.load(draft_floor + row * df_row + n * df_node, mask=refused, other=0.0)
     key, first = key_of(seed, position + n, RESIDUAL), part * SPAN
-    top, token = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
+    p_base, p_log = _pick(p_base, depth, n), _pick(p_log, depth, n)
+    q_base, q_log = _pick(q_base, depth, n), _pick(q_log, depth, n)
+    top, won = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     if refused:
-        of_p, of_q = (
-            (_pick(p_base, depth, n), _pick(p_log, depth, n)),
-            (_pick(q_base, depth, n), _pick(q_log, depth, n)),
+        score = _rest(
+            p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, unit, first, vocab, t_token, d_token, FLOORS
         )
-        top, token = _race(p_row, q_row, p_low, q_low, of_p[0], of_p[1], of_q[0], of_q[1], heat, key, first, vocab,
-                           t_token, d_token, True, SPAN, BLOCK, FLOORS)  # fmt: skip
+        top, won = _winner(score, first // CELL + tl.arange(0, CELLS), heat, key)
     if top == -float("inf"):
         # After the last drafted token q is nowhere, and p needs no normalising. Where q leaves nothing, p is offered as
-        # well, in case that nothing is left anywhere: a token below 0.
-        top, token = _race(p_row, q_row, p_low, q_low, 0.0, 0.0, 0.0, 0.0, heat, key, first, vocab,
-                           t_token, d_token, False, SPAN, BLOCK, FLOORS)  # fmt: skip
-        token = tl.where(refused, -1 - token, token)
+        # well, in case that nothing is left anywhere: a cell below 0.
+        score, cell = _all(p_row, p_low, heat, first, vocab, t_token, FLOORS)
+        top, won = _winner(score, cell, heat, key)
+        won = tl.where(refused, -1 - won, won)
 
     scores = bases + batch * 4 * gamma * splits
     found = scores + batch * parts
     tl.store(scores + row * parts + part, top)
-    tl.store(found + row * parts + part, token.to(tl.float32, bitcast=True))
+    tl.store(found + row * parts + part, won.to(tl.float32, bitcast=True))
     tl.debug_barrier()  # both stores, before this program says that it is done
     if tl.atomic_add(accepted + row, tl.full([], 1, tl.int64)) == parts - 1:
         part_, from_ = tl.arange(0, P), row * parts + tl.arange(0, P)
         # Past the first cache: others wrote these.
-        score = tl.load(scores + from_, mask=part_ < parts, other=-float("inf"), cache_modifier=".cg")
-        token_ = tl.load(found + from_, mask=part_ < parts, other=0.0, cache_modifier=".cg").to(tl.int32, bitcast=True)
-        token_ = tl.where(part_ < parts, token_, -1)
-        left = tl.max(token_, 0) >= 0
-        score = tl.where((part_ < parts) & ((token_ >= 0) == left), score, -float("inf"))
-        drawn = tl.sum(tl.where(part_ == tl.argmax(score, 0), token_, 0), 0)
-        drawn = tl.where(drawn < 0, -1 - drawn, drawn).to(tl.int64)
+        score_ = tl.load(scores + from_, mask=part_ < parts, other=-float("inf"), cache_modifier=".cg")
+        won_ = tl.load(found + from_, mask=part_ < parts, other=0.0, cache_modifier=".cg").to(tl.int32, bitcast=True)
+        won_ = tl.where(part_ < parts, won_, -1)
+        left = tl.max(won_, 0) >= 0
+        score_ = tl.where((part_ < parts) & ((won_ >= 0) == left), score_, -float("inf"))
+        token = tl.sum(tl.where(part_ == tl.argmax(score_, 0), won_, 0), 0)
+        token = tl.where(token < 0, -1 - token, token)
+        if heat > 0:  # so far a cell
+            inner = tl.arange(0, CELL)
+            at = token // CELLS * SPAN + token % CELLS * NEAR + inner // NEAR * STRETCH + inner % NEAR
+            x = tl.load(p_row + at.to(tl.int64) * t_token, mask=at < vocab, other=-float("inf")).to(tl.float32)
+            if refused & left:
+                y = tl.load(q_row + at.to(tl.int64) * d_token, mask=at < vocab, other=-float("inf")).to(tl.float32)
+                inside = logarithm(_left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS))
+            else:
+                inside = x * unit
+                if FLOORS:
+                    inside = tl.where(x < p_low, -float("inf"), inside)
+            inside += gumbel2(uniform(key, inner))
+            token = tl.min(tl.where(inside == tl.max(inside, 0), at, 0x7FFFFFFF), 0)
+        drawn = token.to(tl.int64)
         tl.store(accepted + row, n.to(tl.int64))
         into = out + row * (gamma + 1)
         tl.store(into + depth, tl.where(depth == n, drawn, drafted), mask=depth < gamma)
@@ -272,9 +314,7 @@ def fused(
     """See naive.py; the numbers of place d are those of position `positions` + 1 + d."""
     batch, gamma = tokens.shape
     vocab, device = target.shape[2], target.device
-    splits = triton.cdiv(vocab, SHARE)
-    span = min(max(triton.next_power_of_2(triton.cdiv(batch * vocab, PROGRAMS)), DRAW), 16 * DRAW)
-    parts = triton.cdiv(vocab, span)
+    splits, parts = triton.cdiv(vocab, SHARE), triton.cdiv(vocab, naive.SPAN)
     out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
     accepted = (torch.empty if gamma else torch.zeros)(batch, dtype=torch.long, device=device)
     work = torch.empty(batch * (4 * gamma * splits + 2 * parts), device=device)
@@ -290,7 +330,6 @@ def fused(
         target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work, out, accepted,
         gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
         ACCEPT=streams[0], RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)),
-        S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), SPAN=span, BLOCK=DRAW, FLOORS=floors,
-        num_warps=4,
+        S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), FLOORS=floors, num_warps=4,
     )  # fmt: skip
     return out, accepted
