@@ -338,9 +338,9 @@ def sampling(result: dict[str, Any]) -> str:
         spent = f"{r['call_microseconds']:.0f} µs a call" + (f", {share[0]} in all" if r is not first else "")
         wall = f"{r['wall_seconds']:.1f} s" + (f", {share[1]}" if r is not first else "")
         peak = f"{r['peak_memory_bytes'] / 2**20:.0f} MiB" if r["peak_memory_bytes"] else ""
-        lines.append(
-            f"| {names[r['way']]} | {spent} | {wall} | {100 * r['acceptance']:.1f} % | {r[metric]:.3f} | {peak} |"
-        )
+        error = r.get(f"{metric}_error")
+        good = f"{r[metric]:.3f}" + (f" ± {error:.3f}" if error is not None else "")
+        lines.append(f"| {names[r['way']]} | {spent} | {wall} | {100 * r['acceptance']:.1f} % | {good} | {peak} |")
     by_gamma = [r for r in result["rows"] if r["table"] == "8" and r["way"] == "fused"]
     if by_gamma:
         said = ", ".join(f"{100 * r['acceptance']:.0f} % at γ = {r['gamma']}" for r in by_gamma)

@@ -7,6 +7,7 @@ Contenders take turns, prompt by prompt: our plain and speculative decoding (com
 figure is the median over the rounds.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -45,10 +46,9 @@ def main() -> None:
         answer(prompts[0])
         print(f"{name}: {time.perf_counter() - began:.1f} s for the first answer", flush=True)
     rates: dict[str, list[float]] = {name: [] for name in every}
-    texts: dict[str, list[list[int]]] = {}
     for _ in range(args.rounds):
         spent, written = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0)
-        texts = {name: [] for name in every}
+        texts: dict[str, list[list[int]]] = {name: [] for name in every}
         for prompt in prompts:
             for name, answer in every.items():
                 wait(args.device)
@@ -60,20 +60,23 @@ def main() -> None:
                 texts[name].append(new)
         for name in every:
             rates[name].append(written[name] / spent[name])
-    base = texts["ours, plain"]
+        save(args, rates, texts)  # after each round, so that a run that is cut short keeps what it found
+
+
+def save(args: argparse.Namespace, rates: dict[str, list[float]], texts: dict[str, list[list[int]]]) -> None:
+    plain, base = rates["ours, plain"], texts["ours, plain"]
     rows: list[dict[str, Any]] = [
         {
             "contender": name,
+            "rounds": len(rates[name]),
             "tokens_per_second": statistics.median(rates[name]),
-            "against_ours_plain": statistics.median(
-                a / b for a, b in zip(rates[name], rates["ours, plain"], strict=True)
-            ),
+            "against_ours_plain": statistics.median(a / b for a, b in zip(rates[name], plain, strict=True)),
             "texts_equal_to_ours_plain": sum(
-                first_difference(a, b) is None for a, b in zip(texts[name], base, strict=True)
+                first_difference(a, b) is None for a, b in zip(written, base, strict=True)
             ),
             "texts": len(base),
         }
-        for name in every
+        for name, written in texts.items()
     ]
     for row in rows:
         print(row, flush=True)

@@ -1,6 +1,8 @@
 """The comparison of verifications: its figures are what they say, and a way that errs is seen to."""
 
 import json
+import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,6 +127,36 @@ def test_a_table():
     found = sampling.headline(rows, "texts_written")
     assert found["fused_acceptance"] == 1
     assert "baseline_profiling_reduction" not in found
+
+
+def test_several_samples_of_each_text():
+    class Twice(Tiny):
+        def write(self, index, rule, shape, gamma, seed):
+            self.ways.append((index, seed))
+            return super().write(index, rule, shape, gamma, seed)
+
+    task = Twice()
+    part = replace(sampling.parts(task, texts=2, fewer=1, samples=2)[0], ways={"fused": verification.fused})
+    *steps, rows = sampling.measure(task, part, seed=5)
+    assert len(steps) == sampling.total(task, part) == rows[0]["texts"] == 4
+    assert [at for at in task.ways if isinstance(at, tuple)][-4:] == [(0, 5), (1, 6), (0, 7), (1, 8)]
+
+
+def test_quality_has_the_error_of_a_mean():
+    class Means(Tiny):
+        metric = "mean"
+
+        def __init__(self):
+            pass
+
+        def score(self, texts):
+            return statistics.fmean(float(text) for _, text in texts)
+
+    values = [0.2, 0.9, 0.4, 0.3]
+    found = sampling.quality(Means(), [(i, str(v)) for i, v in enumerate(values)])
+    assert found["mean"] == pytest.approx(statistics.fmean(values))
+    assert found["mean_error"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5)
+    assert sampling.quality(Means(), [(0, "0.5")]) == {"mean": 0.5, "mean_error": None}
 
 
 def test_parts_are_the_paper_s_tables():

@@ -78,7 +78,10 @@ def kernels(monkeypatch):
     called = {"fused": 0, "seeded": 0}
 
     def there(x):
-        return x.cuda() if BIG and isinstance(x, torch.Tensor) else x
+        if not isinstance(x, torch.Tensor):
+            return x
+        x = x.float() if x.dtype == torch.float64 else x  # kernels take no fp64; floors are rounded as logits are
+        return x.cuda() if BIG else x
 
     def turn_on():
         for name in called:
@@ -104,7 +107,7 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rules_by_the_kernels_write_what_they_write_by_the_oracle(kernels, kind, params):
     rule, shape, name = KINDS[kind]
-    rows, tokens = (10_000, 4) if BIG else (8, 2)
+    rows, tokens = (10_000, 4) if BIG else (40, 2)
     want = run(rule, shape, params, rows, tokens)
     called = kernels()
     got = run(rule, shape, params, rows, tokens)

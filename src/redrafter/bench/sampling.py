@@ -135,8 +135,8 @@ class Task(Protocol):
     ) -> str:
         """One text, under the rule made for its shape and vocabulary."""
 
-    def score(self, texts: Sequence[str]) -> float:
-        """Over texts 0 to n - 1."""
+    def score(self, texts: Sequence[tuple[int, str]]) -> float:
+        """Over these, each with its index."""
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,31 @@ class Part:
     gamma: Gamma
     length: int
     texts: int
+    samples: int = 1  # of each, with other seeds
     about: dict[str, Any] = field(default_factory=dict)
 
 
-def parts(task: Task, texts: int, fewer: int) -> list[Part]:
+def parts(task: Task, texts: int, fewer: int, samples: int = 1) -> list[Part]:
     every = ways(task.scale)
-    main = Part("1, 5, 6", every, FIRST, LONGEST, texts, {"gamma": "heuristic"})
-    by_gamma = [Part("8", every, Gamma(), g, fewer, {"gamma": g}) for g in GAMMAS]
+    main = Part("1, 5, 6", every, FIRST, LONGEST, texts, samples, {"gamma": "heuristic"})
+    by_gamma = [Part("8", every, Gamma(), g, fewer, about={"gamma": g}) for g in GAMMAS]
     by_scale = []
     for scale in SCALES:
         alone = {"baseline": every["baseline"], "sigmoid_lossy": ways((-scale, scale))["sigmoid_lossy"]}
-        by_scale.append(Part("2, 7", alone, FIRST, LONGEST, fewer, {"gamma": "heuristic", "scale": scale}))
+        by_scale.append(Part("2, 7", alone, FIRST, LONGEST, fewer, about={"gamma": "heuristic", "scale": scale}))
     return [main, *by_gamma, *by_scale]
+
+
+def total(task: Task, part: Part) -> int:
+    """Texts that each way of it writes."""
+    return min(part.texts, len(task)) * part.samples
+
+
+def quality(task: Task, texts: Sequence[tuple[int, str]]) -> dict[str, float | None]:
+    """The texts' score and its standard error, by what it would be without each of them; of one text there is none."""
+    without = [task.score([*texts[:i], *texts[i + 1 :]]) for i in range(len(texts)) if len(texts) > 1]
+    spread = (len(without) - 1) * statistics.pvariance(without) if without else None
+    return {task.metric: task.score(texts), f"{task.metric}_error": None if spread is None else spread**0.5}
 
 
 def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, Any]] | None]:
@@ -168,21 +181,21 @@ def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, An
     Whoever is first meets new lengths first, and pays for whatever is made at their first use.
     """
     tallies = {name: Tally() for name in part.ways}
-    written: dict[str, list[str]] = {name: [] for name in part.ways}
+    written: dict[str, list[tuple[int, str]]] = {name: [] for name in part.ways}
     shape = Shape(width=1, length=part.length)
     config = RuleConfig(name="rejection")
     cuda = torch.cuda.is_available()
 
-    def decode(index: int, name: str, tally: Tally) -> str:
+    def decode(index: int, name: str, tally: Tally, seed: int = seed) -> str:
         def rule(own: Shape, vocab: int) -> RejectionRule:
             return JudgedRule(config, own, vocab, name, part.ways[name], tally)
 
-        torch.manual_seed(seed + index)
+        torch.manual_seed(seed)
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        text = task.write(index, rule, shape, part.gamma, seed + index)
+        text = task.write(index, rule, shape, part.gamma, seed)
         if cuda:
             torch.cuda.synchronize()
             tally.peak = max(tally.peak, torch.cuda.max_memory_allocated())
@@ -194,15 +207,15 @@ def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, An
             decode(0, name, Tally())
             _PREPARED.add(name)
     names = list(tallies)
-    for index in range(min(part.texts, len(task))):
-        first = index % len(names)
+    for turn in range(total(task, part)):
+        index, first = turn % min(part.texts, len(task)), turn % len(names)
         for name in names[first:] + names[:first]:
-            written[name].append(decode(index, name, tallies[name]))
+            written[name].append((index, decode(index, name, tallies[name], seed + turn)))
         yield None
     rows: list[dict[str, Any]] = []
     for name, tally in tallies.items():
         about = {"table": part.table, "way": name, "lossless": name != "sigmoid_lossy", "texts": len(written[name])}
-        rows.append(about | part.about | {task.metric: task.score(written[name])} | tally.row())
+        rows.append(about | part.about | quality(task, written[name]) | tally.row())
     for row in rows:
         for what in ("profiling_seconds", "wall_seconds", "call_microseconds"):
             short = what.rpartition("_")[0]
@@ -216,6 +229,8 @@ def headline(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, float]:
     for row in rows:
         if row["table"].startswith("1"):
             found[f"{row['way']}_{metric}"] = row[metric]
+            if row[f"{metric}_error"] is not None:
+                found[f"{row['way']}_{metric}_error"] = row[f"{metric}_error"]
             found[f"{row['way']}_acceptance"] = row["acceptance"]
             if row["way"] != "baseline":
                 found[f"{row['way']}_profiling_reduction"] = row["profiling_reduction"]

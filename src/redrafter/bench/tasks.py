@@ -1,6 +1,7 @@
 """What is decoded: summaries of articles, transcripts of speech. Both end in a figure that people's own texts give."""
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,12 @@ class Summaries:
         )
         return "\0".join(c.text for c in done)
 
-    def score(self, texts: Sequence[str]) -> float:
-        every = [one for text in texts for one in text.split("\0")]
-        pairs = zip(self.articles, every, strict=False)
-        return sum(rouge1(a.summary, text) for a, text in pairs) / len(every)
+    def score(self, texts: Sequence[tuple[int, str]]) -> float:
+        found = []
+        for index, text in texts:
+            some = self.articles[index * self.batch : (index + 1) * self.batch]
+            found += [rouge1(a.summary, one) for a, one in zip(some, text.split("\0"), strict=True)]
+        return statistics.fmean(found)
 
 
 class Speech:
@@ -105,5 +108,6 @@ class Speech:
         sampling = SamplingParams(temperature=self.temperature)
         return writer.write(self.features[index], self.heard[index], sampling, seed)[0][0]
 
-    def score(self, texts: Sequence[str]) -> float:
-        return word_error_rate(list(self.said.values())[: len(texts)], texts)
+    def score(self, texts: Sequence[tuple[int, str]]) -> float:
+        said = list(self.said.values())
+        return word_error_rate([said[index] for index, _ in texts], [text for _, text in texts])

@@ -18,7 +18,8 @@ EPILOG = """examples:
 Ways: baseline (transformers' own function; for several rows a batched restatement), paper_exact and sigmoid_lossy (the
 paper's; the latter is LOSSY: its texts are not the target's), fused (ours, lossless). All decode the same prompts with
 the same drafter, text by text in turns. Tables 1, 5, 6: gamma by the paper's heuristic; 8: by gamma; 2, 7: the
-sigmoid's constants. The file is written anew after each of them, so what was measured is never lost."""
+sigmoid's constants. A text's score depends on what was sampled: its standard error stands behind ±, and --samples
+makes it smaller. The file is written anew after each of them, so what was measured is never lost."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder of its own")
     parser.add_argument("--model", help="the target (default: the embedded one, or Whisper tiny.en)")
     parser.add_argument("--texts", type=int, default=80, help="at most, in tables 1, 5, 6 (default 80)")
+    parser.add_argument("--samples", type=int, default=1, help="of each text there, with other seeds (default 1)")
     parser.add_argument("--fewer", type=int, default=8, help="at most, in the other tables (default 8)")
     parser.add_argument("--batch", type=int, default=1, help="summaries written at once (default 1, as in the paper)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="M", help="of a summary (default 96)")
@@ -43,18 +45,18 @@ def run(args: argparse.Namespace) -> None:
         check_new(args.save, args.overwrite)
     if args.temperature <= 0:
         raise ConfigError(f"p/q needs a temperature above 0, got {args.temperature}")
-    if min(args.texts, args.fewer, args.batch) < 1:
-        raise ConfigError("--texts, --fewer and --batch must be at least 1")
+    if min(args.texts, args.samples, args.fewer, args.batch) < 1:
+        raise ConfigError("--texts, --samples, --fewer and --batch must be at least 1")
     from redrafter.bench import sampling
 
     console = Console(highlight=False)
     with console.status("loading"):
         task = load(args)
-    todo = sampling.parts(task, args.texts // args.batch or 1, args.fewer // args.batch or 1)
+    todo = sampling.parts(task, args.texts // args.batch or 1, args.fewer // args.batch or 1, args.samples)
     about = {"task": args.task, "batch": args.batch, "temperature": args.temperature, "drafter": name_of(args.drafter)}
     rows: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        whole = bar.add_task("texts", total=sum(min(p.texts, len(task)) for p in todo))
+        whole = bar.add_task("texts", total=sum(sampling.total(task, part) for part in todo))
         for part in todo:
             for found in sampling.measure(task, part, args.seed):
                 if found is None:
@@ -95,7 +97,7 @@ def table(rows: list[dict[str, Any]], metric: str) -> Table:
         peak = row["peak_memory_bytes"]
         made.add_row(
             row["way"],
-            f"{row[metric]:.3f}",
+            f"{row[metric]:.3f}" + (f" ± {row[f'{metric}_error']:.3f}" if row[f"{metric}_error"] is not None else ""),
             f"{row['acceptance']:.1%}",
             f"{row['call_microseconds']:.0f} ± {row['call_deviation']:.0f}",
             f"{row['profiling_reduction']:.1%}",
