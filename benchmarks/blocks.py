@@ -307,7 +307,7 @@ def verify_kernel(result: dict[str, Any]) -> str:
     sorts = [r for r in rows if r["contender"] == "sorting"]
     if sorts:
         said = ", ".join(
-            f"{took['floors', r['batch'], 'eager']:.0f} against {r['microseconds']:.0f} ({r['batch']} texts)"
+            f"{took['floors', r['batch'], 'eager']:.0f} against {r['microseconds']:.0f} (B = {r['batch']})"
             for r in sorts
         )
         lines += [
