@@ -327,7 +327,7 @@ def sampling(result: dict[str, Any]) -> str:
         "fused": "ours",
     }
     first = rows[0]
-    metric, name, what = ("rouge1", "ROUGE-1", "summaries") if "rouge1" in first else ("wer", "WER", "clips")
+    metric, name, what = ("rouge1", "ROUGE-1", "summaries") if "rouge1" in first else ("wer", "WER", "transcripts")
     lines = [
         f"| {first['texts']} {what}, T = {first['temperature']:g} | time in verification | wall clock "
         f"| accepted | {name} | peak memory |",
