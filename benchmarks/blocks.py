@@ -344,7 +344,8 @@ def sampling(result: dict[str, Any]) -> str:
     by_gamma = [r for r in result["rows"] if r["table"] == "8" and r["way"] == "fused"]
     if by_gamma:
         said = ", ".join(f"{100 * r['acceptance']:.0f} % at γ = {r['gamma']}" for r in by_gamma)
-        lines += ["", f"γ by the paper's heuristic; with a constant γ ours accepts {said}."]
+        few = by_gamma[0]["texts"]
+        lines += ["", f"γ by the paper's heuristic; with a constant γ, over {few} {what} each, ours accepts {said}."]
     return "\n".join(lines)
 
 

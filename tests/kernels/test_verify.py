@@ -27,7 +27,7 @@ pytestmark = [
 def both(monkeypatch):
     """Runs a function by the oracle and by the kernel."""
     if not BIG:  # tiles so small that a small vocabulary has many, the last one not full
-        monkeypatch.setattr(kernel, "SHARE", 256)
+        monkeypatch.setattr(kernel, "SHARE", 1024)
         monkeypatch.setattr(kernel, "CHOICE", 256)
 
     def run(function, *args, **options):
@@ -68,6 +68,8 @@ def agree(found):
     return accepted
 
 
+MANY = 9001
+"""A vocabulary of three spans, the last one and its last cell not full."""
 SMALL = [(1, 1, 257), (3, 5, 257), (2, 6, 5000)]
 LARGE = [
     (batch, gamma, vocab)
@@ -106,7 +108,7 @@ def test_fused_in_a_graph():
 
 
 def test_fused_counts_of_all_kinds(both):
-    target, draft, tokens, rows = drafted(8, 4, 200, apart=0.3)
+    target, draft, tokens, rows = drafted(8, 4, MANY, apart=0.3)
     rows["counts"] = torch.tensor([0, 1, 2, 3, 4, 4, 0, 2], device=DEVICE)
     accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
     assert (accepted <= rows["counts"]).all()
@@ -137,8 +139,12 @@ def test_fused_with_nothing_drafted(both):
 
 
 def test_fused_at_temperature_0_is_greedy(both):
-    target, draft, tokens, rows = drafted(4, 3, 300, temperature=(0.0, 1.0))
-    target = target.bfloat16()  # equal best logits: the first of them
+    target, draft, tokens, rows = drafted(4, 3, MANY, temperature=(0.0, 1.0))
+    # Equal best logits, of one cell and of two spans: the first of them.
+    target[:, 0, [5, 8, 1029]] = target[:, 1, [70, 5000]] = target[:, 2, [4095, 4096]] = target[:, 3, [1024, 2048]] = (
+        99.0
+    )
+    target = target.bfloat16()
     tokens[2] = target[2, :3].float().argmax(-1)
     found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
     accepted = agree(found)
@@ -157,10 +163,27 @@ def test_fused_accepts_all_where_p_is_q(both):
 
 def test_fused_draws_from_p_where_q_leaves_nothing(both):
     """A guess that q itself excludes is refused; with p = q nothing is left of p then, so p it is."""
-    target, _, tokens, rows = drafted(5, 2, 300)
+    target, _, tokens, rows = drafted(5, 2, MANY)
     target.scatter_(2, tokens[..., None], -torch.inf)
     accepted = agree(both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, **rows))
     assert (accepted == 0).all()
+
+
+def test_fused_where_q_leaves_something_in_one_span_only(both):
+    """There the other spans offer p as well, which must not count."""
+    target, _, tokens, rows = drafted(6, 2, MANY)
+    draft = target[:, :2].clone()
+    draft.scatter_(2, tokens[..., None], 12.0)  # q above p at the guess, and p above q elsewhere
+    draft[..., 4096:8192] = target[:, :2, 4096:8192] + 9
+    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+def test_fused_of_no_numbers_is_a_token(both):
+    target, draft, tokens, rows = drafted(4, 2, MANY)
+    new, accepted = both(verify.rejection_from_logits, target * torch.nan, draft, tokens, **rows)[1]
+    assert (new >= 0).all()
+    assert (new < MANY).all()
+    assert (accepted <= 2).all()
 
 
 @pytest.mark.parametrize("who", ["target", "draft", "both"])
@@ -177,19 +200,22 @@ def test_fused_one_hot_rows(both, who):
 
 
 def test_fused_floors_and_strides(both):
-    target, draft, tokens, rows = drafted(4, 3, 300, temperature=(0.8, 1.2))
-    wide = torch.full((4, 8, 700), torch.nan, device=DEVICE)
-    wide[:, 1:5, ::2][..., :300] = target
-    target = wide[:, 1:5, ::2][..., :300]
-    draft = draft.transpose(0, 1).contiguous().transpose(0, 1)
+    target, draft, tokens, rows = drafted(6, 3, MANY, temperature=(0.8, 1.2), apart=0.5)
+    draft[:3] = target[:3, :3]  # all accepted: p's last row is drawn from, under its floor
+    target[:3, 3] /= 10  # where what lies below it would often win
+    wide = torch.full((6, 8, 2 * MANY + 9), torch.nan, device=DEVICE)
+    wide[:, 1:5, ::2][..., :MANY] = target
+    target = wide[:, 1:5, ::2][..., :MANY]
+    draft = draft.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     tokens = tokens.t().contiguous().t()
     floors = (target.topk(20).values[..., -1], draft.topk(20).values[..., -1])
     tokens = torch.where(draft.gather(2, tokens[..., None])[..., 0] < floors[1], draft.argmax(-1), tokens)
     found = both(verify.rejection_from_logits, target, draft, tokens, floors=floors, **rows)
     accepted = agree(found)
+    assert (accepted[:3] == 3).all()
     drawn = found[1][0].gather(1, accepted[:, None])
-    there = target[torch.arange(4), accepted].gather(1, drawn)[:, 0]
-    assert (there >= floors[0][torch.arange(4), accepted]).all()
+    there = target[torch.arange(6), accepted].gather(1, drawn)[:, 0]
+    assert (there >= floors[0][torch.arange(6), accepted]).all()
 
 
 def random_tree(batch: int, nodes: int, vocab: int):

@@ -169,10 +169,15 @@ def total(task: Task, part: Part) -> int:
 
 
 def quality(task: Task, texts: Sequence[tuple[int, str]]) -> dict[str, float | None]:
-    """The texts' score and its standard error, by what it would be without each of them; of one text there is none."""
-    without = [task.score([*texts[:i], *texts[i + 1 :]]) for i in range(len(texts)) if len(texts) > 1]
-    spread = (len(without) - 1) * statistics.pvariance(without) if without else None
-    return {task.metric: task.score(texts), f"{task.metric}_error": None if spread is None else spread**0.5}
+    """The texts' score and its standard error, by what it would be without each of them; of one text there is none.
+
+    Several samples of a prompt count as texts of their own: the error is that of sampling, not of the prompts' choice.
+    """
+    score = {task.metric: task.score(texts), f"{task.metric}_error": None}
+    if len(texts) > 1:
+        without = [task.score([*texts[:i], *texts[i + 1 :]]) for i in range(len(texts))]
+        score[f"{task.metric}_error"] = ((len(texts) - 1) * statistics.pvariance(without)) ** 0.5
+    return score
 
 
 def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, Any]] | None]:

@@ -18,8 +18,10 @@ EPILOG = """examples:
 Ways: baseline (transformers' own function; for several rows a batched restatement), paper_exact and sigmoid_lossy (the
 paper's; the latter is LOSSY: its texts are not the target's), fused (ours, lossless). All decode the same prompts with
 the same drafter, text by text in turns. Tables 1, 5, 6: gamma by the paper's heuristic; 8: by gamma; 2, 7: the
-sigmoid's constants. A text's score depends on what was sampled: its standard error stands behind ±, and --samples
-makes it smaller. The file is written anew after each of them, so what was measured is never lost."""
+sigmoid's constants. The file is written anew after each table, so what was measured is never lost.
+
+ROUGE and WER depend on what was sampled: ± is their standard error over the texts written, several of one prompt
+(--samples) counted as texts of their own."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder of its own")
     parser.add_argument("--model", help="the target (default: the embedded one, or Whisper tiny.en)")
     parser.add_argument("--texts", type=int, default=80, help="at most, in tables 1, 5, 6 (default 80)")
-    parser.add_argument("--samples", type=int, default=1, help="of each text there, with other seeds (default 1)")
+    parser.add_argument("--samples", type=int, default=1, help="texts of each prompt in tables 1, 5, 6 (default 1)")
     parser.add_argument("--fewer", type=int, default=8, help="at most, in the other tables (default 8)")
     parser.add_argument("--batch", type=int, default=1, help="summaries written at once (default 1, as in the paper)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="M", help="of a summary (default 96)")

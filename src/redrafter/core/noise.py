@@ -1,8 +1,9 @@
 """Randomness as a function of (seed, stream, position, token): no state, recomputable anywhere.
 
 The generator is splitmix64 used as a counter-based hash. Each (seed, stream, position) gives a
-64-bit key; token v takes the v-th output of the sequence that starts there. Integers wrap, so
-CPU and GPU agree bit for bit up to the final logarithm.
+64-bit key; token v takes the v-th output of the sequence that starts there (for the residual, a
+place in a cell or a cell of tokens does: kernels/verify/naive.py). Integers wrap, so CPU and GPU
+agree bit for bit up to the final logarithm.
 """
 
 import torch
@@ -78,12 +79,12 @@ def uniform(
 def gumbel(
     seeds: Tensor,
     positions: Tensor,
-    vocab_size: int,
+    count: int,
     *,
     stream: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(B,) seeds, (B, n) positions -> (B, n, V) standard Gumbel noise.
+    """(B,) seeds, (B, n) positions -> (B, n, count) standard Gumbel noise.
 
     The upper tail decides an argmax, so it is computed from small numbers, which floating point
     holds exactly: -log(-log1p(-u)), not -log(-log(u)).
@@ -94,5 +95,5 @@ def gumbel(
     >>> bool((both[:, 1:] == one).all())
     True
     """
-    u = uniform(seeds, positions, vocab_size, stream=stream, dtype=dtype)
+    u = uniform(seeds, positions, count, stream=stream, dtype=dtype)
     return -torch.log(-torch.log1p(-u))

@@ -51,8 +51,9 @@ def drawn(logw: Tensor, noise: Tensor) -> Tensor:
     noise (B, `numbers`) has a number for each cell and for each place in a cell, not for each token.
     """
     every = torch.nn.functional.pad(logw, (0, -logw.shape[1] % SPAN), value=-torch.inf)
-    cells: Tensor = every.view(len(logw), -1, SPAN // STRETCH, STRETCH // NEAR, NEAR).transpose(2, 3)
-    cells = cells.reshape(len(logw), -1, CELL)
+    spans = every.shape[1] // SPAN
+    cells: Tensor = every.view(len(logw), spans, SPAN // STRETCH, STRETCH // NEAR, NEAR).transpose(2, 3)
+    cells = cells.reshape(len(logw), spans * SPAN // CELL, CELL)
     cell = (cells.logsumexp(-1) + noise[:, CELL:]).argmax(-1)
     place = (cells[torch.arange(len(cell), device=cell.device), cell] + noise[:, :CELL]).argmax(-1)
     of_span, in_span = cell // (STRETCH // NEAR) * SPAN, cell % (STRETCH // NEAR) * NEAR

@@ -16,7 +16,7 @@ SHARE = 4096
 """Logits per program of the p/q test's first pass: 32 a thread, all asked for at once."""
 NEAR, STRETCH, SPAN = (tl.constexpr(n) for n in (naive.NEAR, naive.STRETCH, naive.SPAN))
 CELL, CELLS = tl.constexpr(naive.CELL), tl.constexpr(naive.SPAN // naive.CELL)
-"""A program of its second pass takes a span: each thread a cell, all of it asked for at once."""
+"""A program of its second pass takes a span, each of its threads a cell."""
 CHOICE = 512
 """Tokens per program of `seeded`, for several nodes at a time."""
 
@@ -176,7 +176,7 @@ def _rest(
 
 @triton.jit
 def _all(p_row, p_low, heat, first, vocab, t_token, FLOORS: tl.constexpr):
-    """By cell of a span, the logarithm of p, not normalised, and the cell; at T = 0 the largest logit and its token."""
+    """By cell of a span, the logarithm of its sum of p, not normalised, and the cell; at T = 0 best logit and token."""
     top, mass = tl.full([CELLS], -float("inf"), tl.float32), tl.zeros([CELLS], tl.float32)
     unit, won = _unit(heat), first // CELL + tl.arange(0, CELLS)
     for i in tl.static_range(SPAN // STRETCH):
@@ -216,7 +216,7 @@ def _draw(
     FLOORS: tl.constexpr,
 ):  # fmt: skip
     """Second pass: where the row stops, which every program finds out by itself; then its share of the draw there. The
-    last program of a row to be done takes the best of all.
+    last program of a row to be done takes the best cell of all and draws inside it.
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts, batch = tl.num_programs(0), tl.num_programs(1)
@@ -290,9 +290,10 @@ def _draw(
         if heat > 0:  # so far a cell
             inner = tl.arange(0, CELL)
             at = token // CELLS * SPAN + token % CELLS * NEAR + inner // NEAR * STRETCH + inner % NEAR
-            x = tl.load(p_row + at.to(tl.int64) * t_token, mask=at < vocab, other=-float("inf")).to(tl.float32)
+            there = (at >= 0) & (at < vocab)  # below 0 where logits were no numbers
+            x = tl.load(p_row + at.to(tl.int64) * t_token, mask=there, other=-float("inf")).to(tl.float32)
             if refused & left:
-                y = tl.load(q_row + at.to(tl.int64) * d_token, mask=at < vocab, other=-float("inf")).to(tl.float32)
+                y = tl.load(q_row + at.to(tl.int64) * d_token, mask=there, other=-float("inf")).to(tl.float32)
                 inside = logarithm(_left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS))
             else:
                 inside = x * unit
@@ -300,7 +301,7 @@ def _draw(
                     inside = tl.where(x < p_low, -float("inf"), inside)
             inside += gumbel2(uniform(key, inner))
             token = tl.min(tl.where(inside == tl.max(inside, 0), at, 0x7FFFFFFF), 0)
-        drawn = token.to(tl.int64)
+        drawn = tl.minimum(tl.maximum(token, 0), vocab - 1).to(tl.int64)
         tl.store(accepted + row, n.to(tl.int64))
         into = out + row * (gamma + 1)
         tl.store(into + depth, tl.where(depth == n, drawn, drafted), mask=depth < gamma)
