@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
     args = parser.parse_args()
+    if any(name.startswith("ours") for name in args.without):
+        parser.error("--without: ours cannot be left out, all others are held against it")
     check_new(args.save, args.overwrite)
     engine = redrafter.load(args.model, shape=Shape.of(args.beam), dtype=args.dtype, device=args.device)
     prompts = [engine.encode(messages) for messages in first_turns(args.questions, args.prompts)]
