@@ -96,7 +96,7 @@ def kernels(monkeypatch):
             monkeypatch.setattr(operators, name, counting)
         monkeypatch.setattr(verify, "on_kernel", lambda *logits: True)
         if not BIG:
-            for name, size in (("SHARE", 16), ("CHOICE", 16)):
+            for name, size in (("SHARE", 1024), ("CHOICE", 16)):
                 monkeypatch.setattr(kernel, name, size)
         return called
 
