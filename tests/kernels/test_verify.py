@@ -169,6 +169,13 @@ def test_fused_draws_from_p_where_q_leaves_nothing(both):
     assert (accepted == 0).all()
 
 
+def test_fused_refuses_a_guess_that_q_excludes(both):
+    target, draft, tokens, rows = drafted(5, 2, 300)
+    draft.scatter_(2, tokens[..., None], -torch.inf)
+    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    assert (accepted == 0).all()
+
+
 def test_fused_where_q_leaves_something_in_one_span_only(both):
     """There the other spans offer p as well, which must not count."""
     target, _, tokens, rows = drafted(6, 2, MANY)
@@ -176,6 +183,32 @@ def test_fused_where_q_leaves_something_in_one_span_only(both):
     draft.scatter_(2, tokens[..., None], 12.0)  # q above p at the guess, and p above q elsewhere
     draft[..., 4096:8192] = target[:, :2, 4096:8192] + 9
     agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+def test_fused_what_follows_a_refusal_does_not_count(both):
+    """Whether or not it is read: who stops does not wait for it, and is not stopped by it."""
+    target, draft, tokens, rows = drafted(8, 4, 3000, apart=0.7)
+    new, accepted = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
+    assert len(accepted.unique()) > 2
+    after = torch.arange(5, device=DEVICE) > accepted[:, None]
+    target[after], draft[after[:, :4]] = torch.nan, torch.nan
+    again = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
+    assert (again[1] == accepted).all()
+    assert (again[0] == new).all()
+    target[after.logical_not()] = torch.nan  # what comes before it does count
+    assert (both(verify.rejection_from_logits, target, draft, tokens, **rows)[1][1] == 0).all()
+
+
+@pytest.mark.skipif(BIG, reason="there, programs that run at the same time may have begun to read")
+def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch):
+    target, draft, tokens, rows = drafted(8, 4, 3000, apart=0.7)
+    made, zeros = [], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **k: made.append(zeros(*a, **k)) or made[-1])
+    _, accepted = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
+    words = next(w for w in made if w.dtype == torch.long and len(w) > 8)[8:]
+    shares = words[: 8 * 4 * 2 * 3].view(8, 4, 2 * 3)  # three of p and three of q
+    assert len(accepted.unique()) > 2
+    assert ((shares != 0) == (torch.arange(4) <= accepted[:, None])[..., None]).all()
 
 
 def test_fused_of_no_numbers_is_a_token(both):

@@ -1,7 +1,8 @@
 """Verification in two launches: logits are read once or twice, nothing of their size is written.
 
 Random numbers are those of core/noise.py, computed where they are used. The p/q test works with logarithms to base 2,
-the hardware's own; a row of it is drawn from by programs of which the last to be done takes the best.
+the hardware's own. Its programs tell each other what they found by words of 64 bits that are 0 before; whoever waits
+for words waits for programs that have started before it, and a row that is known to stop is not read any further.
 """
 
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor
 from redrafter.kernels.verify import naive
 from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
 
-SHARE = 4096
-"""Logits per program of the p/q test's first pass: 32 a thread, all asked for at once."""
+SHARE = 8192
+"""Logits per program of the p/q test's first pass: 64 a thread, all asked for at once."""
+LEAN = {} if torch.version.hip else {"maxnreg": 80}
+"""So that six of its programs are on a processor at a time."""
+WIDE = tl.constexpr(128)
+"""Threads of a program. Words that others may be writing are read by as many at a time, or by an atomic: then all of
+its threads see the same, and go the same way."""
+THERE, NONE = tl.constexpr(0x80000000), tl.constexpr(-0x7FFFFF80000000)
+"""The bit of a word that says that it has been written, and the word of -inf and 0."""
 NEAR, STRETCH, SPAN = (tl.constexpr(n) for n in (naive.NEAR, naive.STRETCH, naive.SPAN))
 CELL, CELLS = tl.constexpr(naive.CELL), tl.constexpr(naive.SPAN // naive.CELL)
 """A program of its second pass takes a span, each of its threads a cell."""
@@ -87,14 +95,15 @@ def seeded(
 
 
 @triton.jit
-def _tile(row, first, end, stride, BLOCK: tl.constexpr):
+def _tile(row, first, end, stride, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
     """Logits `first` to `first` + BLOCK of a row, -inf from `end` on. Only the last tile pays for a mask."""
+    keep: tl.constexpr = "evict_last" if AGAIN else ""  # for whoever reads them again
     at = first + tl.arange(0, BLOCK)
     from_ = row + at.to(tl.int64) * stride
-    if first + BLOCK <= end:  # noqa: SIM108
-        x = tl.load(from_)
+    if first + BLOCK <= end:
+        x = tl.load(from_, eviction_policy=keep)
     else:
-        x = tl.load(from_, mask=at < end, other=-float("inf"))
+        x = tl.load(from_, mask=at < end, other=-float("inf"), eviction_policy=keep)
     return x.to(tl.float32)
 
 
@@ -105,73 +114,121 @@ def _unit(heat):
 
 
 @triton.jit
-def _whole(bases, sums, place, here):
-    """(G, S) shares of tiles -> (G,) the largest base of each row and the logarithm of its sum of exponentials."""
-    base = tl.load(bases + place, mask=here, other=-float("inf"))
-    top = tl.max(base, 1)
-    total = tl.sum(tl.load(sums + place, mask=here, other=0.0) * tl.exp2(base - _finite(top)[:, None]), 1)
-    return top, tl.log2(total)
+def _word(high, low):
+    """Two numbers of 32 bits, the second at least 0, as one of 64, stored and seen as a whole. It is never 0."""
+    high, low = high.to(tl.int32, bitcast=True).to(tl.int64), low.to(tl.int32, bitcast=True).to(tl.int64)
+    return (high << 32) | (low & 0x7FFFFFFF) | THERE
+
+
+@triton.jit
+def _high(word):
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _low(word):
+    return word.to(tl.int32) & 0x7FFFFFFF
+
+
+@triton.jit
+def _share(logits, low, first, vocab, stride, heat, BLOCK: tl.constexpr, FLOORS: tl.constexpr):
+    """The largest of a tile's logits, to base 2, and the sum of powers relative to it; at T = 0 its first place."""
+    x = _tile(logits, first, vocab, stride, BLOCK, True)
+    if FLOORS:
+        x = tl.where(x < low, -float("inf"), x)
+    if heat > 0:
+        unit = _unit(heat)
+        # What one thread has comes together first. Fused: a small T makes large numbers of both.
+        own = tl.reshape(x, (BLOCK // (WIDE * NEAR), WIDE, NEAR))
+        tops = tl.max(tl.max(own, 2), 0) * unit
+        sums = tl.sum(tl.sum(power(tl.fma(own, unit, -_finite(tops)[None, :, None])), 2), 0)
+        top = tl.max(tops, 0)
+        word = _word(top, tl.sum(sums * power(tops - _finite(top)), 0))
+    else:
+        word = _word(tl.max(x, 0), first + tl.argmax(x, 0))
+    return word
+
+
+@triton.jit
+def _whole(word):
+    """The shares of a row -> its largest base and the logarithm of its sum of powers."""
+    base = _high(word)
+    top = tl.max(base, 0)
+    return top, tl.log2(tl.sum(_low(word).to(tl.float32, bitcast=True) * tl.exp2(base - _finite(top)), 0))
+
+
+@triton.jit
+def _stopped(stop, gamma, depth):
+    """Whether a row is known to stop before a depth."""
+    return tl.atomic_max(stop, 0, sem="relaxed") > gamma - depth
 
 
 @triton.jit
 def _shares(
-    target, draft, counts, temperature, target_floor, draft_floor, bases, accepted, gamma, vocab, splits,
-    t_row, t_node, t_token, d_row, d_node, d_token, tf_row, tf_node, df_row, df_node,
-    BLOCK: tl.constexpr, FLOORS: tl.constexpr,
+    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, words, records,
+    batch, gamma, vocab, splits,
+    t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
+    ACCEPT: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
-    """First pass: the largest logit of one tile, and the sum of exponentials relative to it. Rows p first, then q."""
-    part, row, depth = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    of_q, split = part // splits, part % splits
-    sums = bases + tl.num_programs(1) * 2 * gamma * splits
-    end = tl.where(depth < tl.load(counts + row), vocab, 0)  # places that were not drafted are not read
+    """First pass. Programs start in the order of their numbers: depth by depth, row by row, those that read a tile of p
+    or of q, then the one that waits for them and judges the drafted token. Rows known to stop before are left out.
+    """
+    program = tl.program_id(0)
+    part, line = program % (2 * splits + 1), program // (2 * splits + 1)
+    row, depth = (line % batch).to(tl.int64), line // batch
+    stop, shares = words + row, words + batch + (row * gamma + depth) * 2 * splits
+    p_row, q_row = target + row * t_row + depth.to(tl.int64) * t_node, draft + row * d_row + depth.to(tl.int64) * d_node
     heat = tl.load(temperature + row)
-    if part + depth == 0:
-        tl.store(accepted + row, tl.zeros([], tl.int64))  # until the row is done, its programs that are
-    if of_q == 0:
-        x = _tile(target + row * t_row + depth * t_node, split * BLOCK, end, t_token, BLOCK)
+    gone = depth >= tl.load(counts + row)
+    if depth > 0:
+        gone |= _stopped(stop, gamma, depth)
+    if gone == 0:
+        p_low, q_low = 0.0, 0.0
         if FLOORS:
-            x = tl.where(x < tl.load(target_floor + row * tf_row + depth * tf_node), -float("inf"), x)
-    else:  # may be of another type than p
-        x = _tile(draft + row * d_row + depth * d_node, split * BLOCK, end, d_token, BLOCK)
-        if FLOORS:
-            x = tl.where(x < tl.load(draft_floor + row * df_row + depth * df_node), -float("inf"), x)
-    unit, peak = _unit(heat), tl.max(x, 0)
-    base = peak * unit
-    if heat > 0:
-        about = tl.sum(power(tl.fma(x, unit, -_finite(base))), 0)  # fused: a small T makes large numbers of both
-    else:
-        about = (split * BLOCK + tl.argmax(x, 0)).to(tl.float32, bitcast=True)
-    place = (row * 2 * gamma + of_q * gamma + depth) * splits + split
-    tl.store(bases + place, base)
-    tl.store(sums + place, about)
+            p_low = tl.load(target_floor + row * tf_row + depth * tf_node)
+            q_low = tl.load(draft_floor + row * df_row + depth * df_node)
+        if part < splits:
+            tl.store(shares + part, _share(p_row, p_low, part * BLOCK, vocab, t_token, heat, BLOCK, FLOORS))
+        elif part < 2 * splits:  # may be of another type than p
+            first = (part - splits) * BLOCK
+            tl.store(shares + part, _share(q_row, q_low, first, vocab, d_token, heat, BLOCK, FLOORS))
+        else:
+            drafted, unit = tl.load(tokens + row * k_row + depth * k_node), _unit(heat)
+            px = tl.load(p_row + drafted * t_token).to(tl.float32)
+            qx = tl.load(q_row + drafted * d_token).to(tl.float32)
+            if FLOORS:
+                px, qx = tl.where(px < p_low, -float("inf"), px), tl.where(qx < q_low, -float("inf"), qx)
+            key = key_of(tl.load(seeds + row), tl.load(positions + row) + 1 + depth, ACCEPT)
+            coin = tl.max(tl.log(uniform(key, tl.zeros([1], tl.int32))), 0) * LOG2E
+            record, split, waits = records + (row * gamma + depth) * 3, tl.arange(0, S), tl.full([], 1, tl.int32)
+            while waits > 0:
+                p = tl.load(shares + split, mask=split < splits, other=NONE, volatile=True)
+                q = tl.load(shares + splits + split, mask=split < splits, other=NONE, volatile=True)
+                waits = tl.max(((p == 0) | (q == 0)).to(tl.int32), 0)
+                if waits == 0:
+                    p_base, p_log = _whole(p)
+                    q_base, q_log = _whole(q)
+                    if heat > 0:
+                        # A difference: where p = q it is 0, and no coin refuses.
+                        gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
+                        hit = (coin < gap) & (qx > -float("inf"))
+                    else:
+                        hit = drafted == tl.min(tl.where(_high(p) == p_base, _low(p), 0x7FFFFFFF), 0)
+                    if hit == 0:
+                        tl.atomic_max(stop, (gamma - depth).to(tl.int64), sem="relaxed")
+                    tl.store(record, p_base)
+                    tl.store(record + 1, q_base)
+                    tl.store(record + 2, tl.exp2(p_log - q_log))
+                elif _stopped(stop, gamma, depth):
+                    waits = tl.zeros([], tl.int32)  # nobody asks any more
 
 
 @triton.jit
-def _pick(values, depth, n):
-    return tl.sum(tl.where(depth == n, values, 0.0), 0)
-
-
-@triton.jit
-def _left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS: tl.constexpr):
-    """What q leaves of p."""
+def _left(x, y, p_low, q_low, p_base, q_base, ratio, unit, FLOORS: tl.constexpr):
+    """What q leaves of p, in p's unit."""
     if FLOORS:
         x, y = tl.where(x < p_low, -float("inf"), x), tl.where(y < q_low, -float("inf"), y)
-    p, q = power(tl.fma(x, unit, -p_base) - p_log), power(tl.fma(y, unit, -q_base) - q_log)
-    return tl.maximum(p - q, 0.0)
-
-
-@triton.jit
-def _rest(
-    p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, unit, first, vocab, t_token, d_token, FLOORS: tl.constexpr
-):
-    """By cell of a span, the logarithm of what q leaves of p there."""
-    mass = tl.zeros([CELLS], tl.float32)
-    for i in tl.static_range(SPAN // STRETCH):
-        x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH)
-        y = _tile(q_row, first + i * STRETCH, vocab, d_token, STRETCH)
-        left = _left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS)
-        mass += tl.sum(tl.reshape(left, (CELLS, NEAR)), 1)
-    return logarithm(mass)
+    return tl.maximum(tl.fma(power(tl.fma(y, unit, -q_base)), -ratio, power(tl.fma(x, unit, -p_base))), 0.0)
 
 
 @triton.jit
@@ -180,7 +237,7 @@ def _all(p_row, p_low, heat, first, vocab, t_token, FLOORS: tl.constexpr):
     top, mass = tl.full([CELLS], -float("inf"), tl.float32), tl.zeros([CELLS], tl.float32)
     unit, won = _unit(heat), first // CELL + tl.arange(0, CELLS)
     for i in tl.static_range(SPAN // STRETCH):
-        x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH)
+        x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH, False)
         if FLOORS:
             x = tl.where(x < p_low, -float("inf"), x)
         x = tl.reshape(x, (CELLS, NEAR))
@@ -209,103 +266,80 @@ def _winner(score, won, heat, key):
 
 @triton.jit
 def _draw(
-    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, bases, out, accepted,
-    gamma, vocab, splits,
+    target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, words, records, out,
+    accepted, gamma, vocab, splits,
     t_row, t_node, t_token, d_row, d_node, d_token, k_row, k_node, tf_row, tf_node, df_row, df_node,
-    ACCEPT: tl.constexpr, RESIDUAL: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
-    FLOORS: tl.constexpr,
+    RESIDUAL: tl.constexpr, G: tl.constexpr, P: tl.constexpr, FLOORS: tl.constexpr,
 ):  # fmt: skip
-    """Second pass: where the row stops, which every program finds out by itself; then its share of the draw there. The
-    last program of a row to be done takes the best cell of all and draws inside it.
+    """Second pass: a share of the draw where the row stops. The last program of a row waits for the others, takes the
+    best cell of all and draws inside it.
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    parts, batch = tl.num_programs(0), tl.num_programs(1)
-    sums = bases + batch * 2 * gamma * splits
-    heat, count = tl.load(temperature + row), tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
+    parts, batch = tl.num_programs(0) - 1, tl.num_programs(1)
+    stop, heat = tl.load(words + row).to(tl.int32), tl.load(temperature + row)  # 0, or how far from the end it stops
     seed, position = tl.load(seeds + row), tl.load(positions + row) + 1
-    depth, split = tl.arange(0, G), tl.arange(0, S)
-    drafted = tl.load(tokens + row * k_row + depth * k_node, mask=depth < gamma, other=0)
-    real = depth < count
-    here = real[:, None] & (split < splits)[None, :]
-    place = (row * 2 * gamma + depth)[:, None] * splits + split[None, :]
-    px = tl.load(target + row * t_row + depth.to(tl.int64) * t_node + drafted * t_token, mask=real, other=0.0)
-    qx = tl.load(draft + row * d_row + depth.to(tl.int64) * d_node + drafted * d_token, mask=real, other=0.0)
-    px, qx = px.to(tl.float32), qx.to(tl.float32)
-    if FLOORS:
-        low = tl.load(target_floor + row * tf_row + depth * tf_node, mask=real, other=0.0)
-        px = tl.where(px < low, -float("inf"), px)
-        low = tl.load(draft_floor + row * df_row + depth * df_node, mask=real, other=0.0)
-        qx = tl.where(qx < low, -float("inf"), qx)
-
-    unit = _unit(heat)
-    # At T = 0 these sums are none, and what comes of them is not used.
-    p_base, p_log = _whole(bases, sums, place, here)
-    q_base, q_log = _whole(bases, sums, place + gamma * splits, here)
-    gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
-    coin = uniform(key_of(seed, position + depth, ACCEPT), tl.zeros([1], tl.int32))
-    hit = (tl.log(coin) * LOG2E < gap) & (qx > -float("inf"))
-    if heat <= 0:
-        where = tl.argmax(tl.load(bases + place, mask=here, other=-float("inf")), 1)
-        best = tl.load(sums + (row * 2 * gamma + depth) * splits + where, mask=real, other=0.0)
-        hit = drafted == best.to(tl.int32, bitcast=True)
-    n = tl.minimum(tl.min(tl.where(hit & real, G, depth), 0), count)
-
-    refused = (n < count) & (heat > 0)
+    count = tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
+    n = tl.where(stop > 0, gamma - stop, count)
+    refused, unit = (n < count) & (heat > 0), _unit(heat)
     p_row, q_row = target + row * t_row + n.to(tl.int64) * t_node, draft + row * d_row + n.to(tl.int64) * d_node
     p_low, q_low = 0.0, 0.0
     if FLOORS:
         p_low = tl.load(target_floor + row * tf_row + n * tf_node)
         q_low = tl.load(draft_floor + row * df_row + n * df_node, mask=refused, other=0.0)
-    key, first = key_of(seed, position + n, RESIDUAL), part * SPAN
-    p_base, p_log = _pick(p_base, depth, n), _pick(p_log, depth, n)
-    q_base, q_log = _pick(q_base, depth, n), _pick(q_log, depth, n)
-    top, won = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
-    if refused:
-        score = _rest(
-            p_row, q_row, p_low, q_low, p_base, p_log, q_base, q_log, unit, first, vocab, t_token, d_token, FLOORS
-        )
-        top, won = _winner(score, first // CELL + tl.arange(0, CELLS), heat, key)
-    if top == -float("inf"):
-        # After the last drafted token q is nowhere, and p needs no normalising. Where q leaves nothing, p is offered as
-        # well, in case that nothing is left anywhere: a cell below 0.
-        score, cell = _all(p_row, p_low, heat, first, vocab, t_token, FLOORS)
-        top, won = _winner(score, cell, heat, key)
-        won = tl.where(refused, -1 - won, won)
+    key, record = key_of(seed, position + n, RESIDUAL), records + (row * gamma + n) * 3
+    p_base, q_base = tl.load(record, mask=refused, other=0.0), tl.load(record + 1, mask=refused, other=0.0)
+    ratio = tl.load(record + 2, mask=refused, other=0.0)
+    drawn = words + batch + batch * gamma * 2 * splits + row * parts
 
-    scores = bases + batch * 4 * gamma * splits
-    found = scores + batch * parts
-    tl.store(scores + row * parts + part, top)
-    tl.store(found + row * parts + part, won.to(tl.float32, bitcast=True))
-    tl.debug_barrier()  # both stores, before this program says that it is done
-    if tl.atomic_add(accepted + row, tl.full([], 1, tl.int64)) == parts - 1:
-        part_, from_ = tl.arange(0, P), row * parts + tl.arange(0, P)
-        # Past the first cache: others wrote these.
-        score_ = tl.load(scores + from_, mask=part_ < parts, other=-float("inf"), cache_modifier=".cg")
-        won_ = tl.load(found + from_, mask=part_ < parts, other=0.0, cache_modifier=".cg").to(tl.int32, bitcast=True)
-        won_ = tl.where(part_ < parts, won_, -1)
-        left = tl.max(won_, 0) >= 0
-        score_ = tl.where((part_ < parts) & ((won_ >= 0) == left), score_, -float("inf"))
-        token = tl.sum(tl.where(part_ == tl.argmax(score_, 0), won_, 0), 0)
-        token = tl.where(token < 0, -1 - token, token)
+    if part < parts:
+        top, won, first = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32), part * SPAN
+        if refused:
+            mass = tl.zeros([CELLS], tl.float32)
+            for i in tl.static_range(SPAN // STRETCH):
+                x = _tile(p_row, first + i * STRETCH, vocab, t_token, STRETCH, False)
+                y = _tile(q_row, first + i * STRETCH, vocab, d_token, STRETCH, False)
+                left = _left(x, y, p_low, q_low, p_base, q_base, ratio, unit, FLOORS)
+                mass += tl.sum(tl.reshape(left, (CELLS, NEAR)), 1)
+            score = logarithm(mass)
+            top, won = _winner(score, first // CELL + tl.arange(0, CELLS), heat, key)
+        offered = refused & (top == -float("inf"))
+        if top == -float("inf"):
+            # After the last drafted token q is nowhere, and p needs no normalising. Where q leaves nothing, p is
+            # offered as well, in case that nothing is left anywhere.
+            score, cell = _all(p_row, p_low, heat, first, vocab, t_token, FLOORS)
+            top, won = _winner(score, cell, heat, key)
+        tl.store(drawn + part, _word(top, won * 2 + offered.to(tl.int32)))
+    else:
+        other, waits = tl.arange(0, P), tl.full([], 1, tl.int32)
+        token, rest = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+        while waits > 0:
+            word = tl.load(drawn + other, mask=other < parts, other=NONE + 1, volatile=True)  # as if offered
+            waits = tl.max((word == 0).to(tl.int32), 0)
+            if waits == 0:
+                code = _low(word)
+                rest = tl.max(1 - (code & 1), 0)  # where somebody has more to give, offers do not count
+                found = tl.where((other < parts) & ((code & 1) == 1 - rest), _high(word), -float("inf"))
+                token = tl.sum(tl.where(other == tl.argmax(found, 0), code >> 1, 0), 0)
         if heat > 0:  # so far a cell
             inner = tl.arange(0, CELL)
             at = token // CELLS * SPAN + token % CELLS * NEAR + inner // NEAR * STRETCH + inner % NEAR
-            there = (at >= 0) & (at < vocab)  # below 0 where logits were no numbers
+            there = (at >= 0) & (at < vocab)  # elsewhere where logits were no numbers
             x = tl.load(p_row + at.to(tl.int64) * t_token, mask=there, other=-float("inf")).to(tl.float32)
-            if refused & left:
+            if refused & (rest > 0):
                 y = tl.load(q_row + at.to(tl.int64) * d_token, mask=there, other=-float("inf")).to(tl.float32)
-                inside = logarithm(_left(x, y, p_low, q_low, p_base, p_log, q_base, q_log, unit, FLOORS))
+                inside = logarithm(_left(x, y, p_low, q_low, p_base, q_base, ratio, unit, FLOORS))
             else:
                 inside = x * unit
                 if FLOORS:
                     inside = tl.where(x < p_low, -float("inf"), inside)
             inside += gumbel2(uniform(key, inner))
             token = tl.min(tl.where(inside == tl.max(inside, 0), at, 0x7FFFFFFF), 0)
-        drawn = tl.minimum(tl.maximum(token, 0), vocab - 1).to(tl.int64)
+        token = tl.minimum(tl.maximum(token, 0), vocab - 1).to(tl.int64)
+        depth, into = tl.arange(0, G), out + row * (gamma + 1)
+        drafted = tl.load(tokens + row * k_row + depth * k_node, mask=depth < gamma, other=0)
         tl.store(accepted + row, n.to(tl.int64))
-        into = out + row * (gamma + 1)
-        tl.store(into + depth, tl.where(depth == n, drawn, drafted), mask=depth < gamma)
-        tl.store(into + gamma, drawn)
+        tl.store(into + depth, tl.where(depth == n, token, drafted), mask=depth < gamma)
+        tl.store(into + gamma, token)
 
 
 def fused(
@@ -317,20 +351,24 @@ def fused(
     vocab, device = target.shape[2], target.device
     splits, parts = triton.cdiv(vocab, SHARE), triton.cdiv(vocab, naive.SPAN)
     out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
-    accepted = (torch.empty if gamma else torch.zeros)(batch, dtype=torch.long, device=device)
-    work = torch.empty(batch * (4 * gamma * splits + 2 * parts), device=device)
+    accepted = torch.empty(batch, dtype=torch.long, device=device)
+    words = torch.zeros(batch * (1 + 2 * gamma * splits + parts), dtype=torch.long, device=device)
+    records = torch.empty(batch, gamma, 3, device=device)
     floors = target_floor is not None and draft_floor is not None
     of_floors = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
-    strides = (*target.stride(), *draft.stride())
+    given = (target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, words, records)
+    strides = (*target.stride(), *draft.stride(), *tokens.stride(), *of_floors)
     if gamma:
-        _shares[2 * splits, batch, gamma](
-            target, draft, counts, temperature, target_floor, draft_floor, work, accepted, gamma, vocab, splits,
-            *strides, *of_floors, BLOCK=SHARE, FLOORS=floors, num_warps=4,
+        _shares[(gamma * batch * (2 * splits + 1),)](
+            *given, batch, gamma, vocab, splits, *strides, ACCEPT=streams[0], S=_wide(splits), BLOCK=SHARE,
+            FLOORS=floors, num_warps=4, **LEAN,
         )  # fmt: skip
-    _draw[parts, batch](
-        target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, work, out, accepted,
-        gamma, vocab, splits, *strides, *tokens.stride(), *of_floors,
-        ACCEPT=streams[0], RESIDUAL=streams[1], G=triton.next_power_of_2(max(gamma, 1)),
-        S=triton.next_power_of_2(splits), P=triton.next_power_of_2(parts), FLOORS=floors, num_warps=4,
+    _draw[parts + 1, batch](
+        *given, out, accepted, gamma, vocab, splits, *strides, RESIDUAL=streams[1],
+        G=triton.next_power_of_2(max(gamma, 1)), P=_wide(parts), FLOORS=floors, num_warps=4,
     )  # fmt: skip
     return out, accepted
+
+
+def _wide(count: int) -> int:
+    return max(WIDE.value, triton.next_power_of_2(count))
