@@ -32,6 +32,7 @@ PAGES = {
         "drafter",
         "cpu",
         "gpu",
+        "gpu_small",
         "table1_gpu",
         "table1_cpu",
         "serve_equality",

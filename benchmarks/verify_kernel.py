@@ -3,8 +3,9 @@
     python benchmarks/verify_kernel.py
 
 Contenders take turns, a figure is the median over the rounds. Each reads bf16 logits that were not read just before:
-as many copies as fill several caches are verified in a row, and the time is divided by their number. `eager` is that
-loop as Python runs it; `graph` the same loop recorded as one CUDA graph, for contenders that never wait for the host.
+as many copies as fill several caches are verified in a row, and the time is divided by their number; a larger array is
+read before that, so that nobody has to write back what another left in the caches. `eager` is that loop as Python
+runs it; `graph` the same loop recorded as one CUDA graph, for contenders that never wait for the host.
 transformers' own function waits and takes one row; for more rows it is restated in batched torch that does not wait,
 which can only help it. Logits are tempered and filtered already, for all contenders.
 
@@ -94,8 +95,7 @@ NEVER_WAITS: dict[str, Contender] = {
 
 
 @cache
-def clean(device: str) -> Tensor:
-    """Larger than the caches."""
+def beyond_caches(device: str) -> Tensor:
     return torch.zeros(2**27, device=device)
 
 
@@ -106,7 +106,7 @@ def clock(action: Callable[[], Any], device: str) -> float:
         action()
         return time.perf_counter() - began
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    clean(device).sum()  # what the contender before has written and the caches still hold is its own to write back
+    beyond_caches(device).sum()
     torch.cuda.synchronize()
     start.record()
     action()
@@ -142,7 +142,10 @@ def read_bandwidth(device: str) -> float:
 
 
 def fused_bytes(case: Case) -> int:
-    """Logits the fused kernel reads: all drafted rows of p and q, then both again where it refused, or p's last."""
+    """Logits of all drafted rows of p and q, then of both again where one was refused, or of p's last.
+
+    What lies behind a refusal counts in full, though the kernel reads little of it: this measures what it gets done.
+    """
     _, accepted = fused(case)
     gamma, vocab = case.tokens.shape[1], case.target.shape[-1]
     second = torch.where(accepted < gamma, 2, 1).sum().item()
