@@ -86,6 +86,15 @@ def test_costs_between_and_beyond_the_measured():
         made.expected(Shape(width=9, length=9), 1)
 
 
+def test_shapes_not_measured_whole_are_held_against_plain_decoding_by_the_same_measure():
+    """Costs of recorded steps, whole steps compiled and twice as fast: the tree's 20 ms stand for 10."""
+    made = dataclasses.replace(made_up(), stepped=(Stepped(1, None, 5.0), Stepped(1, CHAIN, 6.0)))
+    assert made.step_ms(CHAIN, 1) == 6.0, "measured"
+    assert made.step_ms(TREE, 1) == pytest.approx(10.0)
+    assert made.expected(TREE, 1) / made.expected(None, 1) == pytest.approx(2.5 / 2)
+    assert dataclasses.replace(made, stepped=()).step_ms(TREE, 1) == pytest.approx(20.0), "nothing measured whole yet"
+
+
 @pytest.fixture
 def kept_in(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "folder", lambda: tmp_path / "profiles")

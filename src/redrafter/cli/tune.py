@@ -82,7 +82,7 @@ def table(profile: Profile, batch: int) -> Table:
         made.add_row(
             "plain" if shape is None else shape.label,
             f"{profile.tokens_per_step(shape):.2f}",
-            f"{profile.priced_ms(shape, batch):.1f}",
+            f"{profile.expected_ms(shape, batch):.1f}",
             f"{measured[shape]:.1f}" if shape in measured else "",
             f"{rate(shape):.1f}",
             f"{rate(shape) / plain:.2f}×",

@@ -112,12 +112,22 @@ class Profile:
         raise ConfigError(f"the profile knows nothing of W={shape.width}, L={shape.length}, N={shape.budget}")
 
     def step_ms(self, shape: Shape | None, batch: int) -> float:
-        """Measured whole if it was, else the drafter's cost and the verification's."""
+        """Measured whole if it was, else expected."""
         batch = _nearest(batch, [v.batch for v in self.verified] + [s.batch for s in self.stepped])
         for row in self.stepped:
             if row.batch == batch and row.shape == (shape and spelled(shape)):
                 return row.ms
-        return self.priced_ms(shape, batch)
+        return self.expected_ms(shape, batch)
+
+    def expected_ms(self, shape: Shape | None, batch: int) -> float:
+        """The drafter's cost and the verification's; of steps measured whole, only plain decoding's is looked at.
+
+        On a GPU costs are those of recorded steps and whole steps are compiled: plain decoding tells how far these are
+        apart.
+        """
+        whole = next((s.ms for s in self.stepped if (s.batch, s.shape) == (batch, None)), None)
+        scale = whole / self.priced_ms(None, batch) if whole is not None else 1.0
+        return scale * self.priced_ms(shape, batch)
 
     def priced_ms(self, shape: Shape | None, batch: int) -> float:
         """Without a look at steps that were measured whole."""
