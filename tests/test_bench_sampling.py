@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from redrafter import Engine, Gamma, RuleConfig, Shape
-from redrafter.bench import quality, sampling, verification
+from redrafter.bench import quality, sampling, tasks, verification
 from redrafter.cli.main import main
 from redrafter.drafters import ModelDrafter
 from redrafter.targets import load_target
@@ -33,6 +33,21 @@ def test_word_error_rate_is_jiwer_s():
     jiwer = pytest.importorskip("jiwer")
     references, texts = ([" ".join(quality.spoken(t)) for t in column] for column in zip(*PAIRS, strict=True))
     assert quality.word_error_rate(references, texts) == pytest.approx(jiwer.wer(references, texts))
+
+
+def test_every_text_is_scored_against_its_own_reference():
+    """Whatever their order and how many are written at once; twin: against another's, they err."""
+    summaries = object.__new__(tasks.Summaries)  # no model is needed to score
+    summaries.articles = [tasks.Article("", words) for words in ("a b", "c d", "e f", "g h")]
+    summaries.batch = 2
+    assert summaries.score([(1, "e f\0g h"), (0, "a b\0c d")]) == 1.0
+    assert summaries.score([(1, "e f\0h x")]) == pytest.approx(0.75)
+    assert summaries.score([(0, "e f\0g h")]) == 0.0
+    speech = object.__new__(tasks.Speech)
+    speech.said = {"one.wav": "a b c", "two.wav": "d"}
+    assert speech.score([(1, "D."), (0, "a, b c"), (1, "d")]) == 0.0
+    assert speech.score([(0, "a b"), (1, "d")]) == pytest.approx(1 / 4), "over all words, not over texts"
+    assert speech.score([(0, "d"), (1, "a b c")]) > 1.0
 
 
 def many(rows: int, gamma: int = 2, vocab: int = 6) -> verification.Case:
