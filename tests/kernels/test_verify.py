@@ -169,6 +169,42 @@ def test_fused_draws_from_p_where_q_leaves_nothing(both):
     assert (accepted == 0).all()
 
 
+def test_fused_at_temperatures_next_to_0(both):
+    """Logits over T are then so large that their own rounding must not be taken for a difference."""
+    target, draft, tokens, rows = drafted(4, 3, 3000, temperature=(1e-9, 1e-7, 1e-12, 1e-30))
+    target[:, :, 7] = draft[:2, :, 7] = 80.0
+    tokens[:2] = 7
+    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    assert accepted.tolist()[:2] == [3, 3]
+
+
+def test_fused_at_temperature_0_takes_a_logit_of_0(both):
+    """Its word has no bit but the one that says that it is there."""
+    target, draft, _, rows = drafted(2, 2, 300, temperature=(0.0,))
+    target, tokens = torch.full_like(target, -1.0), torch.zeros(2, 2, dtype=torch.long, device=DEVICE)
+    target[..., 0] = 0.0
+    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    assert (accepted == 2).all()
+
+
+def test_fused_vocabulary_of_many_shares_and_spans(both):
+    """More of each than a program has threads; the best is in the last of them."""
+    target, draft, tokens, rows = drafted(1, 1, 530_001)
+    target[:, :, -3:] += 30.0
+    draft[:, :, -2:] += 30.0
+    tokens[:] = 530_000
+    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
+@pytest.mark.skipif(not BIG, reason="needs programs that run at the same time")
+@pytest.mark.parametrize("apart", [0.3, 1.0, 3.0])
+def test_fused_of_many_rows_that_stop_anywhere(both, apart):
+    for _ in range(20):
+        target, draft, tokens, rows = drafted(64, 20, 32000, dtype=torch.bfloat16, apart=apart)
+        rows["counts"] = torch.randint(0, 21, (64,), device=DEVICE)
+        agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+
+
 def test_fused_refuses_a_guess_that_q_excludes(both):
     target, draft, tokens, rows = drafted(5, 2, 300)
     draft.scatter_(2, tokens[..., None], -torch.inf)
@@ -186,7 +222,7 @@ def test_fused_where_q_leaves_something_in_one_span_only(both):
 
 
 def test_fused_what_follows_a_refusal_does_not_count(both):
-    """Whether or not it is read: who stops does not wait for it, and is not stopped by it."""
+    """Whether or not it is read."""
     target, draft, tokens, rows = drafted(8, 4, 3000, apart=0.7)
     new, accepted = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
     assert len(accepted.unique()) > 2

@@ -60,7 +60,8 @@ def rejection_from_logits(
     draft's logits under the same temperature and floors (B, G+1), (B, G). Entry `accepted` of the new tokens is the
     target's own; later ones have no meaning.
     """
-    if on_kernel(target, draft):
+    # The kernel's programs wait for words of each other, which AMD's caches may keep to themselves.
+    if on_kernel(target, draft) and torch.version.hip is None:
         both = floors or (None, None)
         return verify.fused(target, draft, tokens, counts, temperature, seeds, positions, *both, *streams)
     dtype = _noise_dtype(target)

@@ -1,4 +1,4 @@
-"""Verification in two launches: logits are read once or twice, nothing of their size is written.
+"""Verification in two launches: logits are read at most twice, nothing of their size is written.
 
 Random numbers are those of core/noise.py, computed where they are used. The p/q test works with logarithms to base 2,
 the hardware's own. Its programs tell each other what they found by words of 64 bits that are 0 before; whoever waits
@@ -15,8 +15,10 @@ from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, 
 
 SHARE = 8192
 """Logits per program of the p/q test's first pass: 64 a thread, all asked for at once."""
-LEAN = {} if torch.version.hip else {"maxnreg": 80}
-"""So that six of its programs are on a processor at a time."""
+REGISTERS = 80
+"""So few that six of its programs are on a processor at a time."""
+COLDEST = tl.constexpr(1e-6)
+"""A T below is taken for this: logits over it are so large that 2 to the power of their rounding is too much."""
 WIDE = tl.constexpr(128)
 """Threads of a program. Words that others may be writing are read by as many at a time, or by an atomic: then all of
 its threads see the same, and go the same way."""
@@ -110,7 +112,7 @@ def _tile(row, first, end, stride, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
 @triton.jit
 def _unit(heat):
     """Logits times this are logarithms to base 2. At T = 0 they stay as they are, in their order to the last bit."""
-    return tl.where(heat > 0, LOG2E / tl.where(heat > 0, heat, 1.0), 1.0)
+    return tl.where(heat > 0, LOG2E / tl.maximum(heat, COLDEST), 1.0)
 
 
 @triton.jit
@@ -132,7 +134,7 @@ def _low(word):
 
 @triton.jit
 def _share(logits, low, first, vocab, stride, heat, BLOCK: tl.constexpr, FLOORS: tl.constexpr):
-    """The largest of a tile's logits, to base 2, and the sum of powers relative to it; at T = 0 its first place."""
+    """A word: the largest of a tile's logits, to base 2, and the sum of powers relative to it, at T = 0 its place."""
     x = _tile(logits, first, vocab, stride, BLOCK, True)
     if FLOORS:
         x = tl.where(x < low, -float("inf"), x)
@@ -151,7 +153,7 @@ def _share(logits, low, first, vocab, stride, heat, BLOCK: tl.constexpr, FLOORS:
 
 @triton.jit
 def _whole(word):
-    """The shares of a row -> its largest base and the logarithm of its sum of powers."""
+    """The shares of a row -> its largest base and the logarithm of its sum of powers, which has no meaning at T = 0."""
     base = _high(word)
     top = tl.max(base, 0)
     return top, tl.log2(tl.sum(_low(word).to(tl.float32, bitcast=True) * tl.exp2(base - _finite(top)), 0))
@@ -161,6 +163,35 @@ def _whole(word):
 def _stopped(stop, gamma, depth):
     """Whether a row is known to stop before a depth."""
     return tl.atomic_max(stop, 0, sem="relaxed") > gamma - depth
+
+
+@triton.jit
+def _judge(drafted, px, qx, heat, key, shares, splits, stop, gamma, depth, record, S: tl.constexpr):
+    """Waits for a drafted token's shares of p and q. Where it is refused, its row stops; what the draw needs then is
+    the record: the bases of p and of q, and how much larger p's sum is.
+    """
+    unit, coin = _unit(heat), tl.max(tl.log(uniform(key, tl.zeros([1], tl.int32))), 0) * LOG2E
+    split, waits = tl.arange(0, S), tl.full([], 1, tl.int32)
+    while waits > 0:
+        p = tl.load(shares + split, mask=split < splits, other=NONE, volatile=True)
+        q = tl.load(shares + splits + split, mask=split < splits, other=NONE, volatile=True)
+        waits = tl.max(((p == 0) | (q == 0)).to(tl.int32), 0)
+        if waits == 0:
+            p_base, p_log = _whole(p)
+            q_base, q_log = _whole(q)
+            if heat > 0:
+                # A difference: where p = q it is 0, and no coin refuses.
+                gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
+                hit = (coin < gap) & (qx > -float("inf"))
+            else:
+                hit = drafted == tl.min(tl.where(_high(p) == p_base, _low(p), 0x7FFFFFFF), 0)
+            if hit == 0:
+                tl.atomic_max(stop, (gamma - depth).to(tl.int64), sem="relaxed")
+            tl.store(record, p_base)
+            tl.store(record + 1, q_base)
+            tl.store(record + 2, tl.exp2(p_log - q_log))
+        elif _stopped(stop, gamma, depth):
+            waits = tl.zeros([], tl.int32)  # nobody asks any more
 
 
 @triton.jit
@@ -193,34 +224,14 @@ def _shares(
             first = (part - splits) * BLOCK
             tl.store(shares + part, _share(q_row, q_low, first, vocab, d_token, heat, BLOCK, FLOORS))
         else:
-            drafted, unit = tl.load(tokens + row * k_row + depth * k_node), _unit(heat)
+            drafted = tl.load(tokens + row * k_row + depth * k_node)
+            key = key_of(tl.load(seeds + row), tl.load(positions + row) + 1 + depth, ACCEPT)
             px = tl.load(p_row + drafted * t_token).to(tl.float32)
             qx = tl.load(q_row + drafted * d_token).to(tl.float32)
             if FLOORS:
                 px, qx = tl.where(px < p_low, -float("inf"), px), tl.where(qx < q_low, -float("inf"), qx)
-            key = key_of(tl.load(seeds + row), tl.load(positions + row) + 1 + depth, ACCEPT)
-            coin = tl.max(tl.log(uniform(key, tl.zeros([1], tl.int32))), 0) * LOG2E
-            record, split, waits = records + (row * gamma + depth) * 3, tl.arange(0, S), tl.full([], 1, tl.int32)
-            while waits > 0:
-                p = tl.load(shares + split, mask=split < splits, other=NONE, volatile=True)
-                q = tl.load(shares + splits + split, mask=split < splits, other=NONE, volatile=True)
-                waits = tl.max(((p == 0) | (q == 0)).to(tl.int32), 0)
-                if waits == 0:
-                    p_base, p_log = _whole(p)
-                    q_base, q_log = _whole(q)
-                    if heat > 0:
-                        # A difference: where p = q it is 0, and no coin refuses.
-                        gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
-                        hit = (coin < gap) & (qx > -float("inf"))
-                    else:
-                        hit = drafted == tl.min(tl.where(_high(p) == p_base, _low(p), 0x7FFFFFFF), 0)
-                    if hit == 0:
-                        tl.atomic_max(stop, (gamma - depth).to(tl.int64), sem="relaxed")
-                    tl.store(record, p_base)
-                    tl.store(record + 1, q_base)
-                    tl.store(record + 2, tl.exp2(p_log - q_log))
-                elif _stopped(stop, gamma, depth):
-                    waits = tl.zeros([], tl.int32)  # nobody asks any more
+            record = records + (row * gamma + depth) * 3
+            _judge(drafted, px, qx, heat, key, shares, splits, stop, gamma, depth, record, S)
 
 
 @triton.jit
@@ -276,7 +287,7 @@ def _draw(
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts, batch = tl.num_programs(0) - 1, tl.num_programs(1)
-    stop, heat = tl.load(words + row).to(tl.int32), tl.load(temperature + row)  # 0, or how far from the end it stops
+    stop, heat = tl.load(words + row).to(tl.int32), tl.load(temperature + row)
     seed, position = tl.load(seeds + row), tl.load(positions + row) + 1
     count = tl.minimum(tl.load(counts + row), gamma).to(tl.int32)
     n = tl.where(stop > 0, gamma - stop, count)
@@ -308,24 +319,24 @@ def _draw(
             # offered as well, in case that nothing is left anywhere.
             score, cell = _all(p_row, p_low, heat, first, vocab, t_token, FLOORS)
             top, won = _winner(score, cell, heat, key)
-        tl.store(drawn + part, _word(top, won * 2 + offered.to(tl.int32)))
+        tl.store(drawn + part, _word(top, won * 2 + offered.to(tl.int32)))  # its last bit says what is only offered
     else:
         other, waits = tl.arange(0, P), tl.full([], 1, tl.int32)
-        token, rest = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+        token, some = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
         while waits > 0:
             word = tl.load(drawn + other, mask=other < parts, other=NONE + 1, volatile=True)  # as if offered
             waits = tl.max((word == 0).to(tl.int32), 0)
             if waits == 0:
                 code = _low(word)
-                rest = tl.max(1 - (code & 1), 0)  # where somebody has more to give, offers do not count
-                found = tl.where((other < parts) & ((code & 1) == 1 - rest), _high(word), -float("inf"))
+                some = tl.max(1 - (code & 1), 0)  # where q leaves something anywhere, offers do not count
+                found = tl.where((code & 1) == 1 - some, _high(word), -float("inf"))
                 token = tl.sum(tl.where(other == tl.argmax(found, 0), code >> 1, 0), 0)
         if heat > 0:  # so far a cell
             inner = tl.arange(0, CELL)
             at = token // CELLS * SPAN + token % CELLS * NEAR + inner // NEAR * STRETCH + inner % NEAR
             there = (at >= 0) & (at < vocab)  # elsewhere where logits were no numbers
             x = tl.load(p_row + at.to(tl.int64) * t_token, mask=there, other=-float("inf")).to(tl.float32)
-            if refused & (rest > 0):
+            if refused & (some > 0):
                 y = tl.load(q_row + at.to(tl.int64) * d_token, mask=there, other=-float("inf")).to(tl.float32)
                 inside = logarithm(_left(x, y, p_low, q_low, p_base, q_base, ratio, unit, FLOORS))
             else:
@@ -352,6 +363,7 @@ def fused(
     splits, parts = triton.cdiv(vocab, SHARE), triton.cdiv(vocab, naive.SPAN)
     out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
     accepted = torch.empty(batch, dtype=torch.long, device=device)
+    # By row: how far from the end it stops, or 0; shares of p and of q by place; what the second pass has drawn.
     words = torch.zeros(batch * (1 + 2 * gamma * splits + parts), dtype=torch.long, device=device)
     records = torch.empty(batch, gamma, 3, device=device)
     floors = target_floor is not None and draft_floor is not None
@@ -361,7 +373,7 @@ def fused(
     if gamma:
         _shares[(gamma * batch * (2 * splits + 1),)](
             *given, batch, gamma, vocab, splits, *strides, ACCEPT=streams[0], S=_wide(splits), BLOCK=SHARE,
-            FLOORS=floors, num_warps=4, **LEAN,
+            FLOORS=floors, num_warps=4, maxnreg=REGISTERS,
         )  # fmt: skip
     _draw[parts + 1, batch](
         *given, out, accepted, gamma, vocab, splits, *strides, RESIDUAL=streams[1],
