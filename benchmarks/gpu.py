@@ -288,8 +288,8 @@ def padded(engine: Engine, questions: list[str], which: int, length: int) -> lis
 
 def batch(bench: Bench) -> None:
     """tokens/s by beam width and rows, all rows answering; without torch.compile around the beam, to record quickly."""
-    prompts = first_turns(bench.args.questions, max(BATCHES))
-    for rows in BATCHES:
+    prompts = first_turns(bench.args.questions, max(bench.args.rows))
+    for rows in bench.args.rows:
         for width in (0, *WIDTHS):
             shape = Shape(width=width, length=5, nodes=min(63, 5 * width)) if width else None
             base = bench.speculative if width else bench.plain
@@ -357,6 +357,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--texts", type=int, default=50)
     made.add_argument("--long-prompts", type=int, default=4)
+    made.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="of the part `batch`")
     made.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
     return made
 

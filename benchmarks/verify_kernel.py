@@ -4,7 +4,7 @@
 
 Contenders take turns, a figure is the median over the rounds. Each reads bf16 logits that were not read just before:
 as many copies as fill several caches are verified in a row, and the time is divided by their number; a larger array is
-read before that, so that nobody has to write back what another left in the caches. `eager` is that loop as Python
+read before that, in case that another left something in the caches to be written back. `eager` is that loop as Python
 runs it; `graph` the same loop recorded as one CUDA graph, for contenders that never wait for the host.
 transformers' own function waits and takes one row; for more rows it is restated in batched torch that does not wait,
 which can only help it. Logits are tempered and filtered already, for all contenders.
@@ -144,7 +144,7 @@ def read_bandwidth(device: str) -> float:
 def fused_bytes(case: Case) -> int:
     """Logits of all drafted rows of p and q, then of both again where one was refused, or of p's last.
 
-    What lies behind a refusal counts in full, though the kernel reads little of it: this measures what it gets done.
+    What lies behind a refusal counts in full, though the kernel may not read it: this measures what it gets done.
     """
     _, accepted = fused(case)
     gamma, vocab = case.tokens.shape[1], case.target.shape[-1]
