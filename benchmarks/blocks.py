@@ -355,14 +355,14 @@ def sampling(result: dict[str, Any]) -> str:
         error = r.get(f"{metric}_error")
         good = f"{r[metric]:.3f}" + (f" ± {error:.3f}" if error is not None else "")
         lines.append(f"| {names[r['way']]} | {spent} | {wall} | {100 * r['acceptance']:.1f} % | {good} | {peak} |")
-    by_gamma = [r for r in result["rows"] if r["table"] == "8" and r["lossless"]]
-    if by_gamma:
-        accepts = {w: [r for r in by_gamma if r["way"] == w] for w in names if any(r["way"] == w for r in by_gamma)}
-        said = "; ".join(
-            f"{names[w]} " + ", ".join(f"{100 * r['acceptance']:.0f}" for r in some) for w, some in accepts.items()
-        )
-        gammas = ", ".join(str(r["gamma"]) for r in accepts["fused"])
-        few = f"{by_gamma[0]['texts']} {what} each" if by_gamma[0]["texts"] > 1 else "one text"
+    accepts: dict[str, dict[int, str]] = {}
+    for r in result["rows"]:
+        if r["table"] == "8" and r["lossless"]:
+            accepts.setdefault(r["way"], {})[r["gamma"]] = f"{100 * r['acceptance']:.0f}"
+            few = f"{r['texts']} {what} each" if r["texts"] > 1 else "one text"
+    if accepts:
+        gammas = ", ".join(map(str, accepts["fused"]))
+        said = "; ".join(f"{names[way]} {', '.join(shares.values())}" for way, shares in accepts.items())
         lines += ["", f"γ by the paper's heuristic. Accepted with γ = {gammas}, over {few}, in %: {said}."]
     return "\n".join(lines)
 

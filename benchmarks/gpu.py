@@ -357,7 +357,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--texts", type=int, default=50)
     made.add_argument("--long-prompts", type=int, default=4)
-    made.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="of the part `batch`")
+    made.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="at once, in the part `batch`")
     made.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
     return made
 

@@ -1,6 +1,5 @@
 """The random numbers of core/noise.py, computed where they are used, and the hardware's own functions to base 2."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -8,7 +7,7 @@ GOLDEN = tl.constexpr(-0x61C8864680B583EB)
 MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
 MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
 LOG2E = tl.constexpr(1.4426950408889634)
-ONE_INSTRUCTION = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+ONE_INSTRUCTION = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 @triton.jit
