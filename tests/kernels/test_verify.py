@@ -187,8 +187,9 @@ def test_fused_at_temperature_0_takes_a_logit_of_0(both):
     assert (accepted == 2).all()
 
 
-def test_fused_vocabulary_of_many_shares_and_spans(both):
+def test_fused_vocabulary_of_many_shares_and_spans(both, monkeypatch):
     """More of each than a program has threads; the best is in the last of them."""
+    monkeypatch.setattr(kernel, "SHARE", 4096)
     target, draft, tokens, rows = drafted(1, 1, 530_001)
     target[:, :, -3:] += 30.0
     draft[:, :, -2:] += 30.0
