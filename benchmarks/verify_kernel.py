@@ -4,10 +4,10 @@
 
 Contenders take turns, a figure is the median over the rounds. Each reads bf16 logits that were not read just before:
 as many copies as fill several caches, and at least eight, are verified in a row, and the time is divided by their
-number; a larger array is read before that, in case that another left something in the caches to be written back. `eager` is that loop as Python
-runs it; `graph` the same loop recorded as one CUDA graph, for contenders that never wait for the host.
-transformers' own function waits and takes one row; for more rows it is restated in batched torch that does not wait,
-which can only help it. Logits are tempered and filtered already, for all contenders.
+number; a larger array is read before that, in case that another left something in the caches to be written back.
+`eager` is that loop as Python runs it; `graph` the same loop recorded as one CUDA graph, for contenders that never
+wait for the host. transformers' own function waits and takes one row; for more rows it is restated in batched torch
+that does not wait, which can only help it. Logits are tempered and filtered already, for all contenders.
 
 Then what filters cost: the floors of the target's rows for top-k 50 with top-p 0.9, by the kernel and by sorting.
 
