@@ -13,8 +13,6 @@ from torch import Tensor
 from redrafter.kernels.verify import naive
 from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
 
-REGISTERS = {2: 64, 4: 128}
-"""Of a thread of the p/q test, by bytes of a logit: so few that eight or four programs are on a processor at a time."""
 COLDEST = tl.constexpr(1e-6)
 """A T below is taken for this: logits over it are so large that 2 to the power of their rounding is too much."""
 WIDE = tl.constexpr(128)
@@ -183,19 +181,11 @@ def _read(p, q, span, spans, vocab, heat, shares, FLOORS: tl.constexpr):
 
 
 @triton.jit
-def _larger(a, b, c, d):
-    return tl.maximum(a, c), tl.maximum(b, d)
-
-
-@triton.jit
-def _added(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def _part(word, base):
-    """What a share is of its row's sum of powers, relative to the row's base."""
-    return _low(word).to(tl.float32, bitcast=True) * tl.exp2(_high(word) - _finite(base))
+def _whole(word):
+    """The shares of a row -> its largest base and the logarithm of its sum of powers, which has no meaning at T = 0."""
+    base = _high(word)
+    top = tl.max(base, 0)
+    return top, tl.log2(tl.sum(_low(word).to(tl.float32, bitcast=True) * tl.exp2(base - _finite(top)), 0))
 
 
 @triton.jit
@@ -211,9 +201,8 @@ def _judge(p, q, token, key, spans, vocab, heat, shares, S: tl.constexpr, FLOORS
         q_word = tl.load(shares + spans + span, mask=span < spans, other=NONE, volatile=True)
         waits = tl.max(((p_word == 0) | (q_word == 0)).to(tl.int32), 0)
         if waits == 0:
-            p_base, q_base = tl.reduce((_high(p_word), _high(q_word)), 0, _larger)
-            p_sum, q_sum = tl.reduce((_part(p_word, p_base), _part(q_word, q_base)), 0, _added)
-            p_log, q_log = tl.log2(p_sum), tl.log2(q_sum)
+            p_base, p_log = _whole(p_word)
+            q_base, q_log = _whole(q_word)
             if heat > 0:
                 # A difference: where p = q it is 0, and no coin refuses.
                 gap = (tl.fma(px, unit, -p_base) - p_log) - (tl.fma(qx, unit, -q_base) - q_log)
@@ -360,6 +349,5 @@ def fused(
         batch, gamma, vocab, spans, *target.stride(), *draft.stride(), *tokens.stride(), *of_floors,
         ACCEPT=streams[0], RESIDUAL=streams[1], S=max(WIDE.value, triton.next_power_of_2(spans)),
         G=triton.next_power_of_2(max(gamma, 1)), FLOORS=floors, num_warps=4,
-        maxnreg=REGISTERS[max(target.element_size(), draft.element_size())],
     )  # fmt: skip
     return out, accepted
