@@ -1,5 +1,7 @@
 """Verification kernels against their oracle, same seeds: in Triton's interpreter on a CPU, for real on a GPU."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -140,9 +142,8 @@ def test_fused_with_nothing_drafted(both):
 def test_fused_at_temperature_0_is_greedy(both):
     target, draft, tokens, rows = drafted(4, 3, MANY, temperature=(0.0, 1.0))
     # Equal best logits, of one cell and of two spans: the first of them.
-    target[:, 0, [5, 8, 1029]] = target[:, 1, [70, 5000]] = target[:, 2, [4095, 4096]] = target[:, 3, [1024, 2048]] = (
-        99.0
-    )
+    for place, best in enumerate(([5, 8, 1029], [70, 5000], [4095, 4096], [1024, 2048, 5000])):
+        target[:, place, best] = 99.0
     target = target.bfloat16()
     tokens[2] = target[2, :3].float().argmax(-1)
     found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
@@ -211,6 +212,16 @@ def test_fused_refuses_a_guess_that_q_excludes(both):
     assert (accepted == 0).all()
 
 
+def test_fused_refuses_a_guess_below_the_floor_of_p(both):
+    target, _, tokens, rows = drafted(5, 2, 300)
+    target[..., 7], tokens[:] = 9.0, 7
+    target[..., 8] = 10.0
+    floors = (torch.full((5, 3), 9.5, device=DEVICE), torch.full((5, 2), -9.0, device=DEVICE))
+    found = both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, floors=floors, **rows)
+    assert (agree(found) == 0).all()
+    assert (found[1][0][:, 0] == 8).all()
+
+
 def test_fused_where_q_leaves_something_in_one_span_only(both):
     """There the other spans offer p as well, which must not count."""
     target, _, tokens, rows = drafted(6, 2, MANY)
@@ -235,15 +246,24 @@ def test_fused_what_follows_a_refusal_does_not_count(both):
 
 
 @pytest.mark.skipif(BIG, reason="there, programs that run at the same time may have begun to read")
-def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch):
-    target, draft, tokens, rows = drafted(8, 4, MANY, apart=0.7)
+@pytest.mark.parametrize("late", [False, True])
+def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
+    """If it is judged in time. Else it is read on in vain, and drawn from all the same."""
+    seen, looks = kernel._seen, itertools.cycle((0, 1))
+    if late:  # every other look at a verdict finds none yet
+        monkeypatch.setattr(kernel, "_seen", lambda word: seen(word) * next(looks))
+    target, draft, tokens, rows = drafted(8, 4, MANY, temperature=(1.0, 0.0), apart=0.3)
+    rows["counts"][5] = 2
     made, zeros = [], torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: made.append(zeros(*a, **k)) or made[-1])
-    _, accepted = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
-    words = next(w for w in made if w.dtype == torch.long and len(w) > 8)
-    shares = words[: 8 * 4 * (2 * 3 + 2)].view(8, 4, 2 * 3 + 2)[..., :6]  # three of p and three of q
+    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
     assert len(accepted.unique()) > 2
-    assert ((shares != 0) == (torch.arange(4) <= accepted[:, None])[..., None]).all()
+    words = next(w for w in made if w.dtype == torch.long and len(w) > 8)
+    of_places, offers = words[: 8 * 4 * (2 * 3 + 2)].view(8, 4, 2 * 3 + 2), words[8 * 4 * (2 * 3 + 2) :]
+    shares, place = of_places[..., :6] != 0, torch.arange(4)  # three of p and three of q
+    read = (place < rows["counts"][:, None]) & ((place <= accepted[:, None]) | late)
+    assert (shares == read[..., None]).all()
+    assert (offers != 0).all()
 
 
 def test_fused_of_no_numbers_is_a_token(both):
