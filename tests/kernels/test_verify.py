@@ -212,7 +212,7 @@ def test_fused_refuses_a_guess_that_q_excludes(both):
     assert (accepted == 0).all()
 
 
-def test_fused_refuses_a_guess_below_the_floor_of_p(both):
+def test_fused_where_floors_exclude_the_guess(both):
     target, _, tokens, rows = drafted(5, 2, 300)
     target[..., 7], tokens[:] = 9.0, 7
     target[..., 8] = 10.0
@@ -220,6 +220,12 @@ def test_fused_refuses_a_guess_below_the_floor_of_p(both):
     found = both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, floors=floors, **rows)
     assert (agree(found) == 0).all()
     assert (found[1][0][:, 0] == 8).all()
+    # And what is below q's takes nothing from p.
+    target[..., 8:28], draft = 10.0, target[:, :2].clone()
+    draft[..., 8:18], draft[..., 7], floors[1][:] = 11.0, 12.0, 11.5
+    found = both(verify.rejection_from_logits, target, draft, tokens, floors=floors, **rows)
+    assert (agree(found) == 0).all()
+    assert (found[1][0][:, 0] < 18).any()
 
 
 def test_fused_where_q_leaves_something_in_one_span_only(both):
