@@ -172,7 +172,8 @@ def test_fused_draws_from_p_where_q_leaves_nothing(both):
 def test_fused_at_temperatures_next_to_0(both):
     """Logits over T are then so large that their own rounding must not be taken for a difference."""
     target, draft, tokens, rows = drafted(4, 3, 3000, temperature=(1e-9, 1e-7, 1e-12, 1e-30))
-    target[:, :, 7] = draft[:2, :, 7] = 80.0
+    tops = torch.tensor([80.0, 77.7, 61.3, 90.1], device=DEVICE)
+    target[:, :, 7], draft[:2, :, 7] = tops, tops[:3]
     tokens[:2] = 7
     accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
     assert accepted.tolist()[:2] == [3, 3]
@@ -200,7 +201,8 @@ def test_fused_vocabulary_of_many_spans(both):
 @pytest.mark.parametrize("apart", [0.3, 1.0, 3.0])
 def test_fused_of_many_rows_that_stop_anywhere(both, apart):
     for more in range(20):  # a vocabulary's inputs are always the same
-        target, draft, tokens, rows = drafted(64, 20, 32000 + more, dtype=torch.bfloat16, apart=apart)
+        kind = {"temperature": (1.0, 0.0, 0.6), "dtype": torch.bfloat16, "apart": apart}
+        target, draft, tokens, rows = drafted(64, 20, 32000 + more, **kind)
         rows["counts"] = torch.randint(0, 21, (64,), device=DEVICE)
         agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
 

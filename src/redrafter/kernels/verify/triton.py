@@ -1,4 +1,4 @@
-"""Verification on a GPU: logits are read at most twice, nothing of their size is written.
+"""Verification on a GPU: logits are read once, and again where a row stops; nothing of their size is written.
 
 Random numbers are those of core/noise.py, computed where they are used. The p/q test is one launch and works with
 logarithms to base 2, the hardware's own. Its programs tell each other what they found by words of 64 bits that are 0
@@ -284,7 +284,8 @@ def _places(
 ):  # fmt: skip
     """Programs start in the order of their numbers: place by place, row by row, one for each span, then the last, which
     waits for them. At a place they read and judge the drafted token, if the one before is accepted or not judged yet.
-    If that is refused, or was the last, they draw what comes in its stead, or after it, and the last program writes.
+    If the one before is refused, they draw what comes in its stead; if it was the row's last, what comes after it.
+    S: at least as many as there are spans. G: as drafted tokens.
     """
     program = tl.program_id(0)
     span, line = program % (spans + 1), program // (spans + 1)
