@@ -39,9 +39,16 @@ def residual(logp: Tensor, logq: Tensor) -> Tensor:
     return torch.where((rest > -torch.inf).any(-1, keepdim=True), rest, logp)
 
 
+def filled(vocab: int) -> tuple[int, int]:
+    """Stretch and span of a vocabulary, without what is empty in all cells of a small one."""
+    stretch = min(STRETCH, -(-vocab // NEAR) * NEAR)
+    return stretch, SPAN if vocab > STRETCH else stretch
+
+
 def numbers(vocab: int) -> int:
     """How many random numbers `drawn` takes: for the places of a cell, then for the cells."""
-    return CELL + -(-vocab // SPAN) * SPAN // CELL
+    stretch, span = filled(vocab)
+    return CELL + -(-vocab // span) * stretch // NEAR
 
 
 def drawn(logw: Tensor, noise: Tensor) -> Tensor:
@@ -50,14 +57,15 @@ def drawn(logw: Tensor, noise: Tensor) -> Tensor:
     The largest of several Gumbel variables is one itself, of their summed weight: this draws as one step would, but its
     noise (B, `numbers`) has a number for each cell and for each place in a cell, not for each token.
     """
-    every = torch.nn.functional.pad(logw, (0, -logw.shape[1] % SPAN), value=-torch.inf)
-    spans = every.shape[1] // SPAN
-    cells: Tensor = every.view(len(logw), spans, SPAN // STRETCH, STRETCH // NEAR, NEAR).transpose(2, 3)
-    cells = cells.reshape(len(logw), spans * SPAN // CELL, CELL)
+    stretch, span = filled(logw.shape[1])
+    every = torch.nn.functional.pad(logw, (0, -logw.shape[1] % span), value=-torch.inf)
+    cells: Tensor = every.view(len(logw), -1, span // stretch, stretch // NEAR, NEAR).transpose(2, 3).flatten(3)
+    cells = cells.flatten(1, 2)
     cell = (cells.logsumexp(-1) + noise[:, CELL:]).argmax(-1)
-    place = (cells[torch.arange(len(cell), device=cell.device), cell] + noise[:, :CELL]).argmax(-1)
-    of_span, in_span = cell // (STRETCH // NEAR) * SPAN, cell % (STRETCH // NEAR) * NEAR
-    return of_span + in_span + place // NEAR * STRETCH + place % NEAR
+    inside = cells[torch.arange(len(cell), device=cell.device), cell]
+    place = (inside + noise[:, : inside.shape[1]]).argmax(-1)
+    of_span, in_span = cell // (stretch // NEAR) * span, cell % (stretch // NEAR) * NEAR
+    return of_span + in_span + place // NEAR * stretch + place % NEAR
 
 
 def fused(
