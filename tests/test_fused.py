@@ -73,6 +73,25 @@ def test_a_layer_leaves_its_input_as_it_was():
     assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
 
 
+@torch.no_grad()
+def test_who_looks_at_a_layer_sees_all_of_its_result():
+    """Else the last product's sum is left to the next layer."""
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    first, second = target.model.model.layers[:2]
+    assert dict(tree.TreeTarget(target).regions.passes)[first].next is not None
+    seen = []
+    first.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    verifier = tree.TreeTarget(target)
+    _, states = verified(verifier, target, 3)
+    after_first = states[..., target.hidden_size : 2 * target.hidden_size]
+    assert torch.equal(seen[-1], after_first)
+    passes = dict(verifier.regions.passes)
+    passes[first].next = passes[second]
+    _, states = verified(verifier, target, 3)
+    torch.testing.assert_close(states[..., target.hidden_size : 2 * target.hidden_size], after_first)
+    assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
+
+
 def test_what_is_not_silu_or_rms_is_unknown():
     layer = copy.deepcopy(make_model("llama", torch.float32)).model.layers[0]
     layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)

@@ -116,18 +116,29 @@ def test_twin_attention_with_a_wrong_bit_differs():
     assert not torch.allclose(a[:, 5], b[:, 5])
 
 
+BETWEEN = between_triton, between_naive
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("size", [16, 100, 4096] if BIG else [16, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
 def test_between(rows, size, dtype):
     torch.manual_seed(size)
     x = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)[:, :size]  # rows that do not touch
-    weight, copy = torch.randn(size, device=DEVICE).to(dtype), torch.empty(rows, size, dtype=dtype, device=DEVICE)
+    weight, parts = torch.randn(size, device=DEVICE).to(dtype), torch.randn(3, rows, size, device=DEVICE)
     tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
     for offset in (0.0, 1.0):
-        got = between_triton.norm(x, weight, offset, 1e-5, copy)
+        got = between_triton.norm(x, weight, offset, 1e-5)
         torch.testing.assert_close(got, between_naive.norm(x, weight, offset, 1e-5), **tight)
-        assert torch.equal(copy, x)
+        for given in (parts, parts[:1].to(dtype)):
+            before, sums = x.clone(), [torch.empty(rows, size, dtype=dtype, device=DEVICE) for _ in range(2)]
+            added, want = (m.norm(x, weight, offset, 1e-5, given, s) for m, s in zip(BETWEEN, sums, strict=True))
+            torch.testing.assert_close(added, want, **tight)
+            torch.testing.assert_close(*sums, **tight)
+            assert torch.equal(x, before)
+            between_triton.norm(before, weight, offset, 1e-5, given, into=before)
+            assert torch.equal(before, sums[0])
+            assert not torch.allclose(added, got, **tight)
     assert not torch.allclose(got, between_naive.norm(x, weight, 0.0, 1e-5), **tight)
     joint = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)
     torch.testing.assert_close(between_triton.gate(joint), between_naive.gate(joint), **tight)
@@ -170,6 +181,24 @@ def test_topw(case, mapped):
     assert (got[2] == want[2]).float().mean() > 0.99
 
 
+@pytest.mark.parametrize("vocab", [20, 600])
+def test_topw_among_too_few_guesses_names_tokens_that_exist(vocab):
+    """Two tokens of each beam are possible, sixteen are asked for."""
+    logits = torch.full((2, 3, vocab), -torch.inf, device=DEVICE)
+    logits[:, :, [4, 9]] = torch.randn(2, 3, 2, device=DEVICE)
+    total, heat = torch.zeros(2, 3, device=DEVICE), torch.zeros(2, device=DEVICE)
+    ids = torch.arange(vocab, device=DEVICE) + 1000
+    noise = torch.zeros(2, vocab + 1000, device=DEVICE)
+    want = topw_naive.extend(logits, total, heat, noise, ids, 16)
+    best, parents, tokens = topw_triton.extend(logits, total, heat, noise, ids, 16)
+    torch.testing.assert_close(best, want[0])
+    assert torch.equal(parents[:, :6], want[1][:, :6])
+    assert torch.equal(tokens[:, :6], want[2][:, :6])
+    assert (best[:, 6:] == -torch.inf).all()
+    assert ((tokens >= 1000) & (tokens < 1000 + vocab)).all()
+    assert (parents < 3).all()
+
+
 def test_topw_at_no_noise_reads_one_zero():
     logits = torch.randn(2, 4, 600, device=DEVICE)
     total = torch.zeros(2, 4, device=DEVICE)
@@ -205,13 +234,14 @@ def test_narrow_layers(case, dtype):
     same("joint", state, wide[:, :size], share, reading, wide[:, -other:])
     for parts in (1, 2):
         unit = random(parts * size, size), random(parts * size)
-        same("cell", state, *unit, random(batch, beams, parts * size), None, None)
+        same("cell", state, *unit, random(batch, beams, parts * size))
         parents = torch.randint(beams, (batch, beams + 2), device=DEVICE)
-        tokens = torch.randint(50, parents.shape, device=DEVICE)
-        table = random(50, parts * size)
-        same("cell", state, *unit, table, parents, tokens)
+        tokens, places = torch.randint(70, parents.shape, device=DEVICE), torch.randint(50, (70,), device=DEVICE)
+        table = random(50, parts * size) * size**0.5  # so large that another row of it is another result
+        same("cell", state, *unit, table, parents, tokens, places)
         got, want = (
-            m.cell(state, *unit, table, parents, t) for m, t in ((narrow_triton, tokens), (narrow_naive, 49 - tokens))
+            m.cell(state, *unit, table, parents, tokens, p)
+            for m, p in ((narrow_triton, places), (narrow_naive, 49 - places))
         )
         assert not torch.allclose(got, want, **tight)
     memory = torch.randn(batch, 2, 20, 20, device=DEVICE) * 3

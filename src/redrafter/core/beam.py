@@ -55,7 +55,6 @@ def beam_search(
         if width > logits.shape[-1]:
             raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
         total, parents, tokens = extend(logits, total, temperature, noise[:, depth], token_ids, width)
-        tokens = tokens if token_ids is None else token_ids[tokens]
         found.append((tokens, parents, total))
     return Beam(*(torch.stack(x, dim=1) for x in zip(*found, strict=True)))
 

@@ -109,7 +109,7 @@ class RecurrentDrafter:
                 states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
             elif self.table is not None and narrow(states, tokens.numel()):
                 unit = net.cell_u
-                states = cell(states, unit.weight, unit.bias, self.table, parents, self.place[tokens])
+                states = cell(states, unit.weight, unit.bias, self.table, parents, tokens, self.place)
             else:
                 before = states.gather(1, parents[..., None].expand(-1, -1, states.shape[2]))
                 states = net.next_state(before, self.heard(tokens))

@@ -47,7 +47,11 @@ class Memory(nn.Module):
         key, value = self.pairs(pair)
         age = count[:, None] - 1 - torch.arange(pair.shape[1], device=pair.device)  # (B, n), < 0: not accepted
         weight = torch.where(age[..., None] >= 0, self._power(age.clamp(min=0), memory.dtype), 0.0)  # (B, n, heads)
-        new = torch.einsum("bnh,bnhk,bnhv->bhkv", weight, key.to(memory.dtype), value.to(memory.dtype))
+        key, value = key.to(memory.dtype) * weight[..., None], value.to(memory.dtype)
+        if torch.compiler.is_compiling():  # a step's few pairs: one kernel, with all that is around it
+            new = (key[..., None] * value[..., None, :]).sum(1)
+        else:
+            new = torch.einsum("bnhk,bnhv->bhkv", key, value)
         return memory * self._power(count, memory.dtype)[..., None, None] + new
 
     def read(self, memory: Tensor, state: Tensor) -> Tensor:

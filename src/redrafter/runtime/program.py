@@ -23,6 +23,7 @@ from redrafter.runtime.eager import Gain
 from redrafter.runtime.graph import recorded
 from redrafter.runtime.reader import Reader
 from redrafter.targets import Target
+from redrafter.targets.regions import TOGETHER
 from redrafter.targets.tree import TreeTarget
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,9 @@ class Program:
         self, target: Target, verifier: Target | TreeTarget, drafter: Drafter, rule: Rule, arena: Arena, compiles: bool
     ) -> None:
         self.target, self.verifier, self.drafter, self.rule, self.arena = target, verifier, drafter, rule, arena
-        self.advance: Callable[..., None] = torch.compile(advance, dynamic=False) if compiles else advance
+        self.advance: Callable[..., None] = (
+            torch.compile(advance, dynamic=False, options=TOGETHER) if compiles else advance
+        )
         self.rows: Rows | None = None
         self.sampling: Sampling | None = None
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -22,6 +22,9 @@ ONE_TOKEN: dict[str, Any] = {"coordinate_descent_tuning": True}
 """Products of one token become reductions fused with what is around them. Passes of many tokens are compiled for any
 number of them; tuned for the first that comes, they were slow for the others."""
 
+TOGETHER: dict[str, Any] = {"combo_kernels": True}
+"""For what is around a model's layers: small things that do not wait for each other become one kernel."""
+
 
 def compiled(forward: Forward) -> Forward:
     """A module's forward, compiled; one token by itself is compiled for itself."""

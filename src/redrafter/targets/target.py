@@ -91,7 +91,7 @@ class Target:
         masks = self.attention.masks(visible, positions, key_positions, self.dtype)
         worn = WornCache(cache, self.layer_count, slots, visible.shape[2])
         with contextlib.nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(ANY_LENGTH):
-            return self.run(tokens, positions, masks, worn, layers, keep)
+            return self.run(tokens, self.existing(positions), masks, worn, layers, keep)
 
     def run(
         self,
@@ -108,8 +108,7 @@ class Target:
             extra["logits_to_keep"] = keep
         out = self.model(
             input_ids=tokens,
-            # A guess past the context is never accepted; its position only has to exist.
-            position_ids=positions.clamp(max=self.max_positions - 1),
+            position_ids=positions,
             attention_mask=masks,
             past_key_values=cache,
             use_cache=True,
@@ -122,6 +121,10 @@ class Target:
         if not layers:
             return logits, logits.new_zeros(*tokens.shape, 0)
         return logits, torch.cat([out.hidden_states[i].to(self.device) for i in layers], dim=-1)
+
+    def existing(self, positions: Tensor) -> Tensor:
+        """A guess past the context is never accepted; its position only has to exist."""
+        return positions.clamp(max=self.max_positions - 1)
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """All nodes in one pass: logits (B, N+1, V) and hidden states (B, N+1, C)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
 from redrafter.targets.joined import standing, stands
-from redrafter.targets.regions import Regions
+from redrafter.targets.regions import TOGETHER, Regions
 from redrafter.targets.served import PassingCache, served
 from redrafter.targets.target import Target
 
@@ -30,8 +30,9 @@ class TreeTarget:
         self.stands = stands(target.model)
         if compiles:  # the first call that asks for hidden states hangs transformers' hooks: before regions hide them
             target.states(torch.zeros(1, 1, dtype=torch.long, device=target.device), (-1,))
-        packed = target.attention.packed
-        self.packed = torch.compile(packed, dynamic=True, fullgraph=True) if compiles else packed
+        self.prepare = self._prepare
+        if compiles:
+            self.prepare = torch.compile(self._prepare, dynamic=True, fullgraph=True, options=TOGETHER)
         self.regions = Regions(target, self.stands, compiles)
 
     @contextlib.contextmanager
@@ -80,6 +81,12 @@ class TreeTarget:
 
         `keep` lists the columns whose logits are wanted, by default all.
         """
-        target = self.target
-        masks = self.packed(lengths, depths, ancestors, places)
-        return target.run(tokens, lengths[:, None] + depths, masks, PassingCache(), layers, keep)
+        positions, masks = self.prepare(lengths, depths, ancestors, places)
+        return self.target.run(tokens, positions, masks, PassingCache(), layers, keep)
+
+    def _prepare(
+        self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None
+    ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        """Where the nodes stand and what they see."""
+        seen = self.target.attention.packed(lengths, depths, ancestors, places)
+        return self.target.existing(lengths[:, None] + depths), seen

@@ -6,15 +6,15 @@ from redrafter.kernels import runs_triton
 from redrafter.kernels.between import naive
 
 
-def norm(x: Tensor, weight: Tensor, offset: float, eps: float, copy: Tensor | None = None) -> Tensor:
-    """(n, H) -> the same, normed; `copy`, if given, becomes x."""
+def norm(
+    x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
+    """(n, H) -> the same, normed; with parts (S, n, H), x and their sum, which also goes `into` a tensor."""
     if runs_triton(x.device):
         from redrafter.kernels.between import triton
 
-        return triton.norm(x, weight, offset, eps, copy)
-    if copy is not None:
-        copy.copy_(x)
-    return naive.norm(x, weight, offset, eps)
+        return triton.norm(x, weight, offset, eps, parts, into)
+    return naive.norm(x, weight, offset, eps, parts, into)
 
 
 def gate(joint: Tensor) -> Tensor:

@@ -5,13 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
-    """(..., H) -> x / rms(x) · (weight + offset), rounded once.
+def norm(
+    x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
+    """(n, H) -> x / rms(x) · (weight + offset), rounded once.
+
+    With parts (S, n, H) their sum is added to x first, and what comes of it goes `into` a tensor, which may be x.
 
     >>> norm(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0, 0.0)
     tensor([0.8485, 1.1314])
     """
     wide = x.float()
+    if parts is not None and into is not None:
+        wide = into.copy_(wide + parts.float().sum(0)).float()
     unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (unit * (weight.float() + offset)).to(x.dtype)
 

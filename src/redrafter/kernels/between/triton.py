@@ -7,17 +7,23 @@ from torch import Tensor
 
 
 @triton.jit
-def _norm(x, weight, out, copy, size, x_row, offset, eps, COPIES: tl.constexpr, SIZE: tl.constexpr):
+def _norm(
+    x, parts, weight, out, into, size, part, x_row, into_row, offset, eps, PARTS: tl.constexpr, SIZE: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
     inside = at < size
     raw = tl.load(x + row * x_row + at, mask=inside, other=0.0)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     wide = raw.to(tl.float32)
+    if PARTS > 0:
+        for i in tl.static_range(PARTS):  # unrolled: all of them are asked for at once
+            wide += tl.load(parts + i * part + row * size + at, mask=inside, other=0.0).to(tl.float32)
+        raw = wide.to(raw.dtype)
+        tl.store(into + row * into_row + at, raw, mask=inside)
+        wide = raw.to(tl.float32)
     unit = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     tl.store(out + row * size + at, (unit * scale).to(out.dtype.element_ty), mask=inside)
-    if COPIES:
-        tl.store(copy + row * size + at, raw, mask=inside)
 
 
 @triton.jit
@@ -31,14 +37,18 @@ def _gate(joint, out, half, TILE: tl.constexpr):
     tl.store(out + row * half + at, (opening * what).to(out.dtype.element_ty), mask=inside)
 
 
-def norm(x: Tensor, weight: Tensor, offset: float, eps: float, copy: Tensor | None = None) -> Tensor:
-    """See naive.py; (n, H) with contiguous rows. `copy`, if given, becomes x."""
+def norm(
+    x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
+    """See naive.py; (n, H) with contiguous rows, parts (S, n, H) contiguous."""
     rows, size = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     wide = triton.next_power_of_2(size)
+    adds = parts is not None and into is not None
     _norm[(rows,)](
-        x, weight, out, out if copy is None else copy, size, x.stride(0), offset, eps,
-        COPIES=copy is not None, SIZE=wide, num_warps=max(1, min(16, wide // 512)),
+        x, parts if adds else x, weight, out, into if adds else out, size, rows * size, x.stride(0),
+        into.stride(0) if adds else size, offset, eps,
+        PARTS=len(parts) if adds else 0, SIZE=wide, num_warps=max(1, min(16, wide // 512)),
     )  # fmt: skip
     return out
 

@@ -43,14 +43,16 @@ def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]
         values: Tensor = torch.randn(shape, generator=made) * float(shape[-1]) ** -0.5
         return values.to(device=like.device, dtype=like.dtype)
 
+    def below(most: int, *shape: int) -> Tensor:
+        return torch.randint(most, shape, generator=made).to(like.device)
+
     state, wide, reading = random(2, 3, 80) * 5, random(48, 120), random(2, 3, 40)
     memory = torch.randn(2, 2, 20, 20, generator=made).to(like.device)
-    picked = (torch.randint(n, (2, 4), generator=made).to(like.device) for n in (3, 9))
     return [
         ("block", (state, random(80, 80), random(80), True)),
         ("joint", (state, wide[:, :80], random(2, 1, 48), reading, wide[:, 80:])),
         ("cell", (state, random(160, 80), random(160), random(2, 3, 160))),
-        ("cell", (state, random(160, 80), random(160), random(9, 160), *picked)),
+        ("cell", (state, random(160, 80), random(160), random(9, 160), below(3, 2, 4), below(11, 2, 4), below(9, 11))),
         ("read", (reading, memory)),
     ]
 
@@ -83,10 +85,11 @@ def cell(
     heard: Tensor,
     parents: Tensor | None = None,
     tokens: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     from redrafter.kernels.narrow import triton
 
-    picked = [None if x is None else x.contiguous() for x in (parents, tokens)]
+    picked = [None if x is None else x.contiguous() for x in (parents, tokens, places)]
     return triton.cell(state.contiguous(), weight, bias, heard.contiguous(), *picked)
 
 
@@ -115,6 +118,7 @@ def _(
     heard: Tensor,
     parents: Tensor | None = None,
     tokens: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     return state.new_empty(*(state.shape[:-1] if parents is None else parents.shape), state.shape[-1])
 

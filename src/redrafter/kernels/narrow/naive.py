@@ -28,14 +28,16 @@ def cell(
     heard: Tensor,
     parents: Tensor | None = None,
     tokens: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     """One more token: s = silu(U s + b + heard), or with twice as many rows in U mixed with the old s by a gate.
 
-    With `parents` and `tokens` (B, w), the states are those beams' of the ones given, and `heard` (V, n) is a table.
+    With `parents` and `tokens` (B, w), the states are those beams' of the ones given, and `heard` is a table in which
+    each token (V,) has its place.
     """
-    if parents is not None and tokens is not None:
+    if parents is not None and tokens is not None and places is not None:
         state = state.gather(1, parents[..., None].expand(-1, -1, state.shape[2]))
-        heard = heard[tokens]
+        heard = heard[places[tokens]]
     mixed = F.linear(state, weight, bias) + heard
     if weight.shape[0] == state.shape[-1]:
         return F.silu(mixed)

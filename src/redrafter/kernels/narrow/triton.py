@@ -76,7 +76,7 @@ def _layer(
 
 @triton.jit
 def _cell(
-    x, w, bias, heard, parents, tokens, out, count, width, old_width, size, x_row, w_row, h_row,
+    x, w, bias, heard, parents, tokens, places, out, count, width, old_width, size, x_row, w_row, h_row,
     PICKS: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +87,7 @@ def _cell(
     into, said = rows, rows.to(tl.int64)
     if PICKS:
         rows = rows // width * old_width + tl.load(parents + rows, mask=real, other=0).to(tl.int32)
-        said = tl.load(tokens + into, mask=real, other=0)
+        said = tl.load(places + tl.load(tokens + into, mask=real, other=0))
     by = tl.load(bias + col, mask=cols, other=0.0).to(tl.float32)
     given = tl.load(heard + said[:, None] * h_row + col[None, :], mask=here, other=0.0)
     if GATED:
@@ -177,16 +177,16 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
 
 
 def cell(
-    state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor, parents: Tensor | None, tokens: Tensor | None
-) -> Tensor:
+    state: Tensor, weight: Tensor, bias: Tensor, heard: Tensor, parents: Tensor | None = None,
+    tokens: Tensor | None = None, places: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     size = state.shape[-1]
-    picks = parents is not None and tokens is not None
-    out = state.new_empty(*(parents.shape if picks else state.shape[:-1]), size)
+    out = state.new_empty(*(state.shape[:-1] if parents is None else parents.shape), size)
     tiles = _tiles(out, size, gated=True)
     _cell[(triton.cdiv(size, tiles["N"]),)](
-        state, weight, bias, heard, parents if picks else state, tokens if picks else state, out, out.numel() // size,
+        state, weight, bias, heard, parents, tokens, places, out, out.numel() // size,
         out.shape[-2], state.shape[-2], size, size, weight.stride(0), heard.shape[-1],
-        PICKS=picks, GATED=weight.shape[0] != size, **tiles,
+        PICKS=parents is not None, GATED=weight.shape[0] != size, **tiles,
     )  # fmt: skip
     return out
 

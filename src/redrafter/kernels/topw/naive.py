@@ -14,16 +14,17 @@ def draft_scores(logits: Tensor, temperature: Tensor, noise: Tensor, token_ids: 
 def extend(
     logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, w, V') of w beams with scores `total` (B, w) -> scores, parents and draft tokens of the best (B, W).
+    """Logits (B, w, V') of w beams with scores `total` (B, w) -> scores, parents and tokens of the best (B, W).
 
     >>> logits = torch.tensor([[[0.6, 0.4], [0.9, 0.1]]]).log()
     >>> total = torch.tensor([[0.7, 0.3]]).log()
     >>> zero = torch.zeros(1, 2)
-    >>> best, parents, ids = extend(logits, total, torch.zeros(1), zero, None, width=2)
-    >>> best.exp().mul(100).round().tolist(), parents.tolist(), ids.tolist()
+    >>> best, parents, tokens = extend(logits, total, torch.zeros(1), zero, None, width=2)
+    >>> best.exp().mul(100).round().tolist(), parents.tolist(), tokens.tolist()
     ([[42.0, 28.0]], [[0, 0]], [[0, 1]])
     """
     scores = draft_scores(logits, temperature, noise, token_ids)
     best, ids = scores.topk(width, dim=-1)  # (B, w, W) per beam, then over all
     total, flat = (total[..., None] + best).flatten(1).topk(width, dim=-1)
-    return total, flat // width, ids.flatten(1).gather(1, flat)
+    tokens = ids.flatten(1).gather(1, flat)
+    return total, flat // width, tokens if token_ids is None else token_ids[tokens]

@@ -29,6 +29,12 @@ def _score(key):
 
 
 @triton.jit
+def _base(peak):
+    """What exponents are counted from: where there is nothing but -inf, from 0."""
+    return tl.where(peak == -float("inf"), 0.0, peak)
+
+
+@triton.jit
 def _chunk(
     logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, l_row, l_beam, n_row, n_token,
     WP: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
@@ -48,8 +54,9 @@ def _chunk(
     peak = tl.max(x, 0)
     place = (row * beams + beam) * tl.num_programs(0) + part
     tl.store(peaks + place, peak)
-    tl.store(sums + place, tl.sum(tl.exp(x - peak), 0))
-    key = (_sortable(x).to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+    tl.store(sums + place, tl.sum(tl.exp(x - _base(peak)), 0))
+    # Where there are fewer tokens than are kept, the last one stands in, at a score of -inf.
+    key = (_sortable(x).to(tl.int64) << 32) | (0x7FFFFFFF - tl.minimum(at, vocab - 1)).to(tl.int64)
     tl.store(keys + place * WP + tl.arange(0, WP), tl.topk(key, WP))
 
 
@@ -62,7 +69,7 @@ def _gather(
     part = tl.arange(0, PARTS)
     peak = tl.load(peaks + beam * parts + part, mask=part < parts, other=-float("inf"))
     top = tl.max(peak, 0)
-    share = tl.load(sums + beam * parts + part, mask=part < parts, other=0.0) * tl.exp(peak - top)
+    share = tl.load(sums + beam * parts + part, mask=part < parts, other=0.0) * tl.exp(peak - _base(top))
     tl.store(best_peaks + beam, top)
     tl.store(best_sums + beam, tl.sum(share, 0))
     at = tl.arange(0, PARTS * WP)
@@ -72,8 +79,8 @@ def _gather(
 
 @triton.jit
 def _choose(
-    keys, peaks, sums, total, best_out, parents_out, ids_out, beams, parts, t_row,
-    W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr,
+    keys, peaks, sums, total, token_ids, best_out, parents_out, tokens_out, beams, parts, t_row,
+    W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
     """The best of all beams' candidates, by the score of the whole path."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,24 +88,27 @@ def _choose(
     here = (beam < beams)[:, None] & (part < parts)[None, :]
     place = (row * beams + beam)[:, None] * parts + part[None, :]
     peak = tl.load(peaks + place, mask=here, other=-float("inf"))
-    top = tl.max(peak, 1)
-    top = tl.where(top == -float("inf"), 0.0, top)
+    top = _base(tl.max(peak, 1))
     share = tl.load(sums + place, mask=here, other=0.0) * tl.exp(peak - top[:, None])
     so_far = tl.load(total + row * t_row + beam, mask=beam < beams, other=0.0)
     ahead = so_far - top - tl.log(tl.sum(share, 1))  # (BEAMS,)
     here = (beam < beams)[:, None] & (at < parts * WP)[None, :]
     key = tl.load(keys + (row * beams + beam)[:, None] * parts * WP + at[None, :], mask=here, other=0)
-    score = tl.where(here, _score(key) + ahead[:, None], -float("inf"))
+    score = _score(key) + ahead[:, None]
     candidate = beam[:, None] * (PARTS * WP) + at[None, :]
     key = (_sortable(score).to(tl.int64) << 32) | (0x7FFFFFFF - candidate).to(tl.int64)
+    key = tl.where(here, key, -0x8000000000000000)  # below any other, -inf too
     best = tl.topk(tl.reshape(key, (BEAMS * PARTS * WP,)), WP)
     winner = 0x7FFFFFFF - (best & 0x7FFFFFFF)
     parent = winner // (PARTS * WP)
     chosen = tl.load(keys + (row * beams + parent) * parts * WP + winner % (PARTS * WP))
+    token = 0x7FFFFFFF - (chosen & 0x7FFFFFFF)
+    if MAPPED:
+        token = tl.load(token_ids + token)
     i = tl.arange(0, WP)
     tl.store(best_out + row * W + i, _score(best), mask=i < W)
     tl.store(parents_out + row * W + i, parent, mask=i < W)
-    tl.store(ids_out + row * W + i, 0x7FFFFFFF - (chosen & 0x7FFFFFFF), mask=i < W)
+    tl.store(tokens_out + row * W + i, token, mask=i < W)
 
 
 def extend(
@@ -126,10 +136,9 @@ def extend(
         all_parts = 1
     best = torch.empty(batch, width, device=device)
     parents = torch.empty(batch, width, dtype=torch.long, device=device)
-    ids = torch.empty_like(parents)
+    tokens = torch.empty_like(parents)
     _choose[(batch,)](
-        keys, peaks, sums, total, best, parents, ids, beams, parts, total.stride(0),
-        W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts,
-        num_warps=4,
+        keys, peaks, sums, total, token_ids, best, parents, tokens, beams, parts, total.stride(0),
+        W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts, MAPPED=token_ids is not None, num_warps=4,
     )  # fmt: skip
-    return best, parents, ids
+    return best, parents, tokens
