@@ -73,6 +73,30 @@ def test_a_layer_leaves_its_input_as_it_was():
     assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "size", "parts"),
+    [
+        (1, 64, 64, 4),
+        (16, 64, 192, 4),
+        (17, 64, 64, 1),  # square and not few: the library does not split it either
+        (64, 64, 192, 4),
+        (65, 64, 192, 1),
+        (2, 33 * 128, 96, 3),  # 132 tiles find room at once: 4 · 33 would, but 96 is not four times a multiple of 16
+        (2, 40 * 128, 192, 3),
+        (2, 52 * 128, 64, 2),
+        (2, 67 * 128, 64, 1),
+        (2, 64, 72, 1),
+    ],
+)
+def test_parts_of_a_product_sum_up_to_it(rows, width, size, parts):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, size), torch.randn(width, size)
+    made = fused.split(x, weight)
+    assert made.shape == (parts, rows, width)
+    torch.testing.assert_close(made.sum(0), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert parts == 1 or not torch.allclose(made[0], x @ weight.t(), atol=1e-2)
+
+
 @torch.no_grad()
 def test_who_looks_at_a_layer_sees_all_of_its_result():
     """Else the last product's sum is left to the next layer."""

@@ -62,20 +62,25 @@ class Unknown(Exception):
     """Why a layer keeps its own forward."""
 
 
-SPLIT = 4
-"""Parts of a product that is split."""
+TILE = 128
+"""Columns of a result that one multiprocessor makes."""
 
 
 def split(x: Tensor, weight: Tensor) -> Tensor:
     """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up.
 
-    A product of few rows has too few tiles for a GPU, so a library splits it as well and then runs a kernel that adds.
-    Whether it is worth it was measured on an H200 for 1 and 64 rows and models of 7 to 33 billion weights.
+    A product of few rows has too few tiles for a GPU. A library splits it as well, and then runs a kernel that adds.
+    Where it is worth it was measured on an H200 for 1 and 64 rows: with as many parts as find room at once, up to four.
     """
     n, size = x.shape
-    if size % (16 * SPLIT) or n > (64 if size > len(weight) else 16):
+    width = len(weight)
+    room = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
+    few = n <= (64 if size > width else 16)
+    fits = (c for c in (4, 3, 2) if few and c * -(-width // TILE) <= room and size % (16 * c) == 0)
+    count = next(fits, 1)
+    if count == 1:
         return F.linear(x, weight)[None]
-    each, columns = x.view(n, SPLIT, -1).transpose(0, 1), weight.view(len(weight), SPLIT, -1).permute(1, 2, 0)
+    each, columns = x.view(n, count, -1).transpose(0, 1), weight.view(width, count, -1).permute(1, 2, 0)
     if x.is_cuda and x.dtype != torch.float32:
         return torch.bmm(each, columns, out_dtype=torch.float32)
     return torch.bmm(each, columns)
