@@ -65,6 +65,17 @@ def test_texts_are_those_of_eager_steps(kind, dtype, options):
         assert not engine.programs.hopeless
 
 
+def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
+    target = load_target(make_model("gpt2", torch.float32))
+    prompt, room = [i * 7 % 39 + 1 for i in range(target.max_positions - 16)], {"max_new_tokens": 16}
+    want = Engine(target, NoDrafter()).generate(prompt, **room).tokens
+    shape = Shape(width=3, length=4, nodes=9)
+    assert recorded(target, recurrent_drafter(target), shape).generate(prompt, **room).tokens == want
+    monkeypatch.setattr(type(target), "existing", lambda self, positions: positions)
+    with pytest.raises(IndexError):  # the twin: gpt2 looks its positions up
+        recorded(target, recurrent_drafter(target), shape).generate(prompt, **room)
+
+
 @torch.no_grad()
 def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
     monkeypatch.setattr(reader, "PIECES", (4, 16))

@@ -7,7 +7,7 @@ import torch
 
 from redrafter.core.cache import KVCache
 from redrafter.kernels import between
-from redrafter.targets import fused, load_target, tree
+from redrafter.targets import fused, load_target, regions, tree
 from zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -24,6 +24,15 @@ def verified(verifier, target, n):
         return verifier.forward(TOKENS[:, :n], depths, chain, torch.tensor([7, 4]), (0, 1, -1))
 
 
+def own(target, n):
+    """The same by the model's own forward."""
+    depths, lengths, slot = torch.arange(n).expand(2, -1), torch.tensor([7, 4]), torch.arange(40)
+    cache = KVCache(slots=40)
+    target.prefill(TOKENS, [7, 4], cache, ())
+    at = lengths[:, None] + depths
+    return target.forward(TOKENS[:, :n], at, at, slot <= at[:, :, None], slot.expand(2, -1), cache, (0, 1, -1))
+
+
 def layers_of(target):
     return {m for m, _ in tree.TreeTarget(target).regions.passes}
 
@@ -33,16 +42,8 @@ def layers_of(target):
 def test_a_fused_model_gives_its_own_logits_and_states(kind):
     target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
     assert layers_of(target) == set(target.model.model.layers)
-    depths = torch.arange(5).expand(2, -1)
-    cache = KVCache(slots=40)
-    target.prefill(TOKENS, [7, 4], cache, ())
-    lengths = torch.tensor([7, 4])
-    at = lengths[:, None] + depths
-    slot = torch.arange(40)
-    sees = (slot < lengths[:, None, None]) | ((slot >= lengths[:, None, None]) & (slot <= at[:, :, None]))
-    want = target.forward(TOKENS[:, :5], at, at, sees, slot.expand(2, -1), cache, (0, 1, -1))
-    for got, own in zip(verified(tree.TreeTarget(target), target, 5), want, strict=True):
-        torch.testing.assert_close(got, own, rtol=1e-4, atol=1e-5)
+    for got, want in zip(verified(tree.TreeTarget(target), target, 5), own(target, 5), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -97,23 +98,48 @@ def test_parts_of_a_product_sum_up_to_it(rows, width, size, parts):
     assert parts == 1 or not torch.allclose(made[0], x @ weight.t(), atol=1e-2)
 
 
+def hooks(layers, seen):
+    """Ways to look at what the first of these layers gives; a hook may come when the verifier is there already."""
+    yield lambda: layers[0].register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    yield lambda: layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    yield lambda: torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: seen.append(out.clone()) if module is layers[0] else None
+    )
+
+
 @torch.no_grad()
-def test_who_looks_at_a_layer_sees_all_of_its_result():
+@pytest.mark.parametrize("which", range(3))
+def test_who_looks_at_a_layer_sees_all_of_its_result(which, monkeypatch):
     """Else the last product's sum is left to the next layer."""
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
-    first, second = target.model.model.layers[:2]
-    assert dict(tree.TreeTarget(target).regions.passes)[first].next is not None
-    seen = []
-    first.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    verifier, seen = tree.TreeTarget(target), []
+    first = target.model.model.layers[0]
+    _, states = verified(verifier, target, 3)
+    assert dict(verifier.regions.passes)[first].next is not None
+    hook = list(hooks(target.model.model.layers, seen))[which]()
+    try:
+        _, again = verified(verifier, target, 3)
+        after_first = states[..., target.hidden_size : 2 * target.hidden_size]
+        torch.testing.assert_close(seen[-1], after_first)
+        torch.testing.assert_close(again, states)
+        monkeypatch.setattr(regions, "hand_over", lambda layers: setattr(layers[0][1], "next", layers[1][1]))
+        verified(verifier, target, 3)
+        assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def test_sums_are_handed_over_between_neighbours_that_are_fused():
+    model = copy.deepcopy(make_model("llama", torch.float32, num_hidden_layers=5))
+    model.model.layers[2].mlp.register_forward_hook(lambda *args: None)
+    target = load_target(model)
     verifier = tree.TreeTarget(target)
-    _, states = verified(verifier, target, 3)
-    after_first = states[..., target.hidden_size : 2 * target.hidden_size]
-    assert torch.equal(seen[-1], after_first)
+    for got, want in zip(verified(verifier, target, 4), own(target, 4), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     passes = dict(verifier.regions.passes)
-    passes[first].next = passes[second]
-    _, states = verified(verifier, target, 3)
-    torch.testing.assert_close(states[..., target.hidden_size : 2 * target.hidden_size], after_first)
-    assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
+    assert set(passes) == set(model.model.layers) - {model.model.layers[2]}
+    assert [passes[layer].next is not None for layer in passes] == [True, False, True, False]
 
 
 def test_what_is_not_silu_or_rms_is_unknown():

@@ -31,8 +31,12 @@ def one_by_one(memory: Memory, count: list[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("count", [[9, 9, 9], [4, 0, 7]])
-def test_a_prompt_in_one_sum(memory: Memory, count: list[int]) -> None:
+def test_a_prompt_in_one_sum(
+    memory: Memory, count: list[int], compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     at_once = memory.add(memory.empty(B), PAIRS, torch.tensor(count))
     assert torch.allclose(at_once, one_by_one(memory, count))
 

@@ -3,18 +3,20 @@
     y = x + o(attention(qkv(norm(x)))),  y + down(gate(gate_up(norm(y))))
 
 Eight kernels, where a compiler makes thirteen and takes its time for it. The two products that end in a sum are left in
-parts, and the norm that reads the sum adds them up: the one in the middle, or the next layer's first. A layer is
-recognised by what it is made of, and its fused pass trusted only after it gave what the layer's own forward gives on
-random inputs.
+parts, and the norm that reads the sum adds them up: the one in the middle, or the next layer's first, which completes
+the hidden state before it in its place. A layer is recognised by what it is made of, and its fused pass trusted only
+after it gave what the layer's own forward gives on random inputs.
 """
 
 import logging
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from redrafter.core.cache import KVCache
 from redrafter.kernels import between
@@ -67,10 +69,11 @@ TILE = 128
 
 
 def split(x: Tensor, weight: Tensor) -> Tensor:
-    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up.
+    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up; on a GPU in fp32, to be rounded once.
 
     A product of few rows has too few tiles for a GPU. A library splits it as well, and then runs a kernel that adds.
-    Where it is worth it was measured on an H200 for 1 and 64 rows: with as many parts as find room at once, up to four.
+    Where it is worth it was measured on an H200 for 1 and 64 rows: with as many parts as find room at once, up to four,
+    but only for very few rows where a row is no longer than the result's.
     """
     n, size = x.shape
     width = len(weight)
@@ -78,8 +81,6 @@ def split(x: Tensor, weight: Tensor) -> Tensor:
     few = n <= (64 if size > width else 16)
     fits = (c for c in (4, 3, 2) if few and c * -(-width // TILE) <= room and size % (16 * c) == 0)
     count = next(fits, 1)
-    if count == 1:
-        return F.linear(x, weight)[None]
     each, columns = x.view(n, count, -1).transpose(0, 1), weight.view(width, count, -1).permute(1, 2, 0)
     if x.is_cuda and x.dtype != torch.float32:
         return torch.bmm(each, columns, out_dtype=torch.float32)
@@ -92,7 +93,7 @@ class FusedLayer:
     next: "FusedLayer | None" = None
     """Who completes this one's result, which is in parts until then."""
     owed: Tensor | None = None
-    """What this one's input still lacks."""
+    """What this one's input still lacks, and gets here."""
 
     def __init__(self, layer: Any, joints: dict[tuple[int, str], Joint]) -> None:
         for name, wanted in PARTS.items():
@@ -162,11 +163,16 @@ def fused(target: Target, layers: nn.ModuleList, stands: list[Stand]) -> dict[nn
             found[layer] = made
         except Exception as reason:  # a layer that only looks like one we know
             log.debug("%s is not fused: %s", type(layer).__name__, reason)
-    for layer, after in pairwise(layers):
-        looked_at = any(h.__module__ != HOOKS for h in layer._forward_hooks.values())
-        if layer in found and not looked_at:
-            found[layer].next = found.get(after)
     return found
+
+
+def hand_over(layers: Sequence[tuple[nn.Module, FusedLayer]]) -> None:
+    """Let each layer that nobody else looks at leave its last sum to the one after it."""
+    everywhere = module._global_forward_hooks or module._global_forward_pre_hooks
+    for (one, made), (other, after) in pairwise(layers):
+        hooks = [*one._forward_hooks.values(), *other._forward_pre_hooks.values()]
+        looked_at = everywhere or any(h.__module__ != HOOKS for h in hooks)
+        made.next = None if looked_at or after.index != made.index + 1 else after
 
 
 def _trial(target: Target, layer: Any, made: FusedLayer) -> float:
@@ -193,7 +199,12 @@ def _trial(target: Target, layer: Any, made: FusedLayer) -> float:
     }
     with served(target, cache):
         want = type(layer).forward(layer, x, **given)
-        return _gap(made(x, **given), want)
+        alone = made(x, **given)
+        made.next = made
+        y = made(x, **given).flatten(0, 1)
+        made.before(y, made.owed, into=y)
+        made.next = made.owed = None
+        return max(_gap(alone, want), _gap(y, want.flatten(0, 1)))
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrafter.targets.fused import HOOKS, fused
+from redrafter.targets.fused import HOOKS, FusedLayer, fused, hand_over
 from redrafter.targets.joined import Stand
 from redrafter.targets.target import Target
 
@@ -60,6 +60,7 @@ class Regions:
     def standing(self) -> Iterator[None]:
         """These passes stand in for the modules' own for a while."""
         hooked = []
+        hand_over([(module, forward) for module, forward in self.passes if isinstance(forward, FusedLayer)])
         for module, forward in self.passes:
             module.forward = forward
             inner = (m for m in module.modules() if m is not module and m._forward_hooks)

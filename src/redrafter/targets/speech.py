@@ -70,7 +70,7 @@ class SpeechTarget(Target):
         assert isinstance(cache, Heard)
         out = self.model.model.decoder(
             input_ids=tokens,
-            position_ids=positions.clamp(max=self.max_positions - 1),
+            position_ids=self.existing(positions),
             attention_mask=self.attention.masks(visible, positions, key_positions, self.dtype),
             encoder_hidden_states=cache.sound,
             past_key_values=EncoderDecoderCache(

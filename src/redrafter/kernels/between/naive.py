@@ -16,7 +16,8 @@ def norm(
     tensor([0.8485, 1.1314])
     """
     wide = x.float()
-    if parts is not None and into is not None:
+    if parts is not None:
+        assert into is not None
         wide = into.copy_(wide + parts.float().sum(0)).float()
     unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (unit * (weight.float() + offset)).to(x.dtype)

@@ -44,11 +44,11 @@ def norm(
     rows, size = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     wide = triton.next_power_of_2(size)
-    adds = parts is not None and into is not None
+    sums = out if parts is None else into
+    assert sums is not None
     _norm[(rows,)](
-        x, parts if adds else x, weight, out, into if adds else out, size, rows * size, x.stride(0),
-        into.stride(0) if adds else size, offset, eps,
-        PARTS=len(parts) if adds else 0, SIZE=wide, num_warps=max(1, min(16, wide // 512)),
+        x, x if parts is None else parts, weight, out, sums, size, rows * size, x.stride(0), sums.stride(0),
+        offset, eps, PARTS=0 if parts is None else len(parts), SIZE=wide, num_warps=max(1, min(16, wide // 512)),
     )  # fmt: skip
     return out
 

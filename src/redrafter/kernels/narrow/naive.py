@@ -33,9 +33,11 @@ def cell(
     """One more token: s = silu(U s + b + heard), or with twice as many rows in U mixed with the old s by a gate.
 
     With `parents` and `tokens` (B, w), the states are those beams' of the ones given, and `heard` is a table in which
-    each token (V,) has its place.
+    `places` (V,) says where a token stands; one that is never guessed stands anywhere.
     """
-    if parents is not None and tokens is not None and places is not None:
+    if parents is not None:
+        assert tokens is not None
+        assert places is not None
         state = state.gather(1, parents[..., None].expand(-1, -1, state.shape[2]))
         heard = heard[places[tokens]]
     mixed = F.linear(state, weight, bias) + heard
