@@ -69,7 +69,7 @@ TILE = 128
 
 
 def split(x: Tensor, weight: Tensor) -> Tensor:
-    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up; on a GPU in fp32, to be rounded once.
+    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up: several on a GPU in fp32, a single one as it is.
 
     A product of few rows has too few tiles for a GPU. A library splits it as well, and then runs a kernel that adds.
     Where it is worth it was measured on an H200 for 1 and 64 rows: with as many parts as find room at once, up to four,
@@ -81,6 +81,8 @@ def split(x: Tensor, weight: Tensor) -> Tensor:
     few = n <= (64 if size > width else 16)
     fits = (c for c in (4, 3, 2) if few and c * -(-width // TILE) <= room and size % (16 * c) == 0)
     count = next(fits, 1)
+    if count == 1:
+        return F.linear(x, weight)[None]
     each, columns = x.view(n, count, -1).transpose(0, 1), weight.view(width, count, -1).permute(1, 2, 0)
     if x.is_cuda and x.dtype != torch.float32:
         return torch.bmm(each, columns, out_dtype=torch.float32)
