@@ -69,7 +69,7 @@ TILE = 128
 
 
 def split(x: Tensor, weight: Tensor) -> Tensor:
-    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up: several on a GPU in fp32, a single one as it is.
+    """x (n, m) · weight (H, m)ᵀ as parts (S, n, H) that are to be summed up; on a GPU several of them are in fp32.
 
     A product of few rows has too few tiles for a GPU. A library splits it as well, and then runs a kernel that adds.
     Where it is worth it was measured on an H200 for 1 and 64 rows: with as many parts as find room at once, up to four,
