@@ -249,10 +249,10 @@ def test_cache_grows_with_the_text():
         parts = engine.stream(PROMPTS[:2], max_new_tokens=4000)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(KVCache, "reserve", lambda self, n: (asked.append(n), reserve(self, n))[1])
-            for _ in range(2 * 300):
+            for _ in range(2 * 150):
                 next(parts)
-        whole = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS[:2], max_new_tokens=400)]
-        assert [c.tokens for c in engine.generate(PROMPTS[:2], max_new_tokens=400)] == whole
+        whole = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS[:2], max_new_tokens=300)]
+        assert [c.tokens for c in engine.generate(PROMPTS[:2], max_new_tokens=300)] == whole
     assert asked
     assert max(asked) < 2500
 

@@ -19,6 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    options = sampling_options(args)
     with console.status("loading"):
         engine = load_engine(args)
     messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
         messages.append({"role": "user", "content": turn})
         answer, part = "", None
         try:
-            for part in awaited(engine.stream([messages], **sampling_options(args)), engine, console):
+            for part in awaited(engine.stream([messages], **options), engine, console):
                 answer += part.text
                 console.print(coloured(part, engine.target.tokenizer), end="")
         except KeyboardInterrupt:

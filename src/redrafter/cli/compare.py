@@ -107,9 +107,9 @@ def run(args: argparse.Namespace) -> None:
     if args.save:
         check_new(args.save, args.overwrite)
     console = Console(highlight=False)
+    options = sampling_options(args)
     with console.status("loading"):
         engine = load_engine(args)
-        options = sampling_options(args)
         list(engine.run(engine.requests([[1, 2, 3]], max_new_tokens=4)))  # first passes warm up allocators and threads
     outcomes = []
     for prompt in args.prompts or DEMO:

@@ -30,10 +30,11 @@ def run(args: argparse.Namespace) -> None:
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes that are no text reach Python as lone surrogates
         raise ConfigError("the prompt is not UTF-8 text; convert it first")
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    options = sampling_options(args)
     with err.status("loading"):
         engine = load_engine(args)
     part = None
-    parts = engine.stream([as_prompt(engine, text, args.raw)], **sampling_options(args))
+    parts = engine.stream([as_prompt(engine, text, args.raw)], **options)
     for part in awaited(parts, engine, err):
         if out.is_terminal:
             out.print(coloured(part, engine.target.tokenizer), end="")

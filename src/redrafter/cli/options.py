@@ -82,9 +82,10 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int = 128) -> 
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `Engine.generate` and `Engine.stream` take."""
+    """What `Engine.generate` and `Engine.stream` take. Asked for before a model is loaded: it may be refused."""
     names = [n for n in field_help(SamplingParams) if hasattr(args, n)]
     options = {name: getattr(args, name) for name in names}
+    SamplingParams(**options)
     return options | {
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
