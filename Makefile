@@ -9,7 +9,7 @@ READY_SERVE := .venv/.ready-serve
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve test test-vllm test-vllm-short check format
+.PHONY: setup setup-dev setup-vllm demo serve test test-slow test-vllm test-vllm-short check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -49,6 +49,10 @@ serve: $(READY_SERVE)
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2
+
+# What takes long and changes seldom.
+test-slow: setup-dev
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # The drafter inside a real vLLM. REDRAFTER_PROMPTS=8 make test-vllm is quicker than all 80.
 test-vllm: setup-vllm

@@ -23,6 +23,24 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _loaded_once(monkeypatch):
+    """The default model, for all commands that run in this process; those that must not find it have other caches."""
+
+    def load(model=None, **given):
+        key = default.cache_folder(), repr(given)
+        if model is not None:
+            return load_target(model, **given)
+        if key not in LOADED:
+            LOADED[key] = load_target(**given)
+        return LOADED[key]
+
+    monkeypatch.setattr("redrafter.engine.engine.load_target", load)
+
+
+LOADED = {}
+
+
 @pytest.fixture
 def drafter_folder(tmp_path):
     target = load_target(make_model(dtype=torch.float32))

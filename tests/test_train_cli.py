@@ -81,6 +81,7 @@ def test_killed_at_any_moment(whole: Path, model: str, tmp_path: Path, when: str
         assert (out / "data" / shard.name).read_bytes() == shard.read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes(whole: Path, model: str, tmp_path: Path, capsys, monkeypatch) -> None:
     """Twice the positions per update; both see all updates, one writes."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -229,6 +229,7 @@ def unrounded(target: Target) -> RecurrentDrafter:
     return RecurrentDrafter(checkpoint.read(folder)[0], target)
 
 
+@pytest.mark.slow
 def test_the_real_pair(smollm: Target) -> None:
     """SmolLM2 and its drafter, with heads of 128, a layer more and twice the hidden size."""
     target = smollm

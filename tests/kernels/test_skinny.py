@@ -168,6 +168,7 @@ def test_compiled_once_and_found_again(fresh):
     assert [os.stat(p).st_mtime_ns for p in fresh.iterdir()] == [stamp]
 
 
+@pytest.mark.slow
 def test_several_at_once_leave_one_whole_library(fresh):
     compiler = native.find_compiler()
     made = []
