@@ -23,6 +23,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(arguments, message, capsys, 
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_quick_run_and_its_page(tmp_path, capsys):
     """The default model and its drafter; then the same command finds everything done."""
     file = tmp_path / "asked.jsonl"

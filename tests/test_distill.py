@@ -131,6 +131,7 @@ distill(make_target(), Path(sys.argv[1]), SMALL, prompts=FILE, self_prompt=True)
 
 
 @pytest.mark.parametrize(("write", "shards"), [(4, 1), (5, 2)])
+@pytest.mark.slow
 def test_a_killed_run_goes_on(target, tmp_path, write, shards):
     """Killed while writing a shard's file, and between a shard and its manifest."""
     here = Path(__file__).parent

@@ -239,6 +239,7 @@ def test_no_such_device(device):
         load_target(device=device)
 
 
+@pytest.mark.slow
 def test_cache_grows_with_the_text():
     """A budget of thousands of tokens does not take their memory before they are written."""
     target = Target(make_model("llama", max_position_embeddings=5000))

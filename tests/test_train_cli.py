@@ -62,6 +62,7 @@ def test_one_command_from_nothing_to_a_drafter(whole: Path, model: str, capsys) 
 
 
 @pytest.mark.parametrize("when", ["data/texts-00000.safetensors", "checkpoints/update-00000004"])
+@pytest.mark.slow
 def test_killed_at_any_moment(whole: Path, model: str, tmp_path: Path, when: str) -> None:
     """SIGKILL while data is made, and between two checkpoints: the same command ends in the same bytes."""
     out = tmp_path / "killed"

@@ -159,6 +159,7 @@ def fresh(tmp_path, monkeypatch):
     native.library.cache_clear()
 
 
+@pytest.mark.slow
 def test_compiled_once_and_found_again(fresh):
     assert ops.available()
     [made] = fresh.iterdir()
@@ -190,6 +191,7 @@ def test_several_at_once_leave_one_whole_library(fresh):
     ],
     ids=["no compiler", "compiler fails", "illegal instruction", "no folder"],
 )
+@pytest.mark.slow
 def test_without_a_library_there_is_one_line_and_torch(fresh, monkeypatch, caplog, harm, said):
     monkeypatch.setattr(native, *harm)
     with caplog.at_level("INFO"):
