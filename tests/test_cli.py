@@ -23,6 +23,9 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+LOADED = {}
+
+
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch):
     """The default model, for all commands that run in this process; those that must not find it have other caches."""
@@ -36,9 +39,6 @@ def _loaded_once(monkeypatch):
         return LOADED[key]
 
     monkeypatch.setattr("redrafter.engine.engine.load_target", load)
-
-
-LOADED = {}
 
 
 @pytest.fixture
@@ -108,6 +108,12 @@ def test_bad_options_with_the_default(capsys):
     line = bad(capsys, "generate", "--raw", too_long)
     assert "a context of 8192" in line
     assert len(line) < 300
+
+
+@pytest.mark.parametrize("verb", ["generate", "compare"])
+def test_sampling_is_refused_before_a_model_is_loaded(capsys, monkeypatch, verb):
+    monkeypatch.setattr(f"redrafter.cli.{verb}.load_engine", lambda args: pytest.fail("loaded for nothing"))
+    assert "temperature must be 0 or more, got -1.0" in bad(capsys, verb, "--temperature", "-1", "hi")
 
 
 def test_wrong_drafter(capsys, drafter_folder):

@@ -77,7 +77,7 @@ def split(x: Tensor, weight: Tensor) -> Tensor:
     """
     n, size = x.shape
     width = len(weight)
-    room = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
+    room = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132  # an H200's
     few = n <= (64 if size > width else 16)
     fits = (c for c in (4, 3, 2) if few and c * -(-width // TILE) <= room and size % (16 * c) == 0)
     count = next(fits, 1)
