@@ -56,10 +56,10 @@ test-slow: setup-dev
 
 # The drafter inside a real vLLM. REDRAFTER_PROMPTS=8 make test-vllm is quicker than all 80.
 test-vllm: setup-vllm
-	$(VLLM)/python -m pytest -W default tests/engines
+	$(VLLM)/python -m pytest -W default tests/interop/test_vllm.py
 
 test-vllm-short: setup-vllm
-	REDRAFTER_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/engines -k "comparison or first_turns or version or settings"
+	REDRAFTER_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/interop/test_vllm.py -k "comparison or first_turns or version or settings"
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -26,10 +26,10 @@ from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target, load_target
 from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.dataset import Texts, read_texts
 from redrafter.train.distill import DistillConfig, distill
-from redrafter.train.local import read_documents
+from redrafter.train.local_rollouts import read_documents
 from redrafter.train.simulate import simulate
-from redrafter.train.texts import Texts, read_texts
 from redrafter.train.trainer import train
 
 SHAPES = {

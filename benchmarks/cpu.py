@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import redrafter
 from common import arguments
 from redrafter.config import Shape
-from redrafter.kernels.skinny import ops
+from redrafter.kernels.cpu import ops
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model, find_gguf

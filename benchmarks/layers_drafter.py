@@ -17,8 +17,8 @@ from rich.progress import Progress
 
 from redrafter.results import check_new
 from redrafter.targets import load_target
-from redrafter.train.layers import distill, shorten
-from redrafter.train.texts import read_texts
+from redrafter.train.dataset import read_texts
+from redrafter.train.layer_drafter import distill, shorten
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
+from redrafter.train.dataset import Texts
 from redrafter.train.simulate import Walked, read_along
-from redrafter.train.texts import Texts
 
 
 def upto(texts: Texts, length: int) -> Texts:

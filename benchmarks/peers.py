@@ -30,8 +30,8 @@ from redrafter.drafters.load import load_drafter
 from redrafter.results import write_results
 from redrafter.targets import load_target
 from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.dataset import read_texts
 from redrafter.train.simulate import Walked, read_along
-from redrafter.train.texts import read_texts
 from redrafter.train.trainer import train
 
 DEPTH = 5

@@ -28,10 +28,10 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.engine import Engine, load
 from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
-from redrafter.serve.build import Server, build, ladder, make_pool
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.costs import Costs
 from redrafter.serve.measure import prepare
+from redrafter.serve.server import Server, build, ladder, make_pool
 from wide import load_wide
 
 BEGAN = time.perf_counter()

@@ -16,10 +16,10 @@ from redrafter.config import Shape
 from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
-from redrafter.serve.build import build, ladder, make_pool
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.costs import Costs
 from redrafter.serve.job import Job, Told
+from redrafter.serve.server import build, ladder, make_pool
 
 KINDS: list[dict[str, Any]] = [
     {},

@@ -1,13 +1,9 @@
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-for folder in (Path(__file__).parent, Path(__file__).parent / "core"):
-    sys.path.insert(0, str(folder))
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported

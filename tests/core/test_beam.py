@@ -8,7 +8,7 @@ from redrafter.core.beam import beam_search, candidates
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.errors import ConfigError
-from redrafter.kernels.topw.naive import draft_scores
+from redrafter.kernels.beam_topk.naive import draft_scores
 
 V = 5
 TABLE = torch.randn(V, V, generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tables import Before, Q, TableDrafter, V, chi_square, joint, run
 
 from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.core.accept import Accepted
@@ -12,6 +11,7 @@ from redrafter.core.noise import DRAFT, RESIDUAL
 from redrafter.core.rejection import accept_rejection
 from redrafter.core.rules import BeamSearch, RejectionRule, SampledSearch, make_rule
 from redrafter.core.sampling import Sampling, node_scores
+from tests.helpers.tables import Before, Q, TableDrafter, V, chi_square, joint, run
 
 ROWS, TOKENS = 20_000, 4
 SOUND, UNSOUND = 1e-3, 1e-9

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tables import V, chi_square, joint, run
 
 from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.core import verify
@@ -17,6 +16,7 @@ from redrafter.core.verify import rejection_from_logits
 from redrafter.kernels import verify as operators
 from redrafter.kernels.verify import paper
 from redrafter.kernels.verify.naive import NEAR
+from tests.helpers.tables import V, chi_square, joint, run
 
 ROWS, TOKENS = 20_000, 4
 SOUND, UNSOUND = 1e-3, 1e-9

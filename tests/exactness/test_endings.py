@@ -9,7 +9,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.engine.request import Request
 from redrafter.errors import PromptTooLong
 from redrafter.targets import Target, load_target
-from zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
+from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
 SHAPE = Shape(width=3, length=4)
 

@@ -8,7 +8,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.targets import load_target
-from zoo import ARCHITECTURES, PROMPTS, OracleDrafter, make_model, recurrent_drafter
+from tests.helpers.zoo import ARCHITECTURES, PROMPTS, OracleDrafter, make_model, recurrent_drafter
 
 NEW = 20
 SHAPES = [

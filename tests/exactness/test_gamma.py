@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tables import P, V, chi_square, joint, run
 
 import redrafter
 from redrafter import Engine, Gamma, RuleConfig, SamplingParams, Shape
@@ -13,7 +12,8 @@ from redrafter.drafters import ModelDrafter, NoDrafter
 from redrafter.drafters import model as drafters
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
-from zoo import PROMPTS, make_model
+from tests.helpers.tables import P, V, chi_square, joint, run
+from tests.helpers.zoo import PROMPTS, make_model
 
 HOT = {"temperature": 1.0, "seed": 5}
 GAMMAS = [

@@ -11,7 +11,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.targets import load_target
 from redrafter.targets import target as target_module
 from redrafter.targets.selfcheck import check
-from zoo import PROMPTS, OracleDrafter, make_model, recurrent_drafter
+from tests.helpers.zoo import PROMPTS, OracleDrafter, make_model, recurrent_drafter
 
 SHAPE = Shape(width=3, length=4)
 

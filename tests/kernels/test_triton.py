@@ -8,15 +8,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="triton is not installed")
 
 from redrafter.core.tree import ancestors  # noqa: E402
-from redrafter.kernels import narrow  # noqa: E402
-from redrafter.kernels.between import naive as between_naive  # noqa: E402
-from redrafter.kernels.between import triton as between_triton  # noqa: E402
+from redrafter.kernels import drafter_layers as narrow  # noqa: E402
+from redrafter.kernels.beam_topk import naive as topw_naive  # noqa: E402
+from redrafter.kernels.beam_topk import triton as topw_triton  # noqa: E402
 from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
 from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
-from redrafter.kernels.narrow import naive as narrow_naive  # noqa: E402
-from redrafter.kernels.narrow import triton as narrow_triton  # noqa: E402
-from redrafter.kernels.topw import naive as topw_naive  # noqa: E402
-from redrafter.kernels.topw import triton as topw_triton  # noqa: E402
+from redrafter.kernels.drafter_layers import naive as narrow_naive  # noqa: E402
+from redrafter.kernels.drafter_layers import triton as narrow_triton  # noqa: E402
+from redrafter.kernels.norm_gate import naive as between_naive  # noqa: E402
+from redrafter.kernels.norm_gate import triton as between_triton  # noqa: E402
 from redrafter.kernels.tree_attention import naive as attention_naive  # noqa: E402
 from redrafter.kernels.tree_attention import triton as attention_triton  # noqa: E402
 

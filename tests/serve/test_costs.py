@@ -6,7 +6,7 @@ from redrafter.runtime.pool import Pool
 from redrafter.serve import measure as measure_module
 from redrafter.serve.costs import Costs
 from redrafter.targets import Target
-from zoo import make_model, recurrent_drafter
+from tests.helpers.zoo import make_model, recurrent_drafter
 
 BIG, SMALL = Shape(width=4, length=4, nodes=7), Shape(width=1, length=2, nodes=2)
 

@@ -15,9 +15,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
+from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Scheduler
-from redrafter.serve.served import Served
-from serving import NAME, SLOW, make_served, plain, running, wait_until
+from tests.helpers.serving import NAME, SLOW, make_served, plain, running, wait_until
 
 PATH = "/v1/completions"
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from redrafter.serve.served import Served
-from serving import NAME, make_served, plain, running, wait_until
+from redrafter.serve.model import Served
+from tests.helpers.serving import NAME, make_served, plain, running, wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 

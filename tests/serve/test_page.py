@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import browser as chromium
-from redrafter.serve.served import Served
-from serving import make_served, plain, running
+from redrafter.serve.model import Served
+from tests.helpers import browser as chromium
+from tests.helpers.serving import make_served, plain, running
 
 PROGRAM = chromium.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")

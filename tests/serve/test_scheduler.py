@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from letters import END, make_target
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine.processors import PathProcessors
@@ -18,7 +17,8 @@ from redrafter.runtime.pool import Pool
 from redrafter.serve.job import Job, Told
 from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
 from redrafter.targets import Target
-from zoo import VOCAB, recurrent_drafter
+from tests.helpers.letters import END, make_target
+from tests.helpers.zoo import VOCAB, recurrent_drafter
 
 SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3)]
 KINDS: list[dict[str, Any]] = [

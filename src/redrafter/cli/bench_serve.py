@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.bench.load import Client, Figures, Load, Timed, figures, offer, ratio
+from redrafter.bench.load_test import Client, Figures, Load, Timed, figures, offer, ratio
 from redrafter.bench.plot import plot
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions

@@ -14,9 +14,9 @@ from rich.table import Table
 from redrafter.cli.options import add_target, field_help
 from redrafter.questions import read_questions
 from redrafter.targets import Target, load_target
+from redrafter.train.data_folder import Distilled
 from redrafter.train.distill import DistillConfig, distill
-from redrafter.train.folder import Distilled
-from redrafter.train.local import read_documents
+from redrafter.train.local_rollouts import read_documents
 
 EPILOG = """examples:
   redrafter distill --out data

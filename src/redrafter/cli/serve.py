@@ -64,9 +64,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from redrafter.serve.build import Server, build, ladder, make_pool
         from redrafter.serve.costs import Costs
         from redrafter.serve.measure import prepare
+        from redrafter.serve.server import Server, build, ladder, make_pool
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
     if args.rule != "seeded":

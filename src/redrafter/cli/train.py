@@ -15,12 +15,12 @@ from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
 from redrafter.errors import ConfigError
 from redrafter.targets import Target, load_target
-from redrafter.train.begin import check
 from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.dataset import read_texts
 from redrafter.train.journal import read_journal
 from redrafter.train.report import write_report
 from redrafter.train.run import Run, disk_errors
-from redrafter.train.texts import read_texts
+from redrafter.train.setup import check
 from redrafter.train.trainer import Trained, settings, train
 
 EPILOG = """examples:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
-from redrafter.kernels.topw import extend
+from redrafter.kernels.beam_topk import extend
 
 State = TypeVar("State")
 Advance = Callable[[State, Tensor, Tensor], tuple[Tensor | None, State]]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from redrafter.kernels.skinny import naive, ops
+from redrafter.kernels.cpu import naive, ops
 
 
 class KVCache:

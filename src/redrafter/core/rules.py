@@ -11,7 +11,7 @@ from redrafter.config import RuleConfig, Shape
 from redrafter.core import verify
 from redrafter.core.accept import Accepted, accept_seeded, accept_typical
 from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
-from redrafter.core.fixed import FixedTree
+from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rejection import accept_chain, accept_rejection, branching_nodes, sample_tree
 from redrafter.core.sampling import Sampling, floor, node_logits, node_scores, restrict

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from redrafter.config import SamplingParams
-from redrafter.core.batch import per_row
+from redrafter.core.rows import per_row
 from redrafter.core.tree import Tree
 from redrafter.core.verify import on_kernel
 from redrafter.kernels.verify import floors

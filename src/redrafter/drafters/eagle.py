@@ -8,12 +8,12 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import lean
-from redrafter.drafters.bound import output_rows, settled
-from redrafter.drafters.lean import Product
+from redrafter.drafters import int8
+from redrafter.drafters.base import output_rows, settled
+from redrafter.drafters.int8 import Product
 from redrafter.nets.eagle import EagleNet, attend
 from redrafter.targets import Target
 
@@ -61,9 +61,9 @@ class EagleDrafter:
 
     def lean(self) -> "EagleDrafter":
         """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
-        if lean.fits(self.vocabulary):
-            lean.lean_linears(self.net)
-            self.logits = lean.rounded(self.vocabulary)
+        if int8.fits(self.vocabulary):
+            int8.lean_linears(self.net)
+            self.logits = int8.rounded(self.vocabulary)
         return self
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Followed:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.beam import Advance, State, beam_search
-from redrafter.core.fixed import FixedTree
+from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
 from redrafter.drafters.recurrent import Context, RecurrentDrafter
 from redrafter.errors import ConfigError

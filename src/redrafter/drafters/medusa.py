@@ -8,13 +8,13 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
-from redrafter.core.fixed import FixedTree, sparse_tree
+from redrafter.core.fixed_tree import FixedTree, sparse_tree
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import lean
-from redrafter.drafters.bound import output_rows, settled
-from redrafter.drafters.lean import Product
+from redrafter.drafters import int8
+from redrafter.drafters.base import output_rows, settled
+from redrafter.drafters.int8 import Product
 from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 
@@ -49,9 +49,9 @@ class MedusaDrafter:
 
     def lean(self) -> "MedusaDrafter":
         """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
-        if lean.fits(self.vocabulary):
-            lean.lean_linears(self.net)
-            self.logits = lean.rounded(self.vocabulary)
+        if int8.fits(self.vocabulary):
+            int8.lean_linears(self.net)
+            self.logits = int8.rounded(self.vocabulary)
         return self
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # made once, on the host

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from redrafter.config import Gamma, Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree, within
 from redrafter.errors import DrafterMismatch

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import checkpoint, lean
-from redrafter.drafters.bound import output_rows, settled
-from redrafter.drafters.lean import Product
+from redrafter.drafters import checkpoint, int8
+from redrafter.drafters.base import output_rows, settled
+from redrafter.drafters.int8 import Product
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.kernels.narrow import cell, narrow, trial
+from redrafter.kernels.drafter_layers import cell, narrow, trial
 from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Described
 
@@ -63,9 +63,9 @@ class RecurrentDrafter:
 
     def lean(self) -> "RecurrentDrafter":
         """On a CPU in fp32: products of int8 weights. For networks that we read ourselves."""
-        if lean.fits(self.vocabulary):
-            lean.lean(self.net)
-            product = lean.rounded(self.vocabulary)
+        if int8.fits(self.vocabulary):
+            int8.lean(self.net)
+            product = int8.rounded(self.vocabulary)
             self.logits = lambda x: product(self.net.project(x))
         return self
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.kernels.narrow import narrow, read
+from redrafter.kernels.drafter_layers import narrow, read
 
 
 class Memory(nn.Module):

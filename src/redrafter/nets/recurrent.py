@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redrafter.config import RecurrentConfig
-from redrafter.kernels.narrow import block, cell, joint, narrow
+from redrafter.kernels.drafter_layers import block, cell, joint, narrow
 from redrafter.nets.memory import Memory
 
 

@@ -16,7 +16,7 @@ from redrafter.core.noise import SEEDED, as_int64, gumbel
 from redrafter.core.tree import root_tree
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
-from redrafter.targets.grouped import grouped
+from redrafter.targets.cuda.grouped_attention import grouped
 
 log = logging.getLogger(__name__)
 

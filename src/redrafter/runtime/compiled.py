@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from redrafter.core.batch import keep_rows
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
@@ -20,8 +20,8 @@ from redrafter.runtime.arena import Arena
 from redrafter.runtime.eager import EagerRun, Gain, Start
 from redrafter.runtime.program import NotRecordable, Program
 from redrafter.targets import Target
+from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import check_tree_kernel
-from redrafter.targets.tree import TreeTarget
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from redrafter.core.accept import Accepted
-from redrafter.core.batch import keep_rows
 from redrafter.core.cache import KVCache
 from redrafter.core.noise import as_int64
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Rule, Search
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, settle, step

@@ -29,7 +29,7 @@ from redrafter.runtime.recorder import BUCKETS, Recorder, columns
 from redrafter.runtime.row import Row, Written, common, each_its_own, logprobs_of
 from redrafter.runtime.table import Table, Watched, store, told_step
 from redrafter.targets import Target
-from redrafter.targets.tree import TreeTarget
+from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
 

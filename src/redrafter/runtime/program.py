@@ -23,8 +23,8 @@ from redrafter.runtime.eager import Gain
 from redrafter.runtime.graph import recorded
 from redrafter.runtime.reader import Reader
 from redrafter.targets import Target
-from redrafter.targets.regions import TOGETHER
-from redrafter.targets.tree import TreeTarget
+from redrafter.targets.cuda.layer_compile import TOGETHER
+from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
 

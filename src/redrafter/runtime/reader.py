@@ -8,7 +8,7 @@ from torch import Tensor
 
 from redrafter.core.cache import KVCache
 from redrafter.runtime.graph import recorded
-from redrafter.targets.tree import TreeTarget
+from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from redrafter.config import SamplingParams
-from redrafter.core.batch import keep_rows
+from redrafter.core.rows import keep_rows
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
 from redrafter.runtime.eager import Start

@@ -13,13 +13,13 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from redrafter.serve.answers import Answer
 from redrafter.serve.config import GuardConfig
-from redrafter.serve.failures import content, described, failure, first_problem, parameter
-from redrafter.serve.guard import Guard
+from redrafter.serve.errors import content, described, failure, first_problem, parameter
 from redrafter.serve.job import Job, Told
+from redrafter.serve.middleware import Guard
+from redrafter.serve.model import Served
+from redrafter.serve.responses import Answer
 from redrafter.serve.schema import ChatAsked, CompletionAsked, Failed
-from redrafter.serve.served import Served
 from redrafter.version import __version__
 
 PAGE = "page.html"

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
+from redrafter.targets.cpu.passes import lean
 from redrafter.targets.default import NAME, default_model
-from redrafter.targets.lean import lean
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree, pack_beam
 from redrafter.errors import UnsupportedTarget
+from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.target import Target
-from redrafter.targets.tree import TreeTarget
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from redrafter.core.cache import KVCache
 from redrafter.errors import ConfigError, UnsupportedTarget
-from redrafter.kernels.skinny import ops
-from redrafter.targets.forwards import linear
+from redrafter.kernels.cpu import ops
+from redrafter.targets.cpu.modules import linear
+from redrafter.targets.hf_cache import WornCache
 from redrafter.targets.target import Target
-from redrafter.targets.worn import WornCache
 
 
 class Heard(KVCache):

@@ -13,7 +13,7 @@ from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
-from redrafter.targets.worn import WornCache
+from redrafter.targets.hf_cache import WornCache
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass: bounds the mask and the activations of a long prompt."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redrafter.train.texts import Texts
+from redrafter.train.dataset import Texts
 
 POOL = 64
 """Updates whose texts are sorted by length together, so that texts of a batch are about equally long."""

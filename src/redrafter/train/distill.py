@@ -19,10 +19,10 @@ from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
-from redrafter.train.folder import Begun, Distilled, Folder, check_disk, digest, settled
-from redrafter.train.local import roll_out_rows
-from redrafter.train.selfprompt import Piece, SelfPrompts, has_template, mark
-from redrafter.train.texts import Texts
+from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
+from redrafter.train.dataset import Texts
+from redrafter.train.local_rollouts import roll_out_rows
+from redrafter.train.self_prompts import Piece, SelfPrompts, has_template, mark
 
 Progress = Callable[[int, int], None]
 """Told of (rows finished, tokens written), each since it was last told."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.drafters.bound import output_rows
+from redrafter.drafters.base import output_rows
 from redrafter.drafters.checkpoint import Net
 from redrafter.nets.eagle import EagleNet
 from redrafter.nets.medusa import RANKS, MedusaNet

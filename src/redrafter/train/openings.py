@@ -7,8 +7,8 @@ from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
-from redrafter.train.selfprompt import SelfPrompts, has_template
-from redrafter.train.texts import Texts
+from redrafter.train.dataset import Texts
+from redrafter.train.self_prompts import SelfPrompts, has_template
 
 PROMPTS = (
     "Explain to a child why the sky is blue.",

@@ -16,7 +16,7 @@ from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
 from redrafter.targets import Target
-from redrafter.train.texts import Texts
+from redrafter.train.dataset import Texts
 
 ROWS, CPU_ROWS = 128, 16
 """Texts walked at once: a CPU gains nothing from more, and pays for every place that only fills up."""

@@ -17,8 +17,8 @@ from redrafter.errors import ConfigError
 from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.speech import SpeechTarget
 from redrafter.train.batches import Batch, make_batch
+from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
-from redrafter.train.texts import Texts
 
 CHOICES = 16
 """How many of the target's most probable tokens are learned at each position."""

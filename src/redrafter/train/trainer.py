@@ -20,16 +20,16 @@ from redrafter.errors import ConfigError
 from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 from redrafter.train.batches import Batch, all_groups, make_batch, micro_batches, sum_positions
-from redrafter.train.begin import check, make_net, split
 from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.dataset import Texts
+from redrafter.train.hidden_states import StateSource
 from redrafter.train.journal import Journal, Record
 from redrafter.train.lesson import rank_accuracies
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
+from redrafter.train.setup import check, make_net, split
 from redrafter.train.simulate import Walked, simulate
-from redrafter.train.states import StateSource
 from redrafter.train.teacher import Teacher
-from redrafter.train.texts import Texts
 
 SHOW_EVERY = 20
 """Updates between two looks at the loss: each look waits for the GPU."""

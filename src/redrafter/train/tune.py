@@ -17,9 +17,9 @@ from redrafter.engine.profile import Choice, Drafted, Guessed, Profile, Stepped,
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
 from redrafter.train.cost import Effort, Filler, time_steps
+from redrafter.train.dataset import Texts
 from redrafter.train.openings import own_texts
 from redrafter.train.simulate import Walked, read_along
-from redrafter.train.texts import Texts
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how much of it is, and how much there is."""

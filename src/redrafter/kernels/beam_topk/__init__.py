@@ -1,0 +1,34 @@
+"""The W best continuations of all beams of a row."""
+
+import torch
+from torch import Tensor
+
+from redrafter.kernels import runs_triton
+from redrafter.kernels.beam_topk import naive
+
+
+def extend(
+    logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See naive.py."""
+    if runs_triton(logits.device) and noise.dtype == torch.float32:
+        found: tuple[Tensor, Tensor, Tensor] = _extend(logits, total, temperature, noise, token_ids, width)
+        return found
+    return naive.extend(logits, total, temperature, noise, token_ids, width)
+
+
+@torch.library.custom_op("redrafter::extend", mutates_args=())
+def _extend(
+    logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    from redrafter.kernels.beam_topk import triton
+
+    return triton.extend(logits.contiguous(), total, temperature, noise, token_ids, width)
+
+
+@_extend.register_fake
+def _(
+    logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    best = total.new_empty(total.shape[0], width)
+    return best, best.new_empty(best.shape, dtype=torch.long), best.new_empty(best.shape, dtype=torch.long)

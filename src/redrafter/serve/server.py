@@ -1,0 +1,92 @@
+"""From an engine to something that can be served; and the server itself, which ends without losing an answer."""
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from redrafter.config import Shape
+from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.engine import Engine
+from redrafter.runtime.pool import Pool
+from redrafter.serve.api import make_app
+from redrafter.serve.config import GuardConfig, ServeConfig
+from redrafter.serve.costs import Costs
+from redrafter.serve.model import Served, processor_of
+from redrafter.serve.scheduler import Limits, Scheduler
+
+GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
+CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
+NGRAM_LADDER = ("1x7:7", "1x4:4", "1x2:2")
+
+
+def ladder(engine: Engine) -> list[Shape]:
+    """Shapes to choose among, the largest first."""
+    if isinstance(engine.drafter, NoDrafter):
+        return []
+    on_gpu = engine.target.device.type == "cuda"
+    names = NGRAM_LADDER if isinstance(engine.drafter, NgramDrafter) else GPU_LADDER if on_gpu else CPU_LADDER
+    return [Shape.of(name) for name in names]
+
+
+def make_pool(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Pool:
+    on_gpu = engine.target.device.type == "cuda"
+    return Pool(
+        engine.target,
+        engine.drafter,
+        rows=config.rows or (32 if on_gpu else 8),
+        context=config.context or (4096 if on_gpu else 2048),
+        kept=config.kept,
+        shapes=shapes,
+        endings=len(engine.eos_tokens()),
+        runtime=engine.runtime,
+    )
+
+
+def build(engine: Engine, pool: Pool, costs: Costs, config: ServeConfig) -> Served:
+    chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
+    scheduler = Scheduler(pool, costs, Limits(queue=config.queue, chunk=chunk), processor_of)
+    return Served(engine, scheduler, config.name or Path(engine.target.name).name, config.prompt_limit)
+
+
+class Server(uvicorn.Server):
+    """Told to end, it takes no new requests; what runs has `grace` seconds to finish and is then failed with a word."""
+
+    def __init__(
+        self,
+        served: Served,
+        guard: GuardConfig,
+        host: str,
+        port: int,
+        grace: float = 30.0,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        self.served, self.grace, self.ready = served, grace, ready
+        super().__init__(
+            uvicorn.Config(
+                make_app(served, guard),
+                host=host,
+                port=port,
+                log_level="warning",
+                timeout_graceful_shutdown=int(grace) + 5,
+                limit_concurrency=4 * (served.scheduler.pool.rows + served.scheduler.limits.queue) + 64,
+                timeout_keep_alive=30,
+                h11_max_incomplete_event_size=64 * 1024,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """`ready` is called once requests are answered."""
+        await super().startup(sockets=sockets)
+        if self.ready is not None and self.started:
+            self.ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        scheduler = self.served.scheduler
+        if not scheduler.draining:
+            scheduler.draining = True
+            threading.Thread(target=scheduler.stop, args=(self.grace,), daemon=True).start()
+        super().handle_exit(sig, frame)

@@ -1,0 +1,1 @@
+"""Faster passes of known models on a CPU."""

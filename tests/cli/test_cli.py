@@ -1,0 +1,266 @@
+"""The command line: what it prints, and one clear line with exit code 2 for bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from redrafter import Engine
+from redrafter.cli import options
+from redrafter.cli.main import VERBS, main
+from redrafter.config import SamplingParams
+from redrafter.targets import default, load_target
+from tests.helpers.zoo import make_model, recurrent_drafter
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A tiny model on disk, with the default's tokenizer, which is larger than its vocabulary."""
+    folder = tmp_path_factory.mktemp("model")
+    make_model(dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+LOADED = {}
+
+
+@pytest.fixture(autouse=True)
+def _loaded_once(monkeypatch):
+    """The default model, for all commands that run in this process; those that must not find it have other caches."""
+
+    def load(model=None, **given):
+        key = default.cache_folder(), repr(given)
+        if model is not None:
+            return load_target(model, **given)
+        if key not in LOADED:
+            LOADED[key] = load_target(**given)
+        return LOADED[key]
+
+    monkeypatch.setattr("redrafter.engine.engine.load_target", load)
+
+
+@pytest.fixture
+def drafter_folder(tmp_path):
+    target = load_target(make_model(dtype=torch.float32))
+    recurrent_drafter(target).save(tmp_path / "drafter", target)
+    return tmp_path / "drafter"
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = main(list(argv))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def bad(capsys, *argv: str) -> str:
+    """The one line of an error."""
+    code, _, err = run(capsys, *argv)
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert code == 2
+    assert len(lines) == 1, err
+    assert lines[0].startswith("redrafter: ")
+    return lines[0]
+
+
+def test_missing_model(capsys, tmp_path, monkeypatch):
+    assert "no model folder" in bad(capsys, "generate", "--model", str(tmp_path / "none"), "hi")
+    assert "no config.json" in bad(capsys, "generate", "--model", str(tmp_path), "hi")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "no model 'nobody/nothing'" in bad(capsys, "generate", "--model", "nobody/nothing", "hi")
+
+
+def test_corrupt_model(capsys, tmp_path, model_folder):
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((model_folder / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((model_folder / "model.safetensors").read_bytes()[:500])
+    assert "cannot load the weights" in bad(capsys, "generate", "--model", str(tmp_path), "hi")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--width", "0"], "beam width must be at least 1, got 0"),
+        (["--length", "0"], "beam length must be at least 1"),
+        (["--nodes", "0"], "node budget must be at least 1"),
+        (["--dtype", "float7"], "unknown dtype 'float7'"),
+        (["--gamma", "often"], "gamma must be one of constant, heuristic, confidence"),
+        (["--gamma", "confidence:much"], "gamma's constant must be a number"),
+        (["--gamma", "confidence:1.5"], "gamma's threshold must be in [0, 1]"),
+        (["--gamma", "heuristic", "--drafter", "ngram"], "gamma is for a drafter that is a causal LM"),
+        (["--rule", "wishful"], "rule must be one of"),
+        (["--rule", "rejection", "--branching", "2,x"], "--branching takes whole numbers"),
+        (["--branching", "2"], "branching belongs to the rejection rule"),
+        (["--drafter", "./nowhere"], "no drafter './nowhere'"),
+    ],
+)
+def test_bad_options_before_anything_is_loaded_for_long(capsys, monkeypatch, model_folder, arguments, says):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert says in bad(capsys, "generate", "--model", str(model_folder), *arguments, "hi")
+
+
+def test_bad_options_with_the_default(capsys):
+    assert "temperature must be 0 or more, got -1.0" in bad(capsys, "generate", "--temperature", "-1", "hi")
+    assert "max_new_tokens" in bad(capsys, "generate", "--max-new-tokens", "0", "hi")
+    assert "prompt is empty" in bad(capsys, "generate", "  ")
+    too_long = "word " * 9000
+    line = bad(capsys, "generate", "--raw", too_long)
+    assert "a context of 8192" in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("verb", ["generate", "compare"])
+def test_sampling_is_refused_before_a_model_is_loaded(capsys, monkeypatch, verb):
+    monkeypatch.setattr(f"redrafter.cli.{verb}.load_engine", lambda args: pytest.fail("loaded for nothing"))
+    assert "temperature must be 0 or more, got -1.0" in bad(capsys, verb, "--temperature", "-1", "hi")
+
+
+def test_wrong_drafter(capsys, drafter_folder):
+    line = bad(capsys, "generate", "--drafter", str(drafter_folder), "hi")
+    assert "the drafter expects a vocabulary of 40, but the target SmolLM2-135M-Instruct has 49152" in line
+    weights = drafter_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "cannot read" in bad(capsys, "generate", "--drafter", str(drafter_folder), "hi")
+
+
+def test_unreadable_cache_folder(capsys, monkeypatch):
+    monkeypatch.setenv("REDRAFTER_CACHE", "/proc/redrafter")
+    assert "cannot use the cache folder /proc/redrafter" in bad(capsys, "generate", "hi")
+
+
+def test_no_disk_space_while_converting(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(default.shutil, "disk_usage", lambda p: type("Usage", (), {"free": 5})())
+    assert f"no space left in {tmp_path}" in bad(capsys, "generate", "hi")
+
+
+def test_generate_prints_the_text_and_its_figures(capsys):
+    code, out, err = run(capsys, "generate", "--max-new-tokens", "6", "What is the capital of France?")
+    assert code == 0
+    assert "Paris" in out
+    assert "tokens/step" in err
+
+
+def test_a_pipe_gets_the_models_text_as_it_is(capsys, monkeypatch):
+    from redrafter.engine.request import Part, Stats
+
+    text = "a\tb [bold]c[/bold]\r\n[/i]"
+    part = Part(0, text, [1], 0, Stats(rule="seeded", lossless=True), "stop")
+    monkeypatch.setattr(Engine, "stream", lambda self, *a, **k: iter([part]))
+    _, out, _ = run(capsys, "generate", "hi")
+    assert out == text + "\n"
+
+
+def test_compare_prints_brackets_in_prompts(capsys):
+    code, out, _ = run(capsys, "compare", "--max-new-tokens", "4", "why does a[/i] fail, and x[i] not?")
+    assert code == 0
+    assert "why does a[/i] fail, and x[i] not?" in out
+
+
+def test_no_such_device(capsys):
+    assert "no device 'banana' here" in bad(capsys, "generate", "--device", "banana", "hi")
+
+
+def test_generate_reads_standard_input(capsys, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?"))
+    code, out, err = run(capsys, "generate", "--quiet", "--max-new-tokens", "6", "-")
+    assert code == 0
+    assert "Paris" in out
+    assert err == ""
+
+
+def test_compare_saves_what_it_measured_and_overwrites_nothing(capsys, tmp_path):
+    file = tmp_path / "out.json"
+    prompt = "Say: one two three one two three one two three"
+    code, out, _ = run(capsys, "compare", "--max-new-tokens", "12", "--save", str(file), prompt)
+    assert code == 0
+    assert "texts equal" in out
+    result = json.loads(file.read_text())
+    assert set(result) == {"command", "commit", "versions", "hardware", "date", "headline", "rows"}
+    assert set(result["headline"]) == {"tokens_per_step", "speedup", "equal", "ties"}
+    assert result["headline"]["equal"] == 1.0
+    [row] = result["rows"]
+    assert row["tokens_per_step"] == pytest.approx((row["tokens"] - 1) / row["steps"])
+    assert result["headline"]["speedup"] == pytest.approx(row["plain_seconds"] / row["speculative_seconds"])
+    before = file.read_text()
+    assert "exists; choose another name" in bad(capsys, "compare", "--save", str(file), prompt)
+    assert file.read_text() == before
+    assert "does not exist" in bad(capsys, "compare", "--save", str(tmp_path / "no" / "out.json"), prompt)
+
+
+def test_chat_remembers_and_ends_with_an_empty_line(capsys, monkeypatch):
+    turns = iter(["My name is Ada.", "What is my name?", ""])
+    monkeypatch.setattr("builtins.input", lambda *a: next(turns))
+    heard = []
+    encode = Engine.encode
+    monkeypatch.setattr(Engine, "encode", lambda self, said: (heard.append(list(said)), encode(self, said))[1])
+    code, out, _ = run(capsys, "chat", "--max-new-tokens", "8", "--system", "Be brief.")
+    assert code == 0
+    assert out.count("tokens/step") == 2
+    assert [m["role"] for m in heard[1]] == ["system", "user", "assistant", "user"]
+    assert heard[1][:2] == heard[0]
+    assert heard[1][2]["content"] in out.replace("\n", " ")
+
+
+def test_doctor(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    for word in ("torch", "transformers", "SmolLM2-135M-Instruct", "cache folder", "rule seeded"):
+        assert word in out
+
+
+def test_bytes_that_are_no_text(capsys, monkeypatch):
+    import io
+
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe bad"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert "not UTF-8" in bad(capsys, "generate", "-")
+
+
+def test_interrupt_while_importing_is_one_line_too(capsys, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redrafter.cli.main.import_module", interrupted)
+    code, _, err = run(capsys, "generate", "hi")
+    assert code == 130
+    assert err.strip() == "redrafter: interrupted"
+
+
+def test_interrupt_is_one_line(capsys, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redrafter.cli.generate.run", interrupted)
+    code, _, err = run(capsys, "generate", "hi")
+    assert code == 130
+    assert err.strip() == "redrafter: interrupted"
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_teaches(capsys, verb):
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"] if verb else ["--help"])
+    assert ended.value.code == 0
+    assert "usage: redrafter" in capsys.readouterr().out
+
+
+def test_help_texts_are_the_fields_docstrings():
+    texts = options.field_help(SamplingParams)
+    assert texts["temperature"].startswith("0 is greedy")
+    assert set(texts) == set(SamplingParams.__dataclass_fields__)
+
+
+def test_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "redrafter.cli.main", "generate", "--model", "/none/such", "hi"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "redrafter: no model folder /none/such\n"
+    assert done.stdout == ""

@@ -1,0 +1,153 @@
+"""`redrafter serve` as a user starts and ends it."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from redrafter import Engine, Shape
+from redrafter.cli import serve as verb
+from redrafter.cli.main import main
+from redrafter.engine import profile as profiles
+from redrafter.serve.config import ServeConfig
+from redrafter.serve.costs import Costs
+from redrafter.serve.server import CPU_LADDER, ladder, make_pool
+from tests.helpers.letters import make_target
+from tests.helpers.zoo import recurrent_drafter
+
+
+def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
+    target = make_target()
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    options = [
+        "--drafter",
+        "ngram",
+        "--width",
+        "1",
+        "--length",
+        "3",
+        "--dtype",
+        "fp64",
+        "--rows",
+        "2",
+        "--context",
+        "90",
+    ]
+    command = [sys.executable, "-u", "-m", "redrafter.cli.main", "serve", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--model", str(tmp_path / "toy"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            found = next(m for line in server.stdout if (m := re.search(r"page (http://127.0.0.1:\d+)/", line)))
+            body = {"model": "toy", "prompt": "hello", "max_tokens": 9, "temperature": 0}
+            asked = urllib.request.Request(
+                f"{found[1]}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                done = json.loads(answer.read())
+            assert (
+                done["choices"][0]["text"]
+                == Engine(target, recurrent_drafter(target)).plain().generate("hello", max_new_tokens=9).text
+            )
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+        assert server.stderr is not None
+        assert "Traceback" not in server.stderr.read()
+    assert server.returncode in (0, 130)
+
+
+def test_what_cannot_be_served_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for options, what in (
+            (["--rule", "typical"], "the rule 'seeded'"),
+            (["--port", port], f"cannot listen on 127.0.0.1:{port}"),
+            (["--rows", "0"], "rows must be at least 1"),
+            (["--api-key", ""], "the API key is empty"),
+        ):
+            assert main(["serve", *options]) == 2
+            assert what in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "redrafter.serve.server", raising=False)
+    assert main(["serve", "--rows", "2"]) == 2
+    assert "uvicorn is missing: pip install 'redrafter[serve]'" in capsys.readouterr().err
+
+
+def test_too_many_rows_are_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    target = make_target()
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    monkeypatch.setattr("redrafter.serve.server.make_pool", full)
+    assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("use fewer --rows or a smaller --context")
+    assert "Traceback" not in said
+
+
+def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "folder", lambda: tmp_path)
+    target = make_target()
+    engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
+    monkeypatch.setattr(verb, "TEXTS", 3)
+    monkeypatch.setattr(verb, "LENGTH", 12)
+    shapes = ladder(engine)
+    assert len(shapes) == len(CPU_LADDER)
+    pool = make_pool(engine, ServeConfig(rows=3, context=90), shapes)
+    console = Console(quiet=True)
+    first = verb.profile_for(engine, pool, shapes, "once", console)
+    assert pool.free == 3
+    assert {s.batch for s in first.stepped} == {1, 2, 3} == {c.batch for c in first.choices}
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    monkeypatch.setattr(verb, "measured", lambda *_: pytest.fail("measured again"))
+    assert verb.profile_for(engine, pool, shapes, "once", console) == first
+    costs = Costs(first)
+    assert all(costs.choose(rows) in (*shapes, None) for rows in range(1, 9))
+    other = make_pool(engine, ServeConfig(rows=2, context=90), shapes)
+    with pytest.raises(verb.ConfigError, match="nothing was measured"):
+        verb.profile_for(engine, other, shapes, "never", console)
+
+
+def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = make_target()
+    engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
+    pool = make_pool(engine, ServeConfig(rows=1, context=90), ladder(engine))
+
+    def tuned(nodes: int) -> profiles.Profile:
+        shape = Shape(width=2, length=4, nodes=nodes)
+        steps = (profiles.Stepped(batch=1, shape=shape, ms=1.0), profiles.Stepped(batch=1, shape=None, ms=1.0))
+        choices = (profiles.Choice(batch=1, shape=None),)
+        return profiles.Profile(key={}, name="x", temperature=0.0, stepped=steps, choices=choices)
+
+    console = Console(quiet=True)
+    monkeypatch.setattr(verb, "read", lambda *_: None)
+    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack - 1))
+    assert verb.profile_for(engine, pool, [], "never", console).name == "x"
+    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack))
+    with pytest.raises(verb.ConfigError, match="nothing was measured"):
+        verb.profile_for(engine, pool, [], "never", console)

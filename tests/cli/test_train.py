@@ -1,0 +1,126 @@
+"""`redrafter train` as a user meets it: one command, killed at any moment, on two processes, with bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from redrafter.cli.main import main
+from redrafter.targets import load_target
+from tests.helpers.letters import END, tokenizer
+from tests.helpers.zoo import make_model
+
+SMALL = [
+    "--texts", "24", "--max-new-tokens", "16", "--prompt-tokens", "64", "--shard", "12", "--updates", "12",
+    "--positions", "96", "--together", "2", "--depth", "3", "--held-out", "4", "--checkpoint-every", "2",
+    "--evaluate-every", "4", "--chunk", "64", "--state-size", "32", "--draft-vocab", "0", "--memory-heads", "2",
+    "--memory-size", "8", "--shape", "4x3:7", "--device", "cpu",
+]  # fmt: skip
+LAST = "checkpoints/update-00000012/state.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_model("llama", torch.float32, eos_token_id=END).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", "--out", str(out), "--model", model, *SMALL]) == 0
+    return out
+
+
+def command(model: str, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "redrafter.cli.main", "train", "--out", str(out), "--model", model, *SMALL, *more]
+
+
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_one_command_from_nothing_to_a_drafter(whole: Path, model: str, capsys) -> None:
+    assert {p.name for p in whole.iterdir()} >= {
+        "data", "config.json", "model.safetensors", "journal.jsonl", "report.html", "run.json", "checkpoints",
+    }  # fmt: skip
+    assert json.loads((whole / "data" / "manifest.json").read_text())["complete"]
+    journal = [json.loads(line) for line in (whole / "journal.jsonl").read_text().splitlines()]
+    assert [r["update"] for r in journal if "held_out" in r] == [4, 8, 12]
+    assert len(list((whole / "checkpoints").iterdir())) == 2
+    assert main(["generate", "--model", model, "--drafter", str(whole), "--max-new-tokens", "8", "hello"]) == 0
+    assert main(["train", "--out", str(whole), "--model", model, *SMALL]) == 0  # nothing is left to do
+    assert "tokens/step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("when", ["data/texts-00000.safetensors", "checkpoints/update-00000004"])
+@pytest.mark.slow
+def test_killed_at_any_moment(whole: Path, model: str, tmp_path: Path, when: str) -> None:
+    """SIGKILL while data is made, and between two checkpoints: the same command ends in the same bytes."""
+    out = tmp_path / "killed"
+    process = subprocess.Popen(command(model, out), env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (out / when).exists():
+        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (out / LAST).exists(), "killed too late to mean anything"
+    assert main(["train", "--out", str(out), "--model", model, *SMALL]) == 0
+    assert (out / LAST).read_bytes() == (whole / LAST).read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    for shard in (whole / "data").glob("texts-*"):
+        assert (out / "data" / shard.name).read_bytes() == shard.read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes(whole: Path, model: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    """Twice the positions per update; both see all updates, one writes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    rest = command(model, tmp_path / "two", "--data", str(whole / "data"))[2:]
+    done = subprocess.run([*launch, "-m", *rest], env=ENV, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("report.html") == 1
+    one = ["train", "--out", str(tmp_path / "one"), "--model", model, *SMALL, "--data", str(whole / "data")]
+    assert main([*one, "--positions", "192"]) == 0  # the same rows per update
+    a, b, other = (load_file(p / LAST) for p in (tmp_path / "two", tmp_path / "one", whole))
+    gaps = [max(float((a[k] - x[k]).abs().mean()) for k in a if k.startswith("net.")) for x in (b, other)]
+    assert gaps[0] < 1e-6, gaps
+    assert gaps[1] > 1e-4, gaps
+    capsys.readouterr()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = one_line(capsys, "--out", str(tmp_path / "no"), "--model", model, *SMALL)
+    assert "several processes train on data that is there" in line
+
+
+def one_line(capsys, *arguments: str) -> str:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0, error
+    return error
+
+
+def test_bad_input_is_one_line(whole: Path, model: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    out = ["--out", str(tmp_path / "out"), "--model", model, *SMALL]
+    assert "holds no questions" in one_line(capsys, *out, "--prompts", str(tmp_path / "empty.jsonl"))
+    (tmp_path / "nothing").mkdir()
+    assert "manifest" in one_line(capsys, *out, "--data", str(tmp_path / "nothing"))
+    other = tmp_path / "other"
+    make_model("llama", torch.float32, eos_token_id=END).save_pretrained(other)
+    tokenizer("zyxwvutsrqponmlkjihgfedcbaABCDEFGHIJK").save_pretrained(other)
+    mismatch = ["--out", str(tmp_path / "o2"), "--model", str(other), *SMALL, "--data", str(whole / "data")]
+    assert "tokenizer" in one_line(capsys, *mismatch)
+    assert "was begun with train's lr" in one_line(capsys, "--out", str(whole), "--model", model, *SMALL, "--lr", "1")
+    assert "leave the drafter's own options out" in one_line(capsys, *out, "--init-from", str(whole))
+    assert "nan" not in (whole / "journal.jsonl").read_text().lower()
+    assert load_target(model).vocab_size == END + 1

@@ -1,0 +1,189 @@
+"""transformers' own generate, with our decoding method."""
+
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.logits_process import (
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TypicalLogitsWarper,
+)
+
+from redrafter import Shape, custom_generate
+from redrafter.config import SamplingParams
+from redrafter.engine.transformers import WARPERS, translate
+from redrafter.errors import ConfigError
+from redrafter.targets import load_target
+from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
+
+NEW = 15
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def ours(model):
+    target = load_target(model)
+    return {
+        "custom_generate": custom_generate,
+        "drafter": recurrent_drafter(target),
+        "shape": Shape(width=3, length=3),
+    }
+
+
+def padded():
+    """Left-padded as transformers wants it; the pad id 0 is also a real token of the last prompt."""
+    width = max(len(p) for p in PROMPTS)
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
+    return {"inputs": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"sequence_bias": [[[3], 2.0], [[1], -3.0]], "repetition_penalty": 1.5},
+        {"bad_words_ids": [[3], [7, 1]]},
+        {"max_length": 20},
+    ],
+    ids=str,
+)
+def test_greedy_is_theirs(model, ours, options):
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW} | options
+    if "max_length" in options:
+        del options["max_new_tokens"]
+    assert torch.equal(model.generate(**padded(), **options, **ours), model.generate(**padded(), **options))
+
+
+def test_eos_and_padding_are_theirs(model, ours):
+    free = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    eos = int(free[0, padded()["inputs"].shape[1] + 6])
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": eos}
+    expected = model.generate(**padded(), **options)
+    assert not torch.equal(expected, free)
+    assert torch.equal(model.generate(**padded(), **options, **ours), expected)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"min_new_tokens": 9},
+        {"min_length": 20},
+        {"forced_eos_token_id": 1},
+        {"exponential_decay_length_penalty": (4, 1.4)},
+    ],
+    ids=str,
+)
+def test_lengths_are_counted_in_padded_width_as_theirs(model, ours, lengths):
+    free = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    eos = int(free[0, padded()["inputs"].shape[1] + 3])
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": eos}
+    expected = model.generate(**padded(), **options, **lengths)
+    assert not torch.equal(expected, model.generate(**padded(), **options)), "the option must matter"
+    assert torch.equal(model.generate(**padded(), **options, **lengths, **ours), expected)
+
+
+def test_a_criterion_on_the_width_is_theirs(model, ours):
+    class Width(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 20)
+
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "stopping_criteria": [Width()]}
+    expected = model.generate(**padded(), **options)
+    assert expected.shape[1] == 20
+    assert torch.equal(model.generate(**padded(), **options, **ours), expected)
+
+
+def test_translation_keeps_their_order():
+    t, k, p, m = (w(x) for w, x in zip(WARPERS, (0.7, 5, 0.9, 0.1), strict=True))
+    penalty, bias = RepetitionPenaltyLogitsProcessor(1.2), SequenceBiasLogitsProcessor([[[1], 2.0]])
+    typical = TypicalLogitsWarper(0.5)
+    assert translate([penalty, bias, t, k, p, m], True) == (
+        SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2),
+        [bias],
+    )
+    assert translate([t, p], True) == (SamplingParams(temperature=0.7, top_p=0.9), [])
+    assert translate([bias, penalty, t], True) == (SamplingParams(temperature=0.7), [bias, penalty])
+    hot = SamplingParams(temperature=1.0)
+    assert translate([t, typical], True) == (hot, [t, typical]), "theirs comes after temperature"
+    assert translate([p, k], True) == (hot, [p, k]), "not their order"
+    assert translate([t, t], True) == (hot, [t, t]), "twice"
+    assert translate([t], False) == (SamplingParams(), [t]), "greedy stays greedy"
+    assert translate([penalty], False, padded=True) == (SamplingParams(), [penalty]), "theirs counts the pads"
+
+
+def test_training_mode_is_given_back(model, ours):
+    model.train()
+    try:
+        model.generate(**padded(), do_sample=False, max_new_tokens=3, pad_token_id=0, **ours)
+        assert model.training
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"num_beams": 2}, "num_beams=2"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(model, ours, options, word):
+    with pytest.raises(ConfigError, match=word):
+        model.generate(**padded(), do_sample=False, max_new_tokens=4, pad_token_id=0, **options, **ours)
+
+
+def test_embeddings_are_refused(model, ours):
+    embeds = model.get_input_embeddings()(torch.tensor([PROMPTS[0]]))
+    with pytest.raises(ConfigError, match="inputs_embeds"):
+        model.generate(inputs_embeds=embeds, do_sample=False, max_new_tokens=4, pad_token_id=0, **ours)
+
+
+def test_their_processor_and_criteria(model, ours):
+    class Stop(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] == 11
+
+    options = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "pad_token_id": 0,
+        "logits_processor": [NoRepeatNGramLogitsProcessor(2)],
+        "stopping_criteria": StoppingCriteriaList([Stop()]),
+    }
+    assert torch.equal(model.generate(**padded(), **options, **ours), model.generate(**padded(), **options))
+
+
+def test_sampling_repeats_with_torchs_seed_and_equals_plain(model, ours):
+    options = {
+        "do_sample": True,
+        "temperature": 0.9,
+        "top_k": 20,
+        "top_p": 0.9,
+        "max_new_tokens": NEW,
+        "pad_token_id": 0,
+    }
+
+    def run(drafter):
+        torch.manual_seed(5)
+        return model.generate(**padded(), **options, **(ours | {"drafter": drafter}))
+
+    first = run(ours["drafter"])
+    assert torch.equal(run(ours["drafter"]), first)
+    assert torch.equal(run(None), first)
+    assert not torch.equal(model.generate(**padded(), **options, **ours), first), "another seed, another text"
+
+
+def test_num_return_sequences_and_dict(model, ours):
+    options = {"do_sample": True, "max_new_tokens": NEW, "num_return_sequences": 3, "return_dict_in_generate": True}
+    out = model.generate(torch.tensor([PROMPTS[0]]), pad_token_id=0, **options, **ours).sequences
+    assert out.shape[0] == 3
+    assert len({tuple(r) for r in out.tolist()}) == 3

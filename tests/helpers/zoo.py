@@ -1,0 +1,180 @@
+"""Small random models of many architectures, and drafters whose skill is known."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+from redrafter import Shape
+from redrafter.config import EagleConfig, MedusaConfig, RecurrentConfig
+from redrafter.core.accept import Accepted
+from redrafter.core.rows import keep_rows
+from redrafter.core.rules import Search
+from redrafter.core.tree import Tree
+from redrafter.drafters import EagleDrafter, MedusaDrafter, RecurrentDrafter
+from redrafter.nets.eagle import EagleNet
+from redrafter.nets.medusa import MedusaNet
+from redrafter.nets.recurrent import RecurrentNet
+from redrafter.targets import Target
+
+VOCAB = 40
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def _config(kind: str) -> Any:
+    match kind:
+        case "llama":
+            return tf.LlamaConfig(**COMMON)
+        case "qwen2":
+            return tf.Qwen2Config(**COMMON)
+        case "qwen2-mixed":
+            types = ["full_attention", "sliding_attention"]
+            return tf.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=6, layer_types=types)
+        case "qwen3":
+            return tf.Qwen3Config(**COMMON, head_dim=8)
+        case "mistral":
+            return tf.MistralConfig(**COMMON, sliding_window=6)
+        case "gemma3":
+            types = ["sliding_attention", "full_attention"]
+            # Tied, its scaled embeddings would make a random model repeat its last token for ever.
+            untied = COMMON | {"tie_word_embeddings": False}
+            return tf.Gemma3TextConfig(**untied, head_dim=8, sliding_window=6, layer_types=types)
+        case "gpt-neox":
+            return tf.GPTNeoXConfig(**{k: v for k, v in COMMON.items() if k != "num_key_value_heads"})
+        case "gpt2":
+            return tf.GPT2Config(
+                vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=96, bos_token_id=None, eos_token_id=None
+            )
+        case "phi3":
+            return tf.Phi3Config(**COMMON)
+        case "olmo2":
+            return tf.Olmo2Config(**COMMON)
+        case "mixtral":
+            return tf.MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2)
+        case "qwen3-moe":
+            experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+            return tf.Qwen3MoeConfig(**COMMON, **experts)
+    raise ValueError(kind)
+
+
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen2-mixed", "qwen3", "mistral", "gemma3", "gpt-neox", "gpt2", "phi3", "olmo2",
+    "mixtral", "qwen3-moe",
+)  # fmt: skip
+
+_made: dict[tuple[str, torch.dtype], Any] = {}
+
+
+def make_model(kind: str = "llama", dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """Weights large enough that texts vary; the same each time."""
+    key = (kind, dtype)
+    if not changes and key in _made:
+        return _made[key]
+    config = _config(kind)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(7)
+    model = tf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    if "moe" in kind or kind == "mixtral":
+        model.set_experts_implementation("eager")  # the fused ones have no fp64
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    if not changes:
+        _made[key] = model
+    return model
+
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6], [2, 7, 1], [1, 6, 1, 8, 0, 3]]
+"""Five ragged prompts; token 0 (also the pad id) is an ordinary token."""
+
+
+@dataclass(frozen=True)
+class Known:
+    row: Tensor  # (B,) which text
+    lengths: Tensor  # (B,) tokens decided
+
+
+class OracleDrafter:
+    """Knows the texts. Right with probability `skill` at each guess; candidates 1.. are noise."""
+
+    layers: tuple[int, ...] = ()
+    default_shape = Shape(width=3, length=4)
+
+    def __init__(self, prompts: list[list[int]], texts: list[list[int]], skill: float) -> None:
+        whole = [p + t for p, t in zip(prompts, texts, strict=True)]
+        width = max(len(w) for w in whole) + 64
+        self.truth = torch.tensor([w + [0] * (width - len(w)) for w in whole])
+        self.skill = skill
+        self.generator = torch.Generator().manual_seed(0)
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Known:
+        return Known(torch.arange(len(tokens)), lengths)
+
+    def draft(self, state: Known, last: Tensor, search: Search) -> Tree:
+        width, length = search.shape.width, search.shape.length
+        where = state.lengths[:, None] + torch.arange(length)
+        truth = self.truth[state.row].gather(1, where)
+        right = torch.rand(truth.shape, generator=self.generator) < self.skill
+        first = torch.where(right, truth, (truth + 1) % VOCAB)
+        others = torch.randint(VOCAB, (len(last), width - 1, length), generator=self.generator)
+        if width > 2:  # a sibling of the truth at the last depth
+            others[:, 0, :-1] = first[:, :-1]
+        beam = torch.cat([first[:, None], others], 1)
+        scores = -torch.arange(width, dtype=torch.float64)[:, None] - torch.arange(length) / 10
+        return search.candidates(beam, scores.expand(beam.shape), last)
+
+    def advance(self, state: Known, accepted: Accepted, hidden: Tensor) -> Known:
+        return Known(state.row, state.lengths + accepted.count)
+
+    def keep(self, state: Known, rows: Tensor) -> Known:
+        return keep_rows(state, rows)
+
+
+def recurrent_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
+    """Random weights: rarely right at T = 0, often right at T = 1, where the noise is shared."""
+    hidden = target.hidden_size
+    shape: dict[str, Any] = {
+        "vocab_size": target.vocab_size,
+        "context_size": hidden,
+        "embedding_size": hidden,
+        "state_size": hidden,
+        "exit_size": 24,
+    }
+    torch.manual_seed(11)
+    return RecurrentDrafter(RecurrentNet(RecurrentConfig(**(shape | changes))), target)
+
+
+def peer_drafter(kind: str, target: Target, **changes: Any) -> MedusaDrafter | EagleDrafter:
+    """A peer of the recurrent drafter with random weights."""
+    hidden = target.hidden_size
+    shape: dict[str, Any] = {
+        "vocab_size": target.vocab_size,
+        "context_size": hidden,
+        "embedding_size": hidden,
+        "exit_size": 24,
+        "heads": 4,
+    }
+    torch.manual_seed(11)
+    if kind == "medusa":
+        net: MedusaNet | EagleNet = MedusaNet(MedusaConfig(**(shape | changes)))
+    else:
+        net = EagleNet(EagleConfig(**(shape | {"head_size": 8} | changes)))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.2)
+    return MedusaDrafter(net, target) if isinstance(net, MedusaNet) else EagleDrafter(net, target)

@@ -1,0 +1,201 @@
+"""The CPU's compiled functions against torch's: the same numbers, and the same bits alone and among others."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from redrafter.kernels.cpu import naive, native, ops
+
+pytestmark = pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def gap(one, other):
+    return float((one - other).abs().max() / other.abs().max())
+
+
+SIZES = [(576, 192), (1, 1), (7, 5), (16, 4), (33, 50), (64, 3), (129, 70)]
+
+
+@pytest.mark.parametrize(("size", "out"), SIZES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products(size, out, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        weight, bias = torch.randn(out, size), torch.randn(out)
+        packed, scale = torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out)
+        for n in range(1, ops.MOST + 1):
+            x = torch.randn(n, size)
+            assert gap(ops.linear(x, weight), naive.linear(x, weight)) < 2e-6
+            assert gap(ops.linear(x, weight, bias), naive.linear(x, weight, bias)) < 2e-6
+            assert gap(ops.linear_int8(x, packed, scale), naive.linear_int8(x, packed, scale)) < 2e-6
+            assert gap(ops.linear_int8(x, packed, scale, bias), naive.linear_int8(x, packed, scale, bias)) < 2e-6
+    finally:
+        torch.set_num_threads(before)
+
+
+def tokens_alone(product, x):
+    return torch.cat([product(row[None].contiguous()) for row in x])
+
+
+@pytest.mark.parametrize(("size", "out"), SIZES)
+def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(size, out):
+    weight, bias = torch.randn(out, size), torch.randn(out)
+    packed, scale = torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out)
+    gate, up, down = torch.randn(out, size), torch.randn(out, size), torch.randn(size, out)
+    for n in range(2, ops.MOST + 1):
+        x = torch.randn(n, size)
+        for product in (
+            lambda x: ops.linear(x, weight, bias),
+            lambda x: ops.linear_int8(x, packed, scale, bias),
+            lambda x: ops.gated(x, gate, up, down),
+            lambda x: ops.rms_norm(x, torch.ones(size), 0.0, 1e-5),
+        ):
+            assert torch.equal(product(x), tokens_alone(product, x))
+
+
+def test_twin_a_sum_whose_order_depends_on_n_is_seen():
+    """The same test on a product that sums in as many parts as there are tokens must fail."""
+    weight = torch.randn(64, 575)
+
+    def product(x):
+        parts = zip(x.chunk(len(x), 1), weight.chunk(len(x), 1), strict=True)
+        return torch.stack([ops.linear(a.contiguous(), b.contiguous()) for a, b in parts]).sum(0)
+
+    x = torch.randn(5, 575)
+    assert gap(product(x), naive.linear(x, weight)) < 2e-6
+    assert not torch.equal(product(x), tokens_alone(product, x))
+
+
+@pytest.mark.parametrize(("size", "middle"), [(576, 1536), (33, 50), (5, 7)])
+def test_what_stands_between(size, middle):
+    gate, up, down = torch.randn(middle, size), torch.randn(middle, size), torch.randn(size, middle)
+    weight = torch.randn(size)
+    each = [(torch.randn(o, size), b) for o, b in ((middle, torch.randn(middle)), (5, None), (18, torch.randn(18)))]
+    for n in (1, 2, 6, 7, 16):
+        x = torch.randn(1, n, size)
+        assert gap(ops.gated(x, gate, up, down), naive.gated(x, gate, up, down)) < 5e-6
+        assert gap(ops.rms_norm(x, weight, 1.0, 1e-5), naive.rms_norm(x, weight, 1.0, 1e-5)) < 2e-6
+        for one, other in zip(ops.linear3(x, each), naive.linear3(x, each), strict=True):
+            assert gap(one, other) < 2e-6
+
+
+def test_extreme_gates_neither_overflow_nor_vanish():
+    x = torch.tensor([[-1e4, -90.0, -88.0, 0.0, 88.0, 1e4]]).T.contiguous()
+    one = torch.ones(1, 1)
+    assert torch.allclose(ops.gated(x, one, one, one), naive.gated(x, one, one, one), rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("size", [64, 20, 128])
+@pytest.mark.parametrize(("batch", "n"), [(1, 1), (1, 6), (2, 5), (3, 5), (1, 16)])
+def test_attention(size, batch, n):
+    heads, kv_heads, slots, extent = 6, 2, 75, 60
+    q, cos, sin = torch.randn(batch, n, heads * size), torch.randn(batch, n, size), torch.randn(batch, n, size)
+    k, v = torch.randn(batch, n, kv_heads * size), torch.randn(batch, n, kv_heads * size)
+    keys, values = torch.randn(batch, kv_heads, slots, size), torch.randn(batch, kv_heads, slots, size)
+    at = torch.randint(20, 44, (batch, 1)) + torch.arange(n)
+    other_q, other_keys, other_values = q.clone(), keys.clone(), values.clone()
+    ops.rotate_and_store(q, k, v, cos, sin, at, keys, values)
+    naive.rotate_and_store(other_q, k, v, cos, sin, at, other_keys, other_values)
+    assert gap(q, other_q) < 1e-6
+    assert gap(keys, other_keys) < 1e-6
+    assert torch.equal(values, other_values)
+    hidden = torch.rand(batch, 1, n, extent) < 0.4
+    hidden[..., 0] = False
+    mask = torch.zeros(batch, 1, n, extent).masked_fill(hidden, torch.finfo(torch.float32).min)
+    queries = q.view(batch, n, heads, size).transpose(1, 2)
+    given = (queries, keys[:, :, :extent], values[:, :, :extent], mask)
+    assert ops.attendable(*given)
+    assert gap(ops.attend(*given, size**-0.5), naive.attend(*given, size**-0.5)) < 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_paths_move_as_gathered_and_scattered(dtype):
+    cache = torch.randn(3, 2, 20, 8).to(dtype)
+    lengths, path = torch.tensor([4, 9, 0]), torch.tensor([[0, 2, 5], [0, 1, 3], [0, 3, 0]])
+    other = cache.clone()
+    ops.move_path(cache, lengths, path)
+    naive.move_path(other, lengths, path)
+    assert torch.equal(cache, other)
+
+
+def test_what_the_compiled_functions_are_not_made_for():
+    x = torch.randn(4, 32)
+    assert ops.usable(x)
+    assert not ops.usable(x.T)
+    assert not ops.usable(x[:, ::2])
+    assert not ops.usable(x.double())
+    assert not ops.usable(torch.randn(17, 32))
+    assert not ops.usable(torch.randn(0, 32))
+    with torch.enable_grad():
+        assert not ops.usable(x)
+    assert not ops.readable(torch.randn(8, 4).T)
+    assert not ops.readable(torch.randn(8, 4).bfloat16())
+    q, keys = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 9, 8)
+    mask = torch.zeros(1, 1, 2, 9)
+    assert ops.attendable(q, keys, keys, mask)
+    assert not ops.attendable(q, keys, keys, None)
+    assert not ops.attendable(q, keys, keys, mask.expand(1, 4, 2, 9))
+    assert not ops.attendable(q, keys.transpose(2, 3).contiguous().transpose(2, 3), keys, mask)
+
+
+# Building.
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """Nothing compiled yet."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield tmp_path / "native"
+    native.library.cache_clear()
+
+
+@pytest.mark.slow
+def test_compiled_once_and_found_again(fresh):
+    assert ops.available()
+    [made] = fresh.iterdir()
+    stamp = os.stat(made).st_mtime_ns
+    native.library.cache_clear()
+    assert ops.available()
+    assert [os.stat(p).st_mtime_ns for p in fresh.iterdir()] == [stamp]
+
+
+@pytest.mark.slow
+def test_several_at_once_leave_one_whole_library(fresh):
+    compiler = native.find_compiler()
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(native.build(compiler, fresh))) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert list(fresh.iterdir()) == [made[0]] == list(set(made))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (("find_compiler", lambda: None), "no C++ compiler"),
+        (("FLAGS", ("--no-such-flag",)), "runs on torch alone"),
+        (("TRY", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"), "runs on torch alone"),
+        (("folder", lambda: native.HERE / "skinny.cpp"), "runs on torch alone"),
+    ],
+    ids=["no compiler", "compiler fails", "illegal instruction", "no folder"],
+)
+@pytest.mark.slow
+def test_without_a_library_there_is_one_line_and_torch(fresh, monkeypatch, caplog, harm, said):
+    monkeypatch.setattr(native, *harm)
+    with caplog.at_level("INFO"):
+        assert not ops.available()
+        assert not ops.available()
+    assert caplog.text.count("torch alone") == 1
+    assert said in caplog.text

@@ -1,0 +1,154 @@
+"""What only a GPU can show: the same numbers as the CPU, and a step that never waits for the host."""
+
+import copy
+import random
+import shutil
+
+import pytest
+import torch
+
+from redrafter import Engine, RuleConfig, Shape
+from redrafter.config import SamplingParams
+from redrafter.core.noise import SEEDED, gumbel, uniform
+from redrafter.core.rules import make_rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import step
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.errors import OutOfMemory
+from redrafter.runtime.bulk import write_texts
+from redrafter.runtime.eager import EagerRun, Start
+from redrafter.runtime.pool import Pool
+from redrafter.targets import load_target
+from redrafter.train.trainer import train
+from tests.helpers.toys import CONFIG, OPTIONS, make_texts
+from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
+from tests.runtime.test_pool import SHAPES as POOL_SHAPES
+from tests.runtime.test_pool import requests, serve
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),  # torch.compile has several
+]
+
+
+def cuda_target(kind: str = "llama"):
+    return load_target(copy.deepcopy(make_model(kind)).cuda())
+
+
+def test_noise_is_that_of_the_cpu():
+    seeds, where = torch.arange(40) * 977, torch.arange(30).expand(40, -1)
+    kw = {"stream": SEEDED, "dtype": torch.float64}
+    cpu = uniform(seeds, where, 500, **kw)
+    assert torch.equal(uniform(seeds.cuda(), where.cuda(), 500, **kw).cpu(), cpu), "bit for bit before the logarithm"
+    assert torch.allclose(
+        gumbel(seeds.cuda(), where.cuda(), 500, **kw).cpu(), gumbel(seeds, where, 500, **kw), rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_speculative_is_plain_and_is_the_cpus(kind):
+    target = cuda_target(kind)
+    for options in ({}, {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}):
+        options = options | {"max_new_tokens": 16}
+        cpu = Engine(load_target(make_model(kind)), NoDrafter()).generate(PROMPTS, **options)
+        for runtime in ("eager", "graphs"):
+            plain = [c.tokens for c in Engine(target, NoDrafter(), runtime=runtime).generate(PROMPTS, **options)]
+            assert plain == [c.tokens for c in cpu]
+            for drafter in (recurrent_drafter(target), ModelDrafter(target, target), NgramDrafter(2, 1)):
+                engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime=runtime)
+                assert [c.tokens for c in engine.generate(PROMPTS, **options)] == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
+def test_compiled_texts_are_the_cpus(dtype):
+    model = make_model("llama", dtype)
+    target = load_target(copy.deepcopy(model).cuda())
+    for options in ({}, {"temperature": 1.0, "seed": 5}):
+        options = options | {"max_new_tokens": 16}
+        cpu = [c.tokens for c in Engine(load_target(model), NoDrafter()).generate(PROMPTS[:2], **options)]
+        for drafter in (NoDrafter(), recurrent_drafter(target)):
+            engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime="compiled")
+            assert [c.tokens for c in engine.generate(PROMPTS[:2], **options)] == cpu
+            assert not engine.programs.hopeless
+
+
+def test_a_cache_too_large_is_refused_in_a_line():
+    target = cuda_target()
+    target.max_positions = 1 << 30
+    with pytest.raises(OutOfMemory, match="does not fit"):
+        Engine(target, NoDrafter(), runtime="graphs").generate([1, 2], max_new_tokens=1 << 29)
+
+
+@pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
+@pytest.mark.parametrize("draft", ["recurrent", "model", "ngram"])
+def test_a_step_never_waits_for_the_host(rule, draft):
+    """torch raises on any synchronising call inside the step."""
+    if rule == "rejection" and draft == "ngram":
+        pytest.skip("refused: n-grams have no probabilities")
+    target = cuda_target()
+    made = {
+        "recurrent": lambda: recurrent_drafter(target),
+        "model": lambda: ModelDrafter(target, target),
+        "ngram": lambda: NgramDrafter(2, 1),
+    }
+    drafter = made[draft]()
+    judge = make_rule(RuleConfig(name=rule), Shape(width=3, length=3), target.vocab_size, target.dtype)
+    params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+    sampling = Sampling.of([params] * 2, target.vocab_size, target.device)
+    run = EagerRun(target, drafter, judge, sampling, [Start(p, 1, 40, ()) for p in PROMPTS[:2]])
+    run.prefill()
+    with torch.no_grad():
+        rows, _ = step(run.rows, run.cache, sampling, judge, drafter, target)  # first use allocates
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                rows, _ = step(rows, run.cache, sampling, judge, drafter, target)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert int(rows.lengths.min()) > len(PROMPTS[1]) + 3
+
+
+def test_a_step_never_waits_for_the_host_twin():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.ones(1, device="cuda").item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_bulk_texts_are_the_cpus(kind):
+    """Recorded as a graph, or not where a model waits for the host (experts)."""
+    starts = [Start(p, i, 40, (11, 23)) for i, p in enumerate(PROMPTS)]
+    temperatures = [0.0, 1.0, 0.7, 0.0, 1.0]
+    cpu = write_texts(load_target(make_model(kind)), starts, temperatures, rows=2)
+    assert write_texts(cuda_target(kind), starts, temperatures, rows=2) == cpu
+
+
+def test_training_resumes_bit_for_bit(tmp_path):
+    target = load_target(copy.deepcopy(make_model(dtype=torch.float32)).cuda())
+    texts = make_texts(target)
+    train(target, texts, tmp_path / "whole", options=OPTIONS, config=CONFIG)
+    train(target, texts, tmp_path / "parts", options=OPTIONS, config=CONFIG)
+    last = "checkpoints/update-00000012"
+    shutil.rmtree(tmp_path / "parts" / last)
+    train(target, texts, tmp_path / "parts", options=OPTIONS, config=CONFIG)
+    whole, parts = ((tmp_path / n / last / "state.safetensors").read_bytes() for n in ("whole", "parts"))
+    assert whole == parts
+
+
+@pytest.mark.parametrize("runtime", ["eager", "graphs"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
+def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(runtime, dtype):
+    target = load_target(copy.deepcopy(make_model("llama", dtype)).cuda())
+    chance = random.Random(3)
+    every = requests(target, 20, chance)
+    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    pool = Pool(target, drafter, rows=6, context=90, kept=3, shapes=POOL_SHAPES, endings=2, runtime=runtime)
+    texts = serve(pool, every, chance)
+    eager = Engine(target, NoDrafter(), runtime="eager")
+    assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
+    assert pool.recorded == (runtime != "eager")
+    assert all(p is not None and p.graph is not None for p in pool.recorder.programs.values())

@@ -1,0 +1,343 @@
+"""Rows that join, are read in pieces, step together and leave in any order write what each writes alone."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.errors import ConfigError
+from redrafter.runtime import pool as pool_module
+from redrafter.runtime.eager import Start
+from redrafter.runtime.pool import Pool
+from redrafter.runtime.table import Table, Watched
+from redrafter.targets import Target
+from tests.helpers.zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
+
+SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3), Shape(width=1, length=1)]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 9, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.3},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 0.7, "logit_bias": {3: 2.0, 5: -torch.inf}},
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(make_model())
+
+
+def make_pool(target: Target, drafter: Any = None, **options: Any) -> Pool:
+    drafter = drafter or recurrent_drafter(target, memory_heads=2, memory_size=8)
+    return Pool(target, drafter, **({"rows": 6, "context": 90, "kept": 3, "shapes": SHAPES, "endings": 2} | options))
+
+
+def requests(target: Target, count: int, chance: random.Random) -> list[Any]:
+    engine = Engine(target, NoDrafter())
+    made = []
+    system = [chance.randrange(VOCAB) for _ in range(20)]
+    for i in range(count):
+        prompt = (system if chance.random() < 0.5 else []) + [
+            chance.randrange(VOCAB) for _ in range(chance.randint(1, 30))
+        ]
+        options = KINDS[i % len(KINDS)] | {"max_new_tokens": chance.randint(1, 30), "seed": i}
+        made.append(engine.requests([prompt], **options)[0])
+    return [type(r)(**(vars(r) | {"eos": (11, 23) if i % 2 else ()})) for i, r in enumerate(made)]
+
+
+def alone(target: Target, every: list[Any]) -> list[list[int]]:
+    engine = Engine(target, NoDrafter())
+    return [engine.complete([r])[0].tokens for r in every]
+
+
+def serve(pool: Pool, every: list[Any], chance: random.Random, cancel: float = 0.0) -> dict[int, list[int]]:
+    """Whatever order chance wants; texts of the rows that were not cancelled."""
+    waiting = list(range(len(every)))
+    rows: dict[Any, int] = {}
+    reading: list[Any] = []
+    texts: dict[int, list[int]] = {i: [] for i in waiting}
+    while waiting or rows:
+        while waiting and pool.free and chance.random() < 0.7:
+            i = waiting.pop(0)
+            r = every[i]
+            row = pool.open(
+                Start(r.prompt, r.seed, r.max_new_tokens, r.eos),
+                r.sampling,
+                drafts=chance.random() < 0.7,
+                logprobs=3 if chance.random() < 0.1 else None,
+            )
+            rows[row] = i
+            reading.append(row)
+        for row in list(reading):
+            if chance.random() < 0.5:
+                written = pool.read(row, chance.choice([1, 5, 16]))
+                if written is not None:
+                    reading.remove(row)
+                    texts[rows[row]] += written.tokens
+                    if written.done:
+                        pool.close(row)
+                        del rows[row]
+        for drafts in (True, False):
+            if pool.live[drafts] and chance.random() < 0.8:
+                pool.launch(drafts, chance.choice([*SHAPES, None]))
+                for row, written in pool.collect():
+                    texts[rows[row]] += written.tokens
+                    assert row.ids == [*row.start.prompt, *texts[rows[row]]]
+                    if written.done:
+                        pool.close(row)
+                        del rows[row]
+        for row in list(rows):
+            if chance.random() < cancel:
+                pool.close(row)
+                del texts[rows.pop(row)]
+                if row in reading:
+                    reading.remove(row)
+    assert pool.free == pool.rows
+    return texts
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["exact", "buckets"])
+@pytest.mark.parametrize("cancel", [0.0, 0.03])
+def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> None:
+    chance = random.Random(f"{recorded} {cancel}")
+    every = requests(target, 30, chance)
+    pool = make_pool(target, recorded=recorded)
+    texts = serve(pool, every, chance, cancel)
+    expected = alone(target, every)
+    assert len(texts) == 30 if not cancel else 3 < len(texts) < 30
+    assert texts == {i: expected[i] for i in texts}
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["ngram", "none", "recurrent", "medusa", "eagle"])
+def test_other_targets_and_drafters(kind: str, name: str) -> None:
+    target = Target(make_model(kind))
+    if name in ("medusa", "eagle"):
+        drafter = peer_drafter(name, target)
+    else:
+        drafter = {"ngram": NgramDrafter(2, 1), "none": NoDrafter()}.get(name) or recurrent_drafter(target)
+    chance = random.Random(kind + name)
+    every = requests(target, 12, chance)
+    assert serve(make_pool(target, drafter), every, chance) == dict(enumerate(alone(target, every)))
+
+
+def wrong_swap(self: Table, a: int, b: int, length: int) -> None:
+    for x in self.cache.tensors():
+        x[a, :, :length], x[b, :, :length] = x[b, :, :length].clone(), x[a, :, :length].clone()
+
+
+def wrong_copy(self: Table, source: int, place: int, start: int, stop: int) -> None:
+    self.history[place, start:stop] = self.history[source, start:stop]
+
+
+@pytest.mark.parametrize(("name", "new"), [("swap", wrong_swap), ("copy", wrong_copy)])
+def test_a_broken_table_is_noticed(target: Target, monkeypatch: pytest.MonkeyPatch, name: str, new: Any) -> None:
+    """Twins: rows that change places by halves, or take over a beginning without its keys."""
+    chance = random.Random(0)
+    every = requests(target, 20, chance)
+    monkeypatch.setattr(Table, name, new)
+    assert serve(make_pool(target), every, chance) != dict(enumerate(alone(target, every)))
+
+
+def drafted(pool: Pool, prompts: list[list[int]], budget: int = 20) -> list[list[tuple[int, int]]]:
+    """One prompt after the other: of each step, tokens and how many were guessed."""
+    found = []
+    for prompt in prompts:
+        row = pool.open(Start(prompt, 1, budget, ()), KIND)
+        while (written := pool.read(row, 16)) is None:
+            pass
+        steps = []
+        while not written.done:
+            pool.launch(True, SHAPES[0])
+            ((_, written),) = pool.collect()
+            steps.append((len(written.tokens), written.drafted))
+        pool.close(row)
+        found.append(steps)
+    return found
+
+
+KIND = pool_module.SamplingParams(temperature=1.0)
+
+
+def test_a_known_beginning_is_not_read_again_and_guesses_stay_the_same(target: Target) -> None:
+    chance = random.Random(5)
+    first = [chance.randrange(VOCAB) for _ in range(40)]
+    second = [*first[:33], 1, 2, 3]
+    pool = make_pool(target)
+    passes: list[int] = []
+    forward = target.forward
+
+    def counted(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        passes.append(tokens.shape[1])
+        return forward(tokens, *args, **kwargs)
+
+    apart = [drafted(make_pool(target), [p])[0] for p in (first, second)]
+    target.forward = counted  # type: ignore[method-assign]
+    try:
+        together = drafted(pool, [first, second])
+        read = [n for n in passes if n > 1]
+    finally:
+        del target.forward  # type: ignore[method-assign]
+    assert together == apart
+    assert sum(d for steps in together for _, d in steps) > 0, "else nothing is shown about guesses"
+    assert 3 in read, "the second prompt's own end alone"
+    assert pool.used == 0
+
+
+def test_guesses_notice_lost_hidden_states(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: a taken-over beginning without hidden states guesses otherwise (and writes the same)."""
+    chance = random.Random(5)
+    first = [chance.randrange(VOCAB) for _ in range(40)]
+    second = [*first[:33], 1, 2, 3]
+    copy = Table.copy
+
+    def keys_only(self: Table, source: int, place: int, start: int, stop: int) -> None:
+        copy(self, source, place, start, stop)
+        self.history[place, start:stop] = 0
+
+    apart = drafted(make_pool(target), [second])
+    monkeypatch.setattr(Table, "copy", keys_only)
+    assert drafted(make_pool(target), [first, second])[1:] != apart
+
+
+def test_a_chats_next_turn_reuses_the_answer(target: Target) -> None:
+    pool = make_pool(target)
+    prompt = list(range(20))
+    row = pool.open(Start(prompt, 1, 12, ()), KIND)
+    while (written := pool.read(row, 16)) is None:
+        pass
+    while not written.done:
+        pool.launch(True, SHAPES[0])
+        ((_, written),) = pool.collect()
+    pool.close(row)
+    again = pool.open(Start([*row.ids, 5, 6], 1, 4, ()), KIND)
+    pool.read(again, 64)
+    assert again.reused == len(row.ids) - 1
+
+
+def test_logprobs_are_the_targets_own(target: Target) -> None:
+    pool = make_pool(target)
+    prompt = [3, 1, 4, 1, 5]
+    row = pool.open(Start(prompt, 1, 9, ()), pool_module.SamplingParams(temperature=2.0, top_k=4), logprobs=5)
+    written = pool.read(row, 64)
+    assert written is not None
+    every = [(t, f) for t, f in zip(written.tokens, written.logprobs or [], strict=True)]
+    while not written.done:
+        pool.launch(True, SHAPES[0])
+        ((_, written),) = pool.collect()
+        every += zip(written.tokens, written.logprobs or [], strict=True)
+    whole = torch.tensor([row.ids])
+    with torch.no_grad():
+        logp = target.model(input_ids=whole).logits[0].float().log_softmax(-1)
+    for i, (token, found) in enumerate(every):
+        at = logp[len(prompt) - 1 + i]
+        assert found[0][0] == token
+        assert found[0][1] == pytest.approx(float(at[token]), abs=1e-5)
+        assert [t for t, _ in found[1:]] == at.topk(5).indices.tolist()
+
+
+def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
+    pool = make_pool(target)
+    rows = [pool.open(Start([3, 1, 4, i], i, 12, ()), KIND) for i in range(3)]
+
+    def bad(logits: torch.Tensor, tree: Any) -> torch.Tensor:
+        if len(rows[1].ids) > 6:
+            raise ValueError("no")
+        return logits
+
+    rows[1].processor = bad
+    texts: dict[Any, list[int]] = {}
+    for row in rows:
+        written = pool.read(row, 64)
+        assert written is not None
+        texts[row] = written.tokens
+    failed = None
+    while any(row.live for row in rows):
+        pool.launch(True, SHAPES[0])
+        for row, written in pool.collect():
+            texts[row] += written.tokens
+            if written.error is not None:
+                failed = row
+            if written.done or written.error is not None:
+                pool.close(row)
+    assert failed is rows[1]
+    engine = Engine(target, NoDrafter())
+    for i in (0, 2):
+        assert texts[rows[i]] == engine.generate([3, 1, 4, i], max_new_tokens=12, temperature=1.0, seed=i).tokens
+
+
+def test_the_tree_of_a_step_is_told(target: Target) -> None:
+    pool = make_pool(target)
+    row = pool.open(Start([3, 1, 4], 2, 30, ()), KIND)
+    pool.read(row, 64)
+    seen = 0
+    for _ in range(6):
+        last = row.ids[-1]
+        pool.launch(True, SHAPES[0])
+        ((_, written),) = pool.collect()
+        assert written.tree is not None
+        tokens, parents, path = written.tree
+        assert len(tokens) == len(parents) == written.nodes + 1 == 10
+        assert tokens[0] == last
+        assert [tokens[n] for n in path[1:]] == written.tokens[: written.drafted]
+        assert all(parents[b] == a for a, b in itertools.pairwise(path))
+        seen += written.drafted
+    assert seen
+
+
+def test_a_draft_model_is_refused(target: Target) -> None:
+    with pytest.raises(ConfigError, match="cannot join a running batch"):
+        make_pool(target, ModelDrafter(target, target))
+
+
+def test_plain_rows_compute_no_guess(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "draft", lambda self, *a: pytest.fail("a guess") if self.guesses else DRAFT(self, *a))
+    pool = make_pool(target)
+    row = pool.open(Start([3, 1, 4], 2, 5, ()), KIND, drafts=False)
+    pool.read(row, 64)
+    pool.launch(False, None)
+    ((_, written),) = pool.collect()
+    assert (len(written.tokens), written.nodes) == (1, 0)
+
+
+DRAFT = Watched.draft
+
+
+def trees(pool: Pool, plain: int) -> dict[int, Any]:
+    """By where a step begins; the first `plain` tokens come without a guess."""
+    row = pool.open(Start(list(range(20)), 1, 40, ()), KIND)
+    pool.read(row, 64)
+    found = {}
+    while len(row.ids) < 55:
+        at = len(row.ids)
+        pool.launch(True, None if at < 20 + plain else SHAPES[0])
+        ((_, written),) = pool.collect()
+        found[at] = written.tree
+    return found
+
+
+def test_a_drafter_left_behind_catches_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a guess in between change no later guess; twin: one that never hears of them guesses otherwise."""
+    often, later = trees(make_pool(target), 0), trees(make_pool(target), 12)
+    shared = [at for at in often if at in later and at >= 32]
+    assert len(shared) >= 3
+    assert [often[at] for at in shared] == [later[at] for at in shared]
+    monkeypatch.setattr(Table, "follow", lambda *_: None)
+    deaf = trees(make_pool(target), 12)
+    assert [often[at] for at in shared] != [deaf[at] for at in shared]
+
+
+def test_the_tree_kernels_rows_write_the_same() -> None:
+    """In fp32, where the kernel stands in for the model's attention, over parts of one table."""
+    target = Target(make_model("llama", torch.float32))
+    chance = random.Random(9)
+    every = requests(target, 12, chance)
+    pool = make_pool(target, recurrent_drafter(target), recorded=True, runtime="graphs")
+    assert serve(pool, every, chance) == dict(enumerate(alone(target, every)))
+    assert any(p is not None and p.verifier is not target for p in pool.recorder.programs.values())

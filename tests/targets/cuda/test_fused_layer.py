@@ -1,0 +1,152 @@
+"""Fused layers: which models have them, that they give what the model gives, and that a wrong one is not trusted."""
+
+import copy
+
+import pytest
+import torch
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels import norm_gate as between
+from redrafter.targets import load_target
+from redrafter.targets.cuda import fused_layer as fused
+from redrafter.targets.cuda import layer_compile as regions
+from redrafter.targets.cuda import tree_target as tree
+from tests.helpers.zoo import make_model
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
+OTHERS = ("gemma3", "phi3", "olmo2", "gpt-neox", "mixtral")
+
+
+def verified(verifier, target, n):
+    cache = KVCache(slots=40)
+    target.prefill(TOKENS, [7, 4], cache, ())
+    depths = torch.arange(n).expand(2, -1)
+    chain = depths[:, :, None] >= depths[:, None, :]
+    with verifier.serving(cache):
+        return verifier.forward(TOKENS[:, :n], depths, chain, torch.tensor([7, 4]), (0, 1, -1))
+
+
+def own(target, n):
+    """The same by the model's own forward."""
+    depths, lengths, slot = torch.arange(n).expand(2, -1), torch.tensor([7, 4]), torch.arange(40)
+    cache = KVCache(slots=40)
+    target.prefill(TOKENS, [7, 4], cache, ())
+    at = lengths[:, None] + depths
+    return target.forward(TOKENS[:, :n], at, at, slot <= at[:, :, None], slot.expand(2, -1), cache, (0, 1, -1))
+
+
+def layers_of(target):
+    return {m for m, _ in tree.TreeTarget(target).regions.passes}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_fused_model_gives_its_own_logits_and_states(kind):
+    target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
+    assert layers_of(target) == set(target.model.model.layers)
+    for got, want in zip(verified(tree.TreeTarget(target), target, 5), own(target, 5), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_layers_keep_their_own_forward(kind):
+    assert not layers_of(load_target(copy.deepcopy(make_model(kind, torch.float32))))
+
+
+@pytest.mark.parametrize("part", ["norm", "gate"])
+def test_twin_a_wrong_kernel_is_not_trusted(part, monkeypatch):
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    right = getattr(between, part)
+    monkeypatch.setattr(between, part, lambda *args, **kw: right(*args, **kw) * 1.001)
+    assert not layers_of(target)
+
+
+def test_hooks_of_others_are_not_passed_over():
+    model = copy.deepcopy(make_model("llama", torch.float32))
+    model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
+    target = load_target(model)
+    assert layers_of(target) == set(model.model.layers[1:])
+
+
+@torch.no_grad()
+def test_a_layer_leaves_its_input_as_it_was():
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    verifier = tree.TreeTarget(target)
+    _, states = verified(verifier, target, 3)
+    assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "size", "parts"),
+    [
+        (1, 64, 64, 4),
+        (16, 64, 192, 4),
+        (17, 64, 64, 1),  # square and not few: the library does not split it either
+        (64, 64, 192, 4),
+        (65, 64, 192, 1),
+        (2, 33 * 128, 96, 3),  # 132 tiles find room at once: 4 · 33 would, but 96 is not four times a multiple of 16
+        (2, 40 * 128, 192, 3),
+        (2, 52 * 128, 64, 2),
+        (2, 67 * 128, 64, 1),
+        (2, 64, 72, 1),
+    ],
+)
+def test_parts_of_a_product_sum_up_to_it(rows, width, size, parts):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, size), torch.randn(width, size)
+    made = fused.split(x, weight)
+    assert made.shape == (parts, rows, width)
+    torch.testing.assert_close(made.sum(0), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert parts == 1 or not torch.allclose(made[0], x @ weight.t(), atol=1e-2)
+
+
+def hooks(layers, seen):
+    """Ways to look at what the first of these layers gives; a hook may come when the verifier is there already."""
+    yield lambda: layers[0].register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    yield lambda: layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    yield lambda: torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: seen.append(out.clone()) if module is layers[0] else None
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", range(3))
+def test_who_looks_at_a_layer_sees_all_of_its_result(which, monkeypatch):
+    """Else the last product's sum is left to the next layer."""
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
+    verifier, seen = tree.TreeTarget(target), []
+    first = target.model.model.layers[0]
+    _, states = verified(verifier, target, 3)
+    assert dict(verifier.regions.passes)[first].next is not None
+    hook = list(hooks(target.model.model.layers, seen))[which]()
+    try:
+        _, again = verified(verifier, target, 3)
+        after_first = states[..., target.hidden_size : 2 * target.hidden_size]
+        torch.testing.assert_close(seen[-1], after_first)
+        torch.testing.assert_close(again, states)
+        monkeypatch.setattr(regions, "hand_over", lambda layers: setattr(layers[0][1], "next", layers[1][1]))
+        verified(verifier, target, 3)
+        assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def test_sums_are_handed_over_between_neighbours_that_are_fused():
+    model = copy.deepcopy(make_model("llama", torch.float32, num_hidden_layers=5))
+    model.model.layers[2].mlp.register_forward_hook(lambda *args: None)
+    target = load_target(model)
+    verifier = tree.TreeTarget(target)
+    for got, want in zip(verified(verifier, target, 4), own(target, 4), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    passes = dict(verifier.regions.passes)
+    assert set(passes) == set(model.model.layers) - {model.model.layers[2]}
+    assert [passes[layer].next is not None for layer in passes] == [True, False, True, False]
+
+
+def test_what_is_not_silu_or_rms_is_unknown():
+    layer = copy.deepcopy(make_model("llama", torch.float32)).model.layers[0]
+    layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)
+    with pytest.raises(fused.Unknown, match="no norm"):
+        fused.Norm(layer.input_layernorm)

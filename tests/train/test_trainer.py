@@ -1,0 +1,247 @@
+"""Training at toy scale: it learns, resumes bit for bit, and survives what a machine can do to it."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter import Shape
+from redrafter.config import RecurrentConfig
+from redrafter.drafters import RecurrentDrafter
+from redrafter.engine import Engine
+from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
+from redrafter.targets import Target
+from redrafter.train import trainer
+from redrafter.train.batches import epoch_groups, make_batch, sum_positions
+from redrafter.train.config import TrainConfig
+from redrafter.train.dataset import Texts
+from redrafter.train.hidden_states import StateSource
+from redrafter.train.run import TrainingFailed
+from redrafter.train.setup import make_net
+from redrafter.train.simulate import Walked, simulate
+from redrafter.train.trainer import train
+from tests.helpers.toys import CONFIG, OPTIONS, make_texts
+from tests.helpers.zoo import VOCAB, make_model
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(make_model(dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def texts(target: Target) -> Texts:
+    return make_texts(target)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "qwen3-moe"])
+def test_it_learns(tmp_path: Path, kind: str) -> None:
+    target = Target(make_model(kind, torch.float32))
+    texts = make_texts(target, count=40)
+    done = train(target, texts, tmp_path, options=OPTIONS, config=replace(CONFIG, updates=60, evaluate_every=20))
+    losses = [r["loss"] for r in done.records if "loss" in r]
+    assert losses[-1] < losses[0]
+    before = simulate(
+        target, RecurrentDrafter(make_net(target, texts, OPTIONS, 0), target), texts, Shape(width=4, length=3)
+    )
+    after = simulate(target, RecurrentDrafter.load(tmp_path, target), texts, Shape(width=4, length=3))
+    assert after.tokens_per_step > before.tokens_per_step + 0.1
+    engine = Engine(target, RecurrentDrafter.load(tmp_path, target))
+    plain = engine.plain().generate([[1, 2, 3]], max_new_tokens=16)
+    assert engine.generate([[1, 2, 3]], max_new_tokens=16)[0].tokens == plain[0].tokens
+
+
+@pytest.mark.parametrize("states", ["recompute", "cache"])
+def test_resumed_bit_for_bit(tmp_path: Path, target: Target, texts: Texts, states: str, monkeypatch) -> None:
+    config = replace(CONFIG, states=states)
+    whole = train(target, texts, tmp_path / "whole", options=OPTIONS, config=config)
+
+    class Killed(BaseException):
+        pass
+
+    one_update = trainer._Training._one_update
+
+    def dies(self: Any, rows: list[int], total: int) -> None:
+        if self.update == 6:
+            raise Killed
+        one_update(self, rows, total)
+
+    monkeypatch.setattr(trainer._Training, "_one_update", dies)
+    with pytest.raises(Killed):
+        train(target, texts, tmp_path / "parts", options=OPTIONS, config=config)
+    monkeypatch.undo()
+    resumed = train(target, texts, tmp_path / "parts", options=OPTIONS, config=config)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
+    last = "checkpoints/update-00000012/state.safetensors"
+    assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "parts" / last).read_bytes()
+    assert resumed.tokens_per_step == whole.tokens_per_step
+    # A damaged newest checkpoint: the one before it serves.
+    (tmp_path / "parts" / last).write_bytes(b"\0" * 100)
+    (tmp_path / "parts" / "report.html").unlink(missing_ok=True)
+    train(target, texts, tmp_path / "parts", options=OPTIONS, config=config)
+    assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "parts" / last).read_bytes()
+
+
+def test_unreadable_checkpoints_are_not_begun_anew(tmp_path: Path, target: Target, texts: Texts) -> None:
+    train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    before = weights(tmp_path)
+    for state in tmp_path.glob("checkpoints/*/state.safetensors"):
+        state.write_bytes(b"")
+    with pytest.raises(CorruptCheckpoint, match=r"no checkpoint in .* can be read"):
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    assert weights(tmp_path) == before
+
+
+def test_every_process_has_a_text_in_every_update(texts: Texts) -> None:
+    rows = torch.arange(len(texts))
+    for epoch in range(5):
+        groups = epoch_groups(texts, rows, 40, 2, 5, epoch, least=3)
+        assert min(len(u) for g in groups for u in g) >= 3
+    assert min(len(u) for g in epoch_groups(texts, rows, 40, 2, 5, 0) for u in g) < 3
+
+
+def test_another_seed_is_another_drafter(tmp_path: Path, target: Target, texts: Texts) -> None:
+    """Twin of the one above: the bytes do differ when anything does."""
+    train(target, texts, tmp_path / "a", options=OPTIONS, config=CONFIG)
+    train(target, texts, tmp_path / "b", options=OPTIONS, config=replace(CONFIG, seed=1))
+    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+
+
+def test_cached_states_are_those_recomputed(tmp_path: Path, target: Target, texts: Texts) -> None:
+    source = StateSource(target, (0, -1), texts, tmp_path)
+    for rows in ([3, 1], [1, 5], [5, 3]):
+        batch = make_batch(texts, rows)
+        stored, fresh = source.fetch(batch, rows), StateSource(target, (0, -1), texts).fetch(batch, rows)
+        real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        assert torch.allclose(stored.context[real], fresh.context[real], atol=1e-5)
+        assert torch.allclose(stored.last[real], fresh.last[real], atol=1e-5)
+
+
+def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, target: Target, texts: Texts, monkeypatch):
+    gradient = trainer._Training._gradient
+    notes: list[str] = []
+
+    def small_machine(self: Any, rows: list[int], total: int, is_last: bool) -> Any:
+        if sum_positions(self.texts, rows) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return gradient(self, rows, total, is_last)
+
+    class Watcher:
+        def training(self, record: Any) -> None: ...
+        def held_out(self, record: Any) -> None: ...
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    monkeypatch.setattr(trainer._Training, "_gradient", small_machine)
+    done = train(target, texts, tmp_path, options=OPTIONS, config=CONFIG, watcher=Watcher())
+    assert done.updates == 12
+    assert [re.sub(r"\d+", "N", n) for n in notes] == ["out of memory: going on with N positions at once"] * 2
+    monkeypatch.setattr(
+        trainer._Training, "_gradient", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
+    )
+    with pytest.raises(TrainingFailed, match="even with one text at a time"):
+        train(target, texts, tmp_path / "tiny", options=OPTIONS, config=CONFIG)
+
+
+def test_micro_batches_add_up_to_the_same_update(tmp_path: Path, target: Target, texts: Texts) -> None:
+    train(target, texts, tmp_path / "one", options=OPTIONS, config=CONFIG)
+    train(target, texts, tmp_path / "many", options=OPTIONS, config=replace(CONFIG, micro_batch=30))
+    one, many = (RecurrentDrafter.load(tmp_path / n, target).net for n in ("one", "many"))
+    for a, b in zip(one.parameters(), many.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-3)
+
+
+@pytest.mark.parametrize("when", [6, 8])
+def test_a_loss_that_is_no_number_stops_before_it_is_saved(
+    tmp_path: Path, target: Target, texts: Texts, monkeypatch, when: int
+) -> None:
+    """Noticed at the update itself, or at the checkpoint whose own update broke the weights."""
+    one_update = trainer._Training._one_update
+
+    def breaks(self: Any, rows: list[int], total: int) -> None:
+        if self.update == when - 1:
+            next(self.net.parameters()).data.view(-1)[0] = math.nan
+        one_update(self, rows, total)
+
+    monkeypatch.setattr(trainer._Training, "_one_update", breaks)
+    with pytest.raises(TrainingFailed, match=r"not a number at update 8.*smaller --lr"):
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-00000004"]
+    assert all(bool(p.isfinite().all()) for p in RecurrentDrafter.load(tmp_path, target).net.parameters())
+    monkeypatch.undo()
+    assert train(target, texts, tmp_path, options=OPTIONS, config=CONFIG).updates == 12
+
+
+def test_it_stops_early_when_nothing_gets_better(tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
+    seen: list[Walked] = []
+
+    def figure(*_: Any) -> Walked:
+        seen.append(Walked(tokens=14 if seen else 15, steps=10, reached=(0, 0, 0)))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer, "simulate", figure)
+    config = replace(CONFIG, updates=40, evaluate_every=4, patience=2)
+    done = train(target, texts, tmp_path, options=OPTIONS, config=config)
+    assert (done.updates, done.tokens_per_step, len(seen)) == (12, 1.5, 3)
+
+
+def test_init_from_another_drafter(tmp_path: Path, target: Target, texts: Texts) -> None:
+    train(target, texts, tmp_path / "old", options=OPTIONS, config=replace(CONFIG, updates=40))
+    config = replace(CONFIG, updates=2, lr=1e-6, evaluate_every=1)
+    fresh = train(target, texts, tmp_path / "fresh", options=OPTIONS, config=config)
+    warm = train(target, texts, tmp_path / "warm", config=config, init_from=tmp_path / "old")
+    first = [next(r["held_out"]["loss"] for r in t.records if "held_out" in r) for t in (warm, fresh)]
+    assert first[0] < first[1]
+    other = Target(make_model("llama", torch.float32, hidden_size=16))
+    with pytest.raises(DrafterMismatch, match="expects"):
+        train(other, texts, tmp_path / "no", config=config, init_from=tmp_path / "old")
+
+
+def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, target: Target, texts: Texts) -> None:
+    train(target, texts, tmp_path / "run", options=OPTIONS, config=CONFIG)
+    with pytest.raises(ConfigError, match=r"was begun with train's lr 0.01, now it is 1.0: give the same"):
+        train(target, texts, tmp_path / "run", options=OPTIONS, config=replace(CONFIG, lr=1.0))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a drafter or model already"):
+        train(target, texts, tmp_path / "taken", options=OPTIONS, config=CONFIG)
+    none = texts.select([])
+    with pytest.raises(ConfigError, match="0 texts with something to guess"):
+        train(target, none, tmp_path / "none", options=OPTIONS, config=CONFIG)
+    with pytest.raises(ConfigError, match="layers names hidden state 7"):
+        train(target, texts, tmp_path / "layers", options=replace(OPTIONS, layers=(7,)), config=CONFIG)
+    for bad, word in (
+        ({"lr": 0}, "lr must be positive"),
+        ({"loss": "kl"}, "loss must be one of"),
+        ({"depth": 0}, "depth"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            TrainConfig(**bad)
+
+
+@pytest.mark.parametrize("place", ["redrafter.train.run.save_file", "redrafter.drafters.checkpoint.save_file"])
+def test_a_full_disk_loses_nothing(tmp_path: Path, target: Target, texts: Texts, monkeypatch, place: str) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place, full)
+    with pytest.raises(TrainingFailed, match=r"no space left in .* goes on from the last checkpoint"):
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    monkeypatch.undo()
+    assert train(target, texts, tmp_path, options=OPTIONS, config=CONFIG).updates == 12
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens(target: Target, texts: Texts) -> None:
+    net = make_net(target, texts, replace(OPTIONS, draft_vocab=5), seed=0)
+    counts = torch.bincount(texts.tokens.long(), minlength=VOCAB)
+    assert net.token_ids is not None
+    assert sorted(counts[net.token_ids].tolist()) == counts.sort().values[-5:].tolist()
+    assert isinstance(net.config, RecurrentConfig)
