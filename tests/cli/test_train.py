@@ -99,7 +99,7 @@ def test_two_processes(whole: Path, model: str, tmp_path: Path, capsys, monkeypa
     capsys.readouterr()
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = one_line(capsys, "--out", str(tmp_path / "no"), "--model", model, *SMALL)
-    assert "several processes train on data that is there" in line
+    assert "several processes need finished data" in line
 
 
 def one_line(capsys, *arguments: str) -> str:

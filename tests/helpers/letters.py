@@ -9,8 +9,8 @@ from redrafter import Engine
 from redrafter.drafters import NoDrafter
 from redrafter.engine.request import Request, SamplingParams
 from redrafter.targets import Target, load_target
+from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import Texts
-from redrafter.train.distill import DistillConfig
 from tests.helpers.zoo import VOCAB, make_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJK"

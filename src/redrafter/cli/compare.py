@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -16,10 +16,12 @@ from rich.text import Text
 
 from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
 from redrafter.cli.show import coloured
-from redrafter.engine import Engine
-from redrafter.engine.request import Part, Request, Stats
-from redrafter.engine.ties import Difference, explain
 from redrafter.results import check_new, write_results
+
+if TYPE_CHECKING:
+    from redrafter.engine import Engine
+    from redrafter.engine.request import Part, Request, Stats
+    from redrafter.engine.ties import Difference
 
 EPILOG = """examples:
   redrafter compare
@@ -41,12 +43,12 @@ class Side:
     """One contender on one prompt."""
 
     name: str
-    parts: Iterator[list[Part]]
+    parts: Iterator[list["Part"]]
     tokenizer: Any
     seconds: float = 0.0
     text: Text = field(default_factory=Text)
     tokens: list[int] = field(default_factory=list)
-    stats: Stats | None = None
+    stats: "Stats | None" = None
     done: bool = False
 
     def advance(self) -> None:
@@ -76,7 +78,7 @@ class Outcome:
     prompt: str
     plain: Side
     speculative: Side
-    difference: Difference | None
+    difference: "Difference | None"
 
     def row(self) -> dict[str, Any]:
         stats = self.speculative.stats
@@ -123,7 +125,9 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"[dim]written to {args.save}[/dim]")
 
 
-def race(engine: Engine, request: Request, prompt: str, console: Console) -> Outcome:
+def race(engine: "Engine", request: "Request", prompt: str, console: Console) -> Outcome:
+    from redrafter.engine.ties import explain
+
     tokenizer = engine.target.tokenizer
     plain = Side("plain", engine.plain().run([request]), tokenizer)
     speculative = Side("speculative", engine.run([request]), tokenizer)
@@ -180,7 +184,7 @@ def shortened(text: str, size: int) -> Text:
     return Text(text if len(text) <= size else text[: size - 1] + "…")
 
 
-def verdict(outcomes: list[Outcome], engine: Engine) -> str:
+def verdict(outcomes: list[Outcome], engine: "Engine") -> str:
     h = headline(outcomes)
     equal = sum(o.difference is None for o in outcomes)
     line = (

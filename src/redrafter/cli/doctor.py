@@ -6,17 +6,16 @@ import platform
 import shutil
 import sys
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.drafters import NgramDrafter
-from redrafter.engine.profile import Profile, kept
 from redrafter.errors import RedrafterError
-from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
-from redrafter.targets.load import best_device, parse_dtype
 from redrafter.version import __version__
+
+if TYPE_CHECKING:
+    from redrafter.engine.profile import Profile
 
 EPILOG = ""
 
@@ -37,13 +36,15 @@ def run(args: argparse.Namespace) -> None:
 
 def tuned_for() -> list[str]:
     """What `redrafter tune` chose here, in a few words each."""
+    from redrafter.engine.profile import kept
+
     try:
         return [described(profile) for profile in kept()]
-    except OSError:  # the row of the cache folder says so
+    except (OSError, RedrafterError):  # the row of the cache folder says so
         return []
 
 
-def described(profile: Profile) -> str:
+def described(profile: "Profile") -> str:
     shape = profile.choose(1)
     chosen = "plain decoding" if shape is None else f"W={shape.width}, L={shape.length}, N={shape.budget}"
     drafter, *_ = profile.key["drafter"].split()
@@ -52,6 +53,12 @@ def described(profile: Profile) -> str:
 
 def findings() -> list[tuple[str, str, str]]:
     """(what, state, what to do about it or nothing)."""
+    import torch
+
+    from redrafter.drafters import NgramDrafter
+    from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
+    from redrafter.targets.load import best_device, parse_dtype
+
     version = tuple(int(x) for x in metadata.version("transformers").split(".")[:2])
     old = "" if version >= OLDEST_TRANSFORMERS else "pip install 'transformers>=5.16'"
     device = best_device()
@@ -63,8 +70,8 @@ def findings() -> list[tuple[str, str, str]]:
         ("transformers", metadata.version("transformers"), old),
         ("GPU", torch.cuda.get_device_name() if device == "cuda" else "none: decoding runs on the CPU", ""),
     ]
-    folder = cache_folder()
     try:
+        folder = cache_folder()
         state, ready = default_state()
         advice = (
             ""
@@ -79,7 +86,7 @@ def findings() -> list[tuple[str, str, str]]:
         )
         rows.append(("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", closed))
     except (RedrafterError, OSError) as error:
-        rows.append(("cache folder", str(folder), str(error)))
+        rows.append(("cache folder", "not usable", str(error)))
     rows.append(("profiles", ", ".join(tuned_for()) or "none; redrafter tune finds the fastest shape here", ""))
     rows.append(
         (

@@ -3,18 +3,20 @@
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from redrafter.cli.options import add_model, as_prompt, load_engine
-from redrafter.config import Shape
+from redrafter.config import SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.train.evaluate import Guessing, evaluate
+
+if TYPE_CHECKING:
+    from redrafter.train.evaluate import Guessing
 
 EPILOG = """example:
   redrafter eval --questions benchmarks/data/mt_bench.jsonl --limit 8 --shapes 1x4 3x4:7 --temperatures 0 1"""
@@ -43,8 +45,13 @@ def run(args: argparse.Namespace) -> None:
         check_new(args.save, args.overwrite)
     if args.limit is not None and args.limit < 1:
         raise ConfigError(f"--limit must be at least 1, got {args.limit}")
+    check_text_options(args.max_new_tokens)
+    for temperature in args.temperatures:
+        SamplingParams(temperature=temperature)
     questions = read_questions(args.questions, args.limit)
     shapes = [Shape.of(text) for text in args.shapes or ()]
+    from redrafter.train.evaluate import evaluate
+
     console = Console(highlight=False)
     with console.status("loading"):
         engine = load_engine(args, tuned=False)  # a drafter is judged even where plain decoding is faster
@@ -66,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"[dim]written to {args.save}[/dim]")
 
 
-def as_row(guessing: Guessing) -> dict[str, Any]:
+def as_row(guessing: "Guessing") -> dict[str, Any]:
     return asdict(guessing) | {
         "shape": guessing.shape.label,
         "tokens_per_step": guessing.tokens_per_step,
@@ -75,13 +82,13 @@ def as_row(guessing: Guessing) -> dict[str, Any]:
     }
 
 
-def headline(rows: list[Guessing]) -> dict[str, float]:
+def headline(rows: list["Guessing"]) -> dict[str, float]:
     """tokens/step over all categories, per shape and temperature."""
     whole = [r for r in rows if r.category == "all"] or rows
     return {f"{r.shape.label}, T={r.temperature:g}": r.tokens_per_step for r in whole}
 
 
-def table(rows: list[Guessing]) -> Table:
+def table(rows: list["Guessing"]) -> Table:
     made = Table(title="guessing", title_justify="left")
     for column in ("T", "WxL:N", "category", "answers", "tokens/step", "nodes/step", "accepted by depth"):
         made.add_column(column, justify="left" if column in ("category", "accepted by depth") else "right")

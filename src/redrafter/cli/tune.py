@@ -2,18 +2,19 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.cli.options import add_target
+from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.show import stages
 from redrafter.config import SamplingParams, Shape
-from redrafter.engine import load
-from redrafter.engine.profile import Profile, save
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
-from redrafter.train.tune import plan_for, rows_of, tune
+
+if TYPE_CHECKING:
+    from redrafter.engine.profile import Profile
 
 EPILOG = """examples:
   redrafter tune
@@ -27,7 +28,7 @@ SHOWN = 8
 def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
-    group.add_argument("--runtime", default="auto", help="compiled, graphs or eager (default: as for other commands)")
+    group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], metavar="B", help="rows at once (default 1)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the texts (default 0)")
     parser.add_argument(
@@ -41,6 +42,11 @@ def run(args: argparse.Namespace) -> None:
     if min(args.batch) < 1:
         raise ConfigError(f"--batch must be at least 1, got {min(args.batch)}")
     prompts = [q.text for q in read_questions(args.prompts)] if args.prompts else None
+    find_drafter(args.drafter)
+    from redrafter.engine import load
+    from redrafter.engine.profile import save
+    from redrafter.train.tune import plan_for, tune
+
     console = Console(highlight=False)
     with console.status("loading"):
         # A given shape, whichever: an older profile must not take the drafter away.
@@ -65,8 +71,10 @@ def run(args: argparse.Namespace) -> None:
     console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
 
 
-def table(profile: Profile, batch: int) -> Table:
+def table(profile: "Profile", batch: int) -> Table:
     """Plain decoding, the shapes measured whole, and the best of the others; the fastest first."""
+    from redrafter.train.tune import rows_of
+
     made = Table(title=f"{profile.name}, {rows_of(batch)}, T={profile.temperature:g}", title_justify="left")
     made.add_column("WxL:N")
     for column in ("tokens/step", "ms/step expected", "measured", "tokens/s", "speedup"):
@@ -91,7 +99,9 @@ def table(profile: Profile, batch: int) -> Table:
     return made
 
 
-def verdict(profile: Profile, batch: int) -> str:
+def verdict(profile: "Profile", batch: int) -> str:
+    from redrafter.train.tune import rows_of
+
     shape = profile.choose(batch)
     if shape is None:
         return f"{rows_of(batch)}: plain decoding; no guess pays on this machine"

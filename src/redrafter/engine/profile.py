@@ -290,7 +290,7 @@ def find(target: Target, drafter: Drafter, runtime: str) -> Profile | None:
     try:
         if not any(folder().glob("*.json")):  # the usual case: spare the fingerprints
             return None
-    except OSError:
+    except (OSError, CacheUnavailable):
         return None
     key = key_of(target, drafter, runtime)
     profile = read(path_of(target.name, key))

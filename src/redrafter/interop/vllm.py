@@ -28,6 +28,7 @@ from redrafter.drafters import RecurrentDrafter, shipped
 from redrafter.drafters.follow import Computed, Follower
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
+from redrafter.interop.find import find
 from redrafter.nets.recurrent import RecurrentNet
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
                 '--additional-config \'{"redrafter": {"drafter": "FOLDER"}}\''
             )
         name = str(found)
-    net = folders.read_for(folders.find(name), target)
+    net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
     return RecurrentDrafter(net, target).lean()

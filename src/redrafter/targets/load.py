@@ -12,6 +12,7 @@ from redrafter.targets.cpu.passes import lean
 from redrafter.targets.default import NAME, default_model
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
+from redrafter.targets.verdicts import check_once, lean_once
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,12 @@ def load_target(
     """
     if model is None or isinstance(model, str | Path):
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
-        check_with_fallback(target)
-        lean(target)
+        if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
+            check_with_fallback(target)
+            lean(target)
+        else:
+            check_once(target, check_with_fallback)
+            lean_once(target)
         return target
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")

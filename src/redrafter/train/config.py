@@ -1,7 +1,11 @@
-"""What a user can set about a drafter to be trained and about the training; checked when made."""
+"""Options of a drafter to be trained, of its training and of its training data. Values are checked on creation.
 
+The command line reads these classes for its help texts, so this file imports neither torch nor transformers.
+"""
+
+import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from redrafter.config import (
     Cell,
@@ -14,7 +18,9 @@ from redrafter.config import (
     RecurrentConfig,
     require,
 )
-from redrafter.targets import Target
+
+if TYPE_CHECKING:
+    from redrafter.targets import Target
 
 LossName = Literal["hard", "soft", "acceptance"]
 COMMON = ("drafter", "exit_size", "blocks", "heads", "draft_vocab", "layers")
@@ -66,7 +72,7 @@ class DrafterOptions:
                     f"--{field.name.replace('_', '-')} belongs to the recurrent drafter, not to {self.drafter}",
                 )
 
-    def shape(self, target: Target) -> DrafterConfig:
+    def shape(self, target: "Target") -> DrafterConfig:
         """All sizes spelled out for a target."""
         sizes: dict[str, Any] = {
             "vocab_size": target.vocab_size,
@@ -89,7 +95,7 @@ class DrafterOptions:
         inner = self.exit_size or getattr(target.config, "intermediate_size", None) or 4 * target.hidden_size
         return EagleConfig(exit_size=inner, heads=self.heads or target.hidden_size // head, head_size=head, **sizes)
 
-    def _recurrent(self, target: Target, sizes: dict[str, Any]) -> RecurrentConfig:
+    def _recurrent(self, target: "Target", sizes: dict[str, Any]) -> RecurrentConfig:
         count = target.layer_count
         layers = self.layers or (*sorted({min(2, count - 1), count // 2}), -1)
         for layer in layers:
@@ -183,3 +189,36 @@ class TrainConfig:
     @property
     def evaluation_interval(self) -> int:
         return self.evaluate_every or max(1, self.updates // 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """How much training data is made, and how."""
+
+    texts: int = 100_000
+    """How many texts; with a file of prompts only, at most as many as it holds."""
+    max_new_tokens: int = 256
+    """Longest answer, in tokens."""
+    prompt_tokens: int = 128
+    """Longest user's turn that the target writes itself."""
+    longest_prompt: int = 512
+    """Longer prompts, counted with the chat template, are skipped."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Answers are written at these in turn."""
+    seed: int = 0
+    """Same seed, same data."""
+    shard: int | None = None
+    """Texts in one file; a killed run loses the unfinished one (when not given: 8192 on a GPU, 256 on a CPU)."""
+    batch: int | None = None
+    """Texts written at once (when not given: 2048 on a GPU, 16 on a CPU)."""
+    local: int = 0
+    """Tokens that the target goes on greedily after each token of each text (0: none)."""
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "max_new_tokens", "prompt_tokens", "longest_prompt", "shard", "batch"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        require(bool(self.temperatures), "temperatures must name at least one")
+        for temperature in self.temperatures:
+            require(0 <= temperature < math.inf, f"temperatures must be 0 or more, got {temperature}")
+        require(self.local >= 0, f"local must be 0 (off) or more, got {self.local}")

@@ -23,28 +23,53 @@ from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
 
+Chosen = dict[str, int]
+"""Module name -> index of its new forward among the module's candidates."""
 SAME = 1e-5
 """Relative difference that another order of summation explains, in a module; in a whole model ten times that."""
 
 
 @torch.no_grad()
-def lean(target: Target) -> None:
-    """Make a model that we loaded ourselves lean, if it is in fp32 on a CPU and there is a compiler."""
-    modules = list(target.model.modules())
-    if target.dtype != torch.float32 or any(p.device.type != "cpu" for p in target.model.parameters()):
-        return
-    if any("forward" in vars(m) for m in modules) or not ops.available():  # others' hooks stay as they are
-        return
-    before = _sample(target)
-    for module in reversed(modules):  # parts before the whole
-        for forward, trial in (*candidates(module), *LayerForward.candidates(module)):
+def lean(target: Target) -> Chosen:
+    """Replace the forwards of a model that we loaded ourselves. Returns which candidate each module got."""
+    if not replaceable(target):
+        return {}
+    modules = dict(target.model.named_modules())
+    before, chosen = _sample(target), {}
+    for name, module in reversed(modules.items()):  # parts before the whole
+        for index, (forward, trial) in enumerate(_candidates(module)):
             if _agrees(module, forward, trial):
-                module.forward = MethodType(forward, module)  # bound: a copy of the model gets its own
+                _install(module, forward)
+                chosen[name] = index
                 break
     if not _gap(_sample(target), before) <= 10 * SAME:
-        for module in modules:
-            vars(module).pop("forward", None)
+        for module in modules.values():
+            module.__dict__.pop("forward", None)
         log.info("%s keeps all of its own forward passes: the CPU's path gives other logits", target.name)
+        return {}
+    return chosen
+
+
+def install(target: Target, chosen: Chosen) -> None:
+    """Replace the forwards that `lean` chose for the same model before, without trying them again."""
+    modules = dict(target.model.named_modules())
+    for name, index in chosen.items():
+        _install(modules[name], _candidates(modules[name])[index][0])
+
+
+def replaceable(target: Target) -> bool:
+    """Whether the model is in fp32 on a CPU, has none of other people's hooks, and there is a compiler."""
+    if target.dtype != torch.float32 or any(p.device.type != "cpu" for p in target.model.parameters()):
+        return False
+    return not any("forward" in vars(m) for m in target.model.modules()) and ops.available()
+
+
+def _candidates(module: nn.Module) -> list[tuple[Forward, Trial]]:
+    return [*candidates(module), *LayerForward.candidates(module)]
+
+
+def _install(module: nn.Module, forward: Forward) -> None:
+    module.forward = MethodType(forward, module)  # bound: a copy of the model gets its own
 
 
 def _agrees(module: nn.Module, forward: Forward, trial: Trial) -> bool:
