@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from redrafter.cli.main import set_environment
+from tests.helpers.skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
