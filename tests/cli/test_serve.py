@@ -127,7 +127,7 @@ def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     costs = Costs(first)
     assert all(costs.choose(rows) in (*shapes, None) for rows in range(1, 9))
     other = make_pool(engine, ServeConfig(rows=2, context=90), shapes)
-    with pytest.raises(verb.ConfigError, match="nothing was measured"):
+    with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
         verb.profile_for(engine, other, shapes, "never", console)
 
 
@@ -145,9 +145,9 @@ def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
         return profiles.Profile(key={}, name="x", temperature=0.0, stepped=steps, choices=choices)
 
     console = Console(quiet=True)
-    monkeypatch.setattr(verb, "read", lambda *_: None)
-    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack - 1))
+    monkeypatch.setattr(profiles, "read", lambda *_: None)
+    monkeypatch.setattr(profiles, "find", lambda *_: tuned(pool.slack - 1))
     assert verb.profile_for(engine, pool, [], "never", console).name == "x"
-    monkeypatch.setattr(verb, "find", lambda *_: tuned(pool.slack))
-    with pytest.raises(verb.ConfigError, match="nothing was measured"):
+    monkeypatch.setattr(profiles, "find", lambda *_: tuned(pool.slack))
+    with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
         verb.profile_for(engine, pool, [], "never", console)
