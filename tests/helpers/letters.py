@@ -6,8 +6,9 @@ import tokenizers
 import transformers
 
 from redrafter import Engine
+from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
-from redrafter.engine.request import Request, SamplingParams
+from redrafter.engine.request import Request
 from redrafter.targets import Target, load_target
 from redrafter.train.dataset import Texts
 from redrafter.train.distill import DistillConfig

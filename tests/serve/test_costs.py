@@ -2,7 +2,7 @@
 
 from redrafter.config import Shape
 from redrafter.engine.profile import Guessed, Profile, Stepped
-from redrafter.runtime.pool import Pool
+from redrafter.runtime.batch import Batch
 from redrafter.serve import measure as measure_module
 from redrafter.serve.costs import Costs
 from redrafter.targets import Target
@@ -81,23 +81,22 @@ def test_steps_are_timed_in_turns_even_where_the_context_is_short(monkeypatch):
     """A clock of our own: 10 for a plain step, 1 more for each node; rows are opened anew when they are full."""
     target = Target(make_model())
     shapes = [Shape(width=3, length=3), Shape(width=1, length=2)]
-    pool = Pool(target, recurrent_drafter(target), rows=4, context=40, kept=1, shapes=shapes)
+    batch = Batch(target, recurrent_drafter(target), rows=4, context=40, kept=1, shapes=shapes)
     opened = []
     monkeypatch.setattr(measure_module, "_steps", fake_steps)
-    true = pool.open
-    pool.open = lambda *a, **k: (opened.append(1), true(*a, **k))[1]
+    true = batch.open
+    batch.open = lambda *a, **k: (opened.append(1), true(*a, **k))[1]
     guessed = [Guessed(shapes[0], 0.0, 2.0), Guessed(shapes[1], 0.0, 1.9)]
-    stepped, choices = measure_module.measure(pool, guessed, [[1, 2, 3], [4, 5]])
+    stepped, choices = measure_module.measure(batch, guessed, [[1, 2, 3], [4, 5]])
     assert {(s.batch, s.shape and s.shape.budget): s.ms for s in stepped if s.batch == 1} == {
         (1, None): 10.0, (1, 9): 19.0, (1, 2): 12.0,
     }  # fmt: skip
     assert [c.shape for c in choices] == [shapes[1]] * 3
     assert len(opened) > 1 + 2 + 4, "some were full"
-    assert pool.free == 4
+    assert batch.free == 4
 
 
-def fake_steps(pool, shape, count):
+def fake_steps(batch, shape, count):
     for _ in range(count):
-        pool.launch(True, shape)
-        pool.collect()
+        batch.step(True, shape)
     return 10.0 + (shape.budget if shape else 0)

@@ -62,7 +62,7 @@ class Summaries:
         elif gamma.name != "constant":  # another drafter has no gamma of its own
             shape = Shape(width=1, length=gamma.first)
         engine = Engine(self.target, drafter, shape=shape, runtime="eager")
-        engine.rule = rule(shape, self.target.vocab_size)
+        engine.make_rule = lambda shape: rule(shape, self.target.vocab_size)  # type: ignore[method-assign]
         some = self.articles[index * self.batch : (index + 1) * self.batch]
         prompts = [[{"role": "user", "content": a.text}] for a in some]
         done = engine.generate(

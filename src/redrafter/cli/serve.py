@@ -16,7 +16,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.engine.profile import Profile, find, key_of, path_of, read, save
 from redrafter.errors import ConfigError, OutOfMemory
-from redrafter.runtime.pool import Pool
+from redrafter.runtime.batch import Batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.train.openings import own_texts
 from redrafter.train.tune import walked
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         from redrafter.serve.costs import Costs
         from redrafter.serve.measure import prepare
-        from redrafter.serve.server import Server, build, ladder, make_pool
+        from redrafter.serve.server import Server, build, ladder, make_batch
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
     if args.rule != "seeded":
@@ -85,19 +85,19 @@ def run(args: argparse.Namespace) -> None:
         given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
         shapes = [engine.shape] if given else ladder(engine)
     with enough_room():
-        pool = make_pool(engine, config, shapes)
+        batch = make_batch(engine, config, shapes)
         if given or isinstance(engine.drafter, NoDrafter):
             costs = Costs(None, engine.shape if given else None)
         else:
-            costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
-        if pool.recorded:
+            costs = Costs(profile_for(engine, batch, shapes, args.tune, console))
+        if batch.recorded:
             with stages(console) as report:
-                prepare(pool, costs.shapes, progress=report)
-    served = build(engine, pool, costs, config)
+                prepare(batch, costs.shapes, progress=report)
+    served = build(engine, batch, costs, config)
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
-        console.print(f"{served.name}: {pool.rows} rows of {pool.context} tokens, drafter {describe(engine)}")
+        console.print(f"{served.name}: {batch.rows} rows of {batch.context} tokens, drafter {describe(engine)}")
         console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
@@ -132,38 +132,38 @@ def free_port(host: str, port: int) -> int:
         ) from error
 
 
-def profile_for(engine: Engine, pool: Pool, shapes: list[Shape], tune: str, console: Console) -> Profile:
+def profile_for(engine: Engine, batch: Batch, shapes: list[Shape], tune: str, console: Console) -> Profile:
     """Kept from an earlier start, or of `redrafter tune` for many rows, or measured now."""
     target, drafter = engine.target, engine.drafter
-    key = key_of(target, drafter, engine.runtime) | {"serving": str(pool.rows), "context": str(pool.context)}
+    key = key_of(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
     kept = None if tune == "again" else read(path_of(target.name, key))
     if kept is not None and kept.key == key:
         return kept
     if tune != "again":
         tuned = find(target, drafter, engine.runtime)
-        fits = tuned is not None and all(s.shape is None or s.shape.budget < pool.slack for s in tuned.stepped)
-        if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= pool.rows):
+        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.stepped)
+        if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= batch.rows):
             return tuned
     if tune == "never":
         raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
     console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
     with stages(console) as report:
-        profile = measured(engine, pool, shapes, key, report)
+        profile = measured(engine, batch, shapes, key, report)
     console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
     return profile
 
 
 def measured(
-    engine: Engine, pool: Pool, shapes: list[Shape], key: dict[str, str], report: Callable[[str, int, int], None]
+    engine: Engine, batch: Batch, shapes: list[Shape], key: dict[str, str], report: Callable[[str, int, int], None]
 ) -> Profile:
-    """tokens/step along the target's own texts, and what the pool's own steps take."""
+    """tokens/step along the target's own texts, and what the batch's own steps take."""
     from redrafter.serve.measure import measure
 
     report("writing texts", 0, 1)
     texts = own_texts(engine.plain(), None, count=TEXTS, length=LENGTH, temperature=0.0)
     guessed = walked(engine.target, engine.drafter, texts, shapes, 0.0, report)
-    prompts = [texts.row(i).tolist()[: pool.context // 2] for i in range(len(texts))]
-    stepped, choices = measure(pool, guessed, prompts, report)
+    prompts = [texts.row(i).tolist()[: batch.context // 2] for i in range(len(texts))]
+    stepped, choices = measure(batch, guessed, prompts, report)
     return Profile(
         key=key,
         name=engine.target.name,

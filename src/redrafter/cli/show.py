@@ -24,7 +24,7 @@ def coloured(part: Part, tokenizer: Any) -> Text:
 
 def awaited(parts: Iterator[Part], engine: Engine, console: Console) -> Iterator[Part]:
     """The same parts, with a word on the wait for the first one: a GPU's first use takes a while."""
-    compiles = engine.programs is not None and engine.programs.compiles
+    compiles = engine.recorded and engine.runtime != "graphs"
     why = "reading; the first use compiles for a minute or two (--runtime graphs: seconds, a little slower)"
     with console.status(why if compiles else "reading"):
         first = next(parts, None)

@@ -11,7 +11,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.rules import Rule, Search
 from redrafter.core.sampling import Sampling
-from redrafter.core.tree import Tree
+from redrafter.core.tree import Tree, root_tree
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,27 @@ class Target(Protocol):
 
 def step(
     rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Target
-) -> tuple[Rows, Accepted]:
-    """One round for all rows: new rows and what they gained."""
+) -> tuple[Rows, Accepted, Tree]:
+    """One round for all rows: new rows, what they gained, and the tree that was verified."""
     search = rule.search(sampling, rows.seeds, rows.lengths)
     tree = drafter.draft(rows.state, rows.last, search)
     logits, hidden = target.verify(tree, rows.lengths, cache, drafter.layers)
     accepted = rule.accept(search, tree, logits, rows.counts)
-    return settle(rows, cache, drafter, accepted, hidden)
+    return *settle(rows, cache, drafter, accepted, hidden), tree
+
+
+def first_tokens(
+    rows: Rows, sampling: Sampling, rule: Rule, drafter: Drafter, logits: Tensor, hidden: Tensor
+) -> tuple[Rows, Accepted]:
+    """The second half of a step with an empty tree: what the pass over whole prompts chose.
+
+    `logits` (B, V) after each row's end, hidden states (B, P, C); the last tokens stand at `rows.lengths`.
+    """
+    search = rule.search(sampling, rows.seeds, rows.lengths)
+    accepted = rule.accept(search, root_tree(rows.last), logits[:, None], rows.counts)
+    at_end = hidden.gather(1, rows.lengths[:, None, None].expand(-1, 1, hidden.shape[2]))
+    nothing = KVCache(slots=0)  # the last token's keys are where they belong
+    return settle(rows, nothing, drafter, accepted, at_end)
 
 
 def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hidden: Tensor) -> tuple[Rows, Accepted]:

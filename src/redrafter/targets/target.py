@@ -25,6 +25,10 @@ UNBOUNDED = 1 << 20
 """Context of a model whose config names none (relative positions only)."""
 
 
+KVLayout = tuple[int, int, torch.dtype, torch.device]
+"""KV heads, head size, dtype and device of one layer's keys, or of its values."""
+
+
 class Described(Protocol):
     """What a drafter has to know of a target, whoever runs it."""
 
@@ -68,9 +72,21 @@ class Target:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once, whoever decodes with it; goes with the model
+        self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._extra["logits_to_keep"] = 0
+
+    @torch.no_grad()
+    def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
+        """What each layer keeps in the KV cache, keys and values; a pass over one token shows it."""
+        if not self._kv_layout:
+            sample = KVCache(slots=1)
+            self.prefill(torch.zeros(1, 1, dtype=torch.long, device=self.device), [1], sample, ())
+            for layer, pair in sample.layers.items():
+                keys, values = ((x.shape[1], x.shape[3], x.dtype, x.device) for x in pair)
+                self._kv_layout[layer] = (keys, values)
+        return self._kv_layout
 
     def forward(
         self,
@@ -169,6 +185,10 @@ class Target:
                 if start < n <= stop:
                     last[row] = logits[row, ends.index(n - 1 - start)]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
+
+    def release(self) -> None:
+        """Give the model back as it came."""
+        self.verifiers.clear()
 
     def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
         """Whole texts (B, S), padded right -> hidden states (B, S, C): no cache, no logits, one causal pass."""

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from redrafter.config import require
+from redrafter.config import SamplingParams, require
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
 from redrafter.train.dataset import Texts
@@ -264,18 +264,17 @@ class _Writer:
         cycle = config.temperatures
         temperatures = [cycle[i % len(cycle)] for i in numbers]
         open_ = [i for i, p in enumerate(pieces) if p.seed is None]
-        starts = [
-            Start(
-                pieces[i].tokens,
-                seeds[i],
-                min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
-                self.eos,
+        requests = [
+            Request(
+                prompt=pieces[i].tokens,
+                seed=seeds[i],
+                max_new_tokens=min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
+                sampling=SamplingParams(temperature=temperatures[i]),
+                eos=self.eos,
             )
             for i in open_
         ]
-        answers = write_texts(
-            self.target, starts, [temperatures[i] for i in open_], rows=self.batch, progress=self.tell
-        )
+        answers = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
         rows = [p.tokens for p in pieces]
         lengths = [1 if p.seed is not None else len(p.tokens) for p in pieces]
         for i, answer in zip(open_, answers, strict=True):

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from redrafter.config import SamplingParams
 from redrafter.core.noise import fold
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.train.dataset import Texts
 from redrafter.train.self_prompts import SelfPrompts, has_template
 
@@ -46,9 +47,14 @@ def own_texts(
     target = engine.target
     every = _prompts(engine, prompts or PROMPTS, count) if prompts or has_template(target) else _made_up(engine, count)
     room = [(ids, min(length, target.max_positions - len(ids))) for ids in every]
-    starts = [Start(ids, fold(0, i), n, engine.eos_tokens()) for i, (ids, n) in enumerate(room) if n > 1]
+    sampling = SamplingParams(temperature=temperature)
+    starts = [
+        Request(prompt=ids, seed=fold(0, i), max_new_tokens=n, sampling=sampling, eos=engine.eos_tokens())
+        for i, (ids, n) in enumerate(room)
+        if n > 1
+    ]
     told = None if progress is None else lambda _: progress()
-    written = write_texts(target, starts, [temperature] * len(starts), rows=count, progress=told)
+    written = write_texts(target, starts, rows=count, progress=told)
     rows = [(s, [*s.prompt, *new]) for s, new in zip(starts, written, strict=True) if len(new) > 1]
     if not rows:
         raise ConfigError(f"{target.name} writes next to nothing after these prompts: give others with --prompts")

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
 
 SENTINEL = "redrafter-user-turn"
@@ -130,8 +131,9 @@ class SelfPrompts:
         for seed in seeds:
             prefix = self.turn.prefix if self.turn else (_first_token(self.target, seed),)
             room = max(1, min(self.budget, self.target.max_positions - len(prefix)))
-            starts.append(Start(prefix, seed, room, ends))
-        new = write_texts(self.target, starts, [1.0] * count, rows=self.rows, progress=self.progress)
+            sampling = SamplingParams(temperature=1.0)
+            starts.append(Request(prompt=prefix, seed=seed, max_new_tokens=room, sampling=sampling, eos=ends))
+        new = write_texts(self.target, starts, rows=self.rows, progress=self.progress)
         if self.turn is None:
             return [self._text([*s.prompt, *tokens], s.seed) for s, tokens in zip(starts, new, strict=True)]
         texts = self.target.tokenizer.batch_decode([tokens[:-1] for tokens in new])

@@ -47,9 +47,15 @@ class TreeTarget:
         return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
 
     def prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
+        self,
+        tokens: Tensor,
+        lengths: list[int],
+        cache: KVCache,
+        layers: tuple[int, ...],
+        begin: int = 0,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As Target.prefill: a piece of a prompt is a tree without branches."""
+        """As Target.prefill, for rows at `places` (B,) of the cache. A piece of a prompt is a tree without branches."""
         batch, total = tokens.shape
         piece = max(16, PIECE // batch)
         last: dict[int, Tensor] = {}
@@ -60,7 +66,7 @@ class TreeTarget:
             depths = torch.arange(stop - first, device=tokens.device).expand(batch, -1)
             chain = depths[:, :, None] >= depths[:, None, :]
             at = torch.full((batch,), first, device=tokens.device)
-            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers)
+            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers, places)
             hidden.append(states[:, start - first :])
             for row, n in enumerate(lengths):
                 if start < n <= stop:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
+from redrafter.config import RuleConfig, SamplingParams
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
-from redrafter.errors import ConfigError
-from redrafter.runtime import pool as pool_module
-from redrafter.runtime.eager import Start
-from redrafter.runtime.pool import Pool
-from redrafter.runtime.table import Table, Watched
+from redrafter.runtime.batch import Batch, StepResult
+from redrafter.runtime.executor import StepDrafter
+from redrafter.runtime.row import Request, Row, RowOutput
+from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from tests.helpers.zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
 
@@ -33,9 +33,9 @@ def target() -> Target:
     return Target(make_model())
 
 
-def make_pool(target: Target, drafter: Any = None, **options: Any) -> Pool:
+def make_batch(target: Target, drafter: Any = None, **options: Any) -> Batch:
     drafter = drafter or recurrent_drafter(target, memory_heads=2, memory_size=8)
-    return Pool(target, drafter, **({"rows": 6, "context": 90, "kept": 3, "shapes": SHAPES, "endings": 2} | options))
+    return Batch(target, drafter, **({"rows": 6, "context": 90, "kept": 3, "shapes": SHAPES, "endings": 2} | options))
 
 
 def requests(target: Target, count: int, chance: random.Random) -> list[Any]:
@@ -56,19 +56,18 @@ def alone(target: Target, every: list[Any]) -> list[list[int]]:
     return [engine.complete([r])[0].tokens for r in every]
 
 
-def serve(pool: Pool, every: list[Any], chance: random.Random, cancel: float = 0.0) -> dict[int, list[int]]:
+def serve(batch: Batch, every: list[Any], chance: random.Random, cancel: float = 0.0) -> dict[int, list[int]]:
     """Whatever order chance wants; texts of the rows that were not cancelled."""
     waiting = list(range(len(every)))
     rows: dict[Any, int] = {}
     reading: list[Any] = []
     texts: dict[int, list[int]] = {i: [] for i in waiting}
     while waiting or rows:
-        while waiting and pool.free and chance.random() < 0.7:
+        while waiting and batch.free and chance.random() < 0.7:
             i = waiting.pop(0)
             r = every[i]
-            row = pool.open(
-                Start(r.prompt, r.seed, r.max_new_tokens, r.eos),
-                r.sampling,
+            row = batch.open(
+                r,
                 drafts=chance.random() < 0.7,
                 logprobs=3 if chance.random() < 0.1 else None,
             )
@@ -76,29 +75,29 @@ def serve(pool: Pool, every: list[Any], chance: random.Random, cancel: float = 0
             reading.append(row)
         for row in list(reading):
             if chance.random() < 0.5:
-                written = pool.read(row, chance.choice([1, 5, 16]))
+                written = batch.read(row, chance.choice([1, 5, 16]))
                 if written is not None:
                     reading.remove(row)
                     texts[rows[row]] += written.tokens
                     if written.done:
-                        pool.close(row)
+                        batch.close(row)
                         del rows[row]
         for drafts in (True, False):
-            if pool.live[drafts] and chance.random() < 0.8:
-                pool.launch(drafts, chance.choice([*SHAPES, None]))
-                for row, written in pool.collect():
-                    texts[rows[row]] += written.tokens
-                    assert row.ids == [*row.start.prompt, *texts[rows[row]]]
-                    if written.done:
-                        pool.close(row)
-                        del rows[row]
+            if batch.live[drafts] and chance.random() < 0.8:
+                for result in batch.step(drafts, chance.choice([*SHAPES, None])):
+                    for row, written in result.rows:
+                        texts[rows[row]] += written.tokens
+                        assert row.ids == [*row.request.prompt, *texts[rows[row]]]
+                        if written.done:
+                            batch.close(row)
+                            del rows[row]
         for row in list(rows):
             if chance.random() < cancel:
-                pool.close(row)
+                batch.close(row)
                 del texts[rows.pop(row)]
                 if row in reading:
                     reading.remove(row)
-    assert pool.free == pool.rows
+    assert batch.free == batch.rows
     return texts
 
 
@@ -107,8 +106,8 @@ def serve(pool: Pool, every: list[Any], chance: random.Random, cancel: float = 0
 def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> None:
     chance = random.Random(f"{recorded} {cancel}")
     every = requests(target, 30, chance)
-    pool = make_pool(target, recorded=recorded)
-    texts = serve(pool, every, chance, cancel)
+    batch = make_batch(target, recorded=recorded)
+    texts = serve(batch, every, chance, cancel)
     expected = alone(target, every)
     assert len(texts) == 30 if not cancel else 3 < len(texts) < 30
     assert texts == {i: expected[i] for i in texts}
@@ -124,15 +123,15 @@ def test_other_targets_and_drafters(kind: str, name: str) -> None:
         drafter = {"ngram": NgramDrafter(2, 1), "none": NoDrafter()}.get(name) or recurrent_drafter(target)
     chance = random.Random(kind + name)
     every = requests(target, 12, chance)
-    assert serve(make_pool(target, drafter), every, chance) == dict(enumerate(alone(target, every)))
+    assert serve(make_batch(target, drafter), every, chance) == dict(enumerate(alone(target, every)))
 
 
-def wrong_swap(self: Table, a: int, b: int, length: int) -> None:
+def wrong_swap(self: BatchState, a: int, b: int, length: int) -> None:
     for x in self.cache.tensors():
         x[a, :, :length], x[b, :, :length] = x[b, :, :length].clone(), x[a, :, :length].clone()
 
 
-def wrong_copy(self: Table, source: int, place: int, start: int, stop: int) -> None:
+def wrong_copy(self: BatchState, source: int, place: int, start: int, stop: int) -> None:
     self.history[place, start:stop] = self.history[source, start:stop]
 
 
@@ -141,35 +140,48 @@ def test_a_broken_table_is_noticed(target: Target, monkeypatch: pytest.MonkeyPat
     """Twins: rows that change places by halves, or take over a beginning without its keys."""
     chance = random.Random(0)
     every = requests(target, 20, chance)
-    monkeypatch.setattr(Table, name, new)
-    assert serve(make_pool(target), every, chance) != dict(enumerate(alone(target, every)))
+    monkeypatch.setattr(BatchState, name, new)
+    assert serve(make_batch(target), every, chance) != dict(enumerate(alone(target, every)))
 
 
-def drafted(pool: Pool, prompts: list[list[int]], budget: int = 20) -> list[list[tuple[int, int]]]:
+KIND = SamplingParams(temperature=1.0)
+
+
+def request(prompt: list[int], seed: int, budget: int, sampling: SamplingParams = KIND) -> Request:
+    return Request(prompt=prompt, seed=seed, max_new_tokens=budget, sampling=sampling)
+
+
+def everyone(results: list[StepResult]) -> list[tuple[Row, RowOutput]]:
+    return [pair for result in results for pair in result.rows]
+
+
+def stepped(batch: Batch, drafts: bool, shape: Shape | None) -> RowOutput:
+    """A step of a batch of one row."""
+    ((_, output),) = everyone(batch.step(drafts, shape) + batch.drain())
+    return output
+
+
+def drafted(batch: Batch, prompts: list[list[int]], budget: int = 20) -> list[list[tuple[int, int]]]:
     """One prompt after the other: of each step, tokens and how many were guessed."""
     found = []
     for prompt in prompts:
-        row = pool.open(Start(prompt, 1, budget, ()), KIND)
-        while (written := pool.read(row, 16)) is None:
+        row = batch.open(request(prompt, 1, budget))
+        while (written := batch.read(row, 16)) is None:
             pass
         steps = []
         while not written.done:
-            pool.launch(True, SHAPES[0])
-            ((_, written),) = pool.collect()
+            written = stepped(batch, True, SHAPES[0])
             steps.append((len(written.tokens), written.drafted))
-        pool.close(row)
+        batch.close(row)
         found.append(steps)
     return found
-
-
-KIND = pool_module.SamplingParams(temperature=1.0)
 
 
 def test_a_known_beginning_is_not_read_again_and_guesses_stay_the_same(target: Target) -> None:
     chance = random.Random(5)
     first = [chance.randrange(VOCAB) for _ in range(40)]
     second = [*first[:33], 1, 2, 3]
-    pool = make_pool(target)
+    batch = make_batch(target)
     passes: list[int] = []
     forward = target.forward
 
@@ -177,17 +189,17 @@ def test_a_known_beginning_is_not_read_again_and_guesses_stay_the_same(target: T
         passes.append(tokens.shape[1])
         return forward(tokens, *args, **kwargs)
 
-    apart = [drafted(make_pool(target), [p])[0] for p in (first, second)]
+    apart = [drafted(make_batch(target), [p])[0] for p in (first, second)]
     target.forward = counted  # type: ignore[method-assign]
     try:
-        together = drafted(pool, [first, second])
+        together = drafted(batch, [first, second])
         read = [n for n in passes if n > 1]
     finally:
         del target.forward  # type: ignore[method-assign]
     assert together == apart
     assert sum(d for steps in together for _, d in steps) > 0, "else nothing is shown about guesses"
     assert 3 in read, "the second prompt's own end alone"
-    assert pool.used == 0
+    assert batch.used == 0
 
 
 def test_guesses_notice_lost_hidden_states(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,42 +207,40 @@ def test_guesses_notice_lost_hidden_states(target: Target, monkeypatch: pytest.M
     chance = random.Random(5)
     first = [chance.randrange(VOCAB) for _ in range(40)]
     second = [*first[:33], 1, 2, 3]
-    copy = Table.copy
+    copy = BatchState.copy
 
-    def keys_only(self: Table, source: int, place: int, start: int, stop: int) -> None:
+    def keys_only(self: BatchState, source: int, place: int, start: int, stop: int) -> None:
         copy(self, source, place, start, stop)
         self.history[place, start:stop] = 0
 
-    apart = drafted(make_pool(target), [second])
-    monkeypatch.setattr(Table, "copy", keys_only)
-    assert drafted(make_pool(target), [first, second])[1:] != apart
+    apart = drafted(make_batch(target), [second])
+    monkeypatch.setattr(BatchState, "copy", keys_only)
+    assert drafted(make_batch(target), [first, second])[1:] != apart
 
 
 def test_a_chats_next_turn_reuses_the_answer(target: Target) -> None:
-    pool = make_pool(target)
+    batch = make_batch(target)
     prompt = list(range(20))
-    row = pool.open(Start(prompt, 1, 12, ()), KIND)
-    while (written := pool.read(row, 16)) is None:
+    row = batch.open(request(prompt, 1, 12))
+    while (written := batch.read(row, 16)) is None:
         pass
     while not written.done:
-        pool.launch(True, SHAPES[0])
-        ((_, written),) = pool.collect()
-    pool.close(row)
-    again = pool.open(Start([*row.ids, 5, 6], 1, 4, ()), KIND)
-    pool.read(again, 64)
+        written = stepped(batch, True, SHAPES[0])
+    batch.close(row)
+    again = batch.open(request([*row.ids, 5, 6], 1, 4))
+    batch.read(again, 64)
     assert again.reused == len(row.ids) - 1
 
 
 def test_logprobs_are_the_targets_own(target: Target) -> None:
-    pool = make_pool(target)
+    batch = make_batch(target)
     prompt = [3, 1, 4, 1, 5]
-    row = pool.open(Start(prompt, 1, 9, ()), pool_module.SamplingParams(temperature=2.0, top_k=4), logprobs=5)
-    written = pool.read(row, 64)
+    row = batch.open(request(prompt, 1, 9, SamplingParams(temperature=2.0, top_k=4)), logprobs=5)
+    written = batch.read(row, 64)
     assert written is not None
     every = [(t, f) for t, f in zip(written.tokens, written.logprobs or [], strict=True)]
     while not written.done:
-        pool.launch(True, SHAPES[0])
-        ((_, written),) = pool.collect()
+        written = stepped(batch, True, SHAPES[0])
         every += zip(written.tokens, written.logprobs or [], strict=True)
     whole = torch.tensor([row.ids])
     with torch.no_grad():
@@ -243,8 +253,8 @@ def test_logprobs_are_the_targets_own(target: Target) -> None:
 
 
 def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
-    pool = make_pool(target)
-    rows = [pool.open(Start([3, 1, 4, i], i, 12, ()), KIND) for i in range(3)]
+    batch = make_batch(target)
+    rows = [batch.open(request([3, 1, 4, i], i, 12)) for i in range(3)]
 
     def bad(logits: torch.Tensor, tree: Any) -> torch.Tensor:
         if len(rows[1].ids) > 6:
@@ -254,18 +264,17 @@ def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
     rows[1].processor = bad
     texts: dict[Any, list[int]] = {}
     for row in rows:
-        written = pool.read(row, 64)
+        written = batch.read(row, 64)
         assert written is not None
         texts[row] = written.tokens
     failed = None
     while any(row.live for row in rows):
-        pool.launch(True, SHAPES[0])
-        for row, written in pool.collect():
+        for row, written in everyone(batch.step(True, SHAPES[0])):
             texts[row] += written.tokens
             if written.error is not None:
                 failed = row
             if written.done or written.error is not None:
-                pool.close(row)
+                batch.close(row)
     assert failed is rows[1]
     engine = Engine(target, NoDrafter())
     for i in (0, 2):
@@ -273,14 +282,13 @@ def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
 
 
 def test_the_tree_of_a_step_is_told(target: Target) -> None:
-    pool = make_pool(target)
-    row = pool.open(Start([3, 1, 4], 2, 30, ()), KIND)
-    pool.read(row, 64)
+    batch = make_batch(target)
+    row = batch.open(request([3, 1, 4], 2, 30))
+    batch.read(row, 64)
     seen = 0
     for _ in range(6):
         last = row.ids[-1]
-        pool.launch(True, SHAPES[0])
-        ((_, written),) = pool.collect()
+        written = stepped(batch, True, SHAPES[0])
         assert written.tree is not None
         tokens, parents, path = written.tree
         assert len(tokens) == len(parents) == written.nodes + 1 == 10
@@ -291,45 +299,60 @@ def test_the_tree_of_a_step_is_told(target: Target) -> None:
     assert seen
 
 
-def test_a_draft_model_is_refused(target: Target) -> None:
-    with pytest.raises(ConfigError, match="cannot join a running batch"):
-        make_pool(target, ModelDrafter(target, target))
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_draft_model_joins_too(target: Target, recorded: bool) -> None:
+    chance = random.Random(3)
+    every = requests(target, 12, chance)
+    batch = make_batch(target, ModelDrafter(target, target), recorded=recorded)
+    assert serve(batch, every, chance) == dict(enumerate(alone(target, every)))
+
+
+@pytest.mark.parametrize("name", ["rejection", "typical"])
+def test_other_rules_write_what_they_write_alone(target: Target, name: str) -> None:
+    """Their texts depend on what was guessed, so every row drafts with one shape."""
+    rule, shape = RuleConfig(name=name), Shape(width=1, length=3)
+    engine = Engine(target, recurrent_drafter(target), shape=shape, rule=rule)
+    prompts = [[3, 1, 4, i] for i in range(9)]
+    together = engine.generate(prompts, batch_size=4, max_new_tokens=20, temperature=1.0, seed=list(range(9)))
+    apart = [engine.generate(p, max_new_tokens=20, temperature=1.0, seed=i) for i, p in enumerate(prompts)]
+    assert [c.tokens for c in together] == [c.tokens for c in apart]
+    assert sum(c.stats.accepted for c in together) > 0
 
 
 def test_plain_rows_compute_no_guess(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watched, "draft", lambda self, *a: pytest.fail("a guess") if self.guesses else DRAFT(self, *a))
-    pool = make_pool(target)
-    row = pool.open(Start([3, 1, 4], 2, 5, ()), KIND, drafts=False)
-    pool.read(row, 64)
-    pool.launch(False, None)
-    ((_, written),) = pool.collect()
+    monkeypatch.setattr(
+        StepDrafter, "draft", lambda self, *a: pytest.fail("a guess") if self.guesses else DRAFT(self, *a)
+    )
+    batch = make_batch(target)
+    row = batch.open(request([3, 1, 4], 2, 5), drafts=False)
+    batch.read(row, 64)
+    written = stepped(batch, False, None)
     assert (len(written.tokens), written.nodes) == (1, 0)
 
 
-DRAFT = Watched.draft
+DRAFT = StepDrafter.draft
 
 
-def trees(pool: Pool, plain: int) -> dict[int, Any]:
+def trees(batch: Batch, plain: int) -> dict[int, Any]:
     """By where a step begins; the first `plain` tokens come without a guess."""
-    row = pool.open(Start(list(range(20)), 1, 40, ()), KIND)
-    pool.read(row, 64)
+    row = batch.open(request(list(range(20)), 1, 40))
+    batch.read(row, 64)
     found = {}
     while len(row.ids) < 55:
         at = len(row.ids)
-        pool.launch(True, None if at < 20 + plain else SHAPES[0])
-        ((_, written),) = pool.collect()
+        written = stepped(batch, True, None if at < 20 + plain else SHAPES[0])
         found[at] = written.tree
     return found
 
 
 def test_a_drafter_left_behind_catches_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without a guess in between change no later guess; twin: one that never hears of them guesses otherwise."""
-    often, later = trees(make_pool(target), 0), trees(make_pool(target), 12)
+    often, later = trees(make_batch(target), 0), trees(make_batch(target), 12)
     shared = [at for at in often if at in later and at >= 32]
     assert len(shared) >= 3
     assert [often[at] for at in shared] == [later[at] for at in shared]
-    monkeypatch.setattr(Table, "follow", lambda *_: None)
-    deaf = trees(make_pool(target), 12)
+    monkeypatch.setattr(BatchState, "catch_up", lambda *_: None)
+    deaf = trees(make_batch(target), 12)
     assert [often[at] for at in shared] != [deaf[at] for at in shared]
 
 
@@ -338,6 +361,7 @@ def test_the_tree_kernels_rows_write_the_same() -> None:
     target = Target(make_model("llama", torch.float32))
     chance = random.Random(9)
     every = requests(target, 12, chance)
-    pool = make_pool(target, recurrent_drafter(target), recorded=True, runtime="graphs")
-    assert serve(pool, every, chance) == dict(enumerate(alone(target, every)))
-    assert any(p is not None and p.verifier is not target for p in pool.recorder.programs.values())
+    batch = make_batch(target, recurrent_drafter(target), recorded=True, runtime="graphs")
+    assert serve(batch, every, chance) == dict(enumerate(alone(target, every)))
+    assert batch.executor.verifier is not target
+    assert batch.executor.steps

@@ -11,10 +11,10 @@ from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import UnsupportedTarget
-from redrafter.runtime import reader
-from redrafter.runtime.arena import Arena
-from redrafter.runtime.compiled import Programs
-from redrafter.runtime.program import Program
+from redrafter.runtime import batch as batch_module
+from redrafter.runtime import prefill
+from redrafter.runtime.cache import Arena
+from redrafter.runtime.executor import RecordedStep
 from redrafter.targets import attention, load_target
 from redrafter.targets.cuda import tree_target as tree
 from redrafter.targets.selfcheck import check_tree_kernel
@@ -38,8 +38,8 @@ def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
 
 def recorded(target, drafter, shape=None) -> Engine:
     """An engine whose steps run over fixed buffers, on a CPU too."""
-    engine = Engine(target, drafter, shape=shape)
-    engine.programs = Programs(target, drafter, engine.rule, compiles=False)
+    engine = Engine(target, drafter, shape=shape, runtime="graphs")
+    engine.recorded = True
     return engine
 
 
@@ -63,7 +63,7 @@ def test_texts_are_those_of_eager_steps(kind, dtype, options):
         )
         for prompts, want in ((PROMPTS, plain), (PROMPTS[:1], plain[:1]), (PROMPTS, plain)):
             assert [c.tokens for c in engine.generate(list(prompts), **options)] == want
-        assert not engine.programs.hopeless
+        assert engine.recorded
 
 
 def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
@@ -77,9 +77,9 @@ def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
         recorded(target, recurrent_drafter(target), shape).generate(prompt, **room)
 
 
-@torch.no_grad()
 def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(reader, "PIECES", (4, 16))
+    monkeypatch.setattr(prefill, "PIECES", (4, 16))
+    monkeypatch.setattr(batch_module, "PIECES", (4, 16))
     target = load_target(make_model("llama", torch.float32))
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
     engine = recorded(target, drafter, Shape(width=3, length=3, nodes=5))
@@ -87,42 +87,43 @@ def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
         prompt = torch.arange(length) % 47
         want = Engine(target, NoDrafter()).generate(prompt.tolist(), max_new_tokens=20).tokens
         assert engine.generate(prompt.tolist(), max_new_tokens=20).tokens == want
-        ((program,),) = engine.programs.every.values()
-        mine = program.reads_one.prefill(prompt[None], [length], program.arena, drafter.layers)
-        own = target.prefill(prompt[None], [length], KVCache(slots=64), drafter.layers)
-        for a, b in zip(mine, own, strict=True):  # logits, and the hidden states of all pieces
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert set(program.reads_one.pieces) == {4, 16}
-    prompt[3] += 1  # twin: in the first piece
-    other = program.reads_one.prefill(prompt[None], [length], program.arena, drafter.layers)
-    assert not torch.allclose(other[1][:, 3:16], own[1][:, 3:16], atol=1e-2)
-    assert torch.equal(other[1][:, :3], mine[1][:, :3])
+        (batch,) = engine._idle
+        with torch.no_grad():
+            _, own = target.prefill(prompt[None], [length], KVCache(slots=64), drafter.layers)
+        mine = batch.state.history[:1, :length].clone()
+        torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+    assert set(batch.reader.pieces) == {4, 16}
+    prompt[3] += 1  # twin: another token in the first piece
+    engine.generate(prompt.tolist(), max_new_tokens=20)
+    other = batch.state.history[:1, :length]
+    assert not torch.allclose(other[:, 3:16], own[:, 3:16], atol=1e-2)
+    assert torch.equal(other[:, :3], mine[:, :3])
 
 
-def test_a_program_that_is_dropped_leaves_its_memory_at_once():
+def test_a_closed_engine_leaves_its_memory_at_once():
     """Not when Python next looks for circles: room is needed now."""
     target = load_target(make_model("llama", torch.float32))
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
     engine.generate(PROMPTS[0], max_new_tokens=4)
-    ((program,),) = engine.programs.every.values()
-    assert program.reads_one.pieces
-    arena = weakref.ref(program.arena)
+    (batch,) = engine._idle
+    assert batch.reader.pieces
+    arena = weakref.ref(batch.state.cache)
     gc.disable()
     try:
-        engine.programs.every.clear()
+        engine.close()
         assert arena() is not None, "twin: held here"
-        del program
+        del batch
         assert arena() is None
     finally:
         gc.enable()
 
 
-def test_a_program_serves_run_after_run_and_two_at_once():
+def test_a_batch_serves_run_after_run_and_two_at_once():
     target = load_target(make_model())
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
     want = [engine.plain().generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]]
     assert [engine.generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]] == want
-    assert sum(map(len, engine.programs.every.values())) == 1
+    assert len(engine._idle) == 1
     streams = [engine.stream([p], max_new_tokens=12) for p in PROMPTS[:2]]
     tokens = [[], []]
     for parts in zip(*streams, strict=False):  # turn by turn
@@ -131,8 +132,7 @@ def test_a_program_serves_run_after_run_and_two_at_once():
     for mine, stream in zip(tokens, streams, strict=True):
         mine += [t for part in stream for t in part.tokens]
     assert all(w[: len(t)] == t for w, t in zip(want, tokens, strict=True))
-    assert sum(map(len, engine.programs.every.values())) == 2
-    assert not any(p.busy for programs in engine.programs.every.values() for p in programs)
+    assert len(engine._idle) == 2
 
 
 def test_statistics_are_those_of_eager_steps():
@@ -196,20 +196,41 @@ def test_a_run_under_way_outlives_anothers_failure():
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=20).tokens
     stream = engine.stream([PROMPTS[0]], max_new_tokens=20)
     tokens = [t for _ in range(3) for t in next(stream).tokens]
-    engine.programs.give_up(RuntimeError("another batch"))
+    engine.recorded = False
+    assert engine.generate(PROMPTS[0], max_new_tokens=20).tokens == want
     tokens += [t for part in stream for t in part.tokens]
     assert tokens == want
 
 
-def test_a_failed_recording_leaves_no_half_made_program(monkeypatch):
+def test_a_failed_recording_leaves_no_half_made_step(monkeypatch):
     target = load_target(make_model())
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=12).tokens
-    monkeypatch.setattr(Program, "_prepare", lambda self: 1 / 0)
+    monkeypatch.setattr(RecordedStep, "_run", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         engine.generate(PROMPTS[0], max_new_tokens=12)
-    ((program,),) = engine.programs.every.values()
-    assert program.rows is None
-    assert not program.busy
+    (batch,) = engine._idle
+    assert not batch.executor.steps
+    assert batch.free == batch.rows
     monkeypatch.undo()
     assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == want
+
+
+def test_freed_rows_take_the_next_prompts():
+    target = load_target(make_model())
+    for engine in (Engine(target, recurrent_drafter(target)), recorded(target, recurrent_drafter(target))):
+        prompts = [[1 + i, 2, 3] for i in range(7)]
+        budgets = [3, 40, 4, 5, 3, 30, 6]
+        requests = [engine.requests([p], max_new_tokens=n)[0] for p, n in zip(prompts, budgets, strict=True)]
+        sizes = []
+
+        def counted(self, *args, sizes=sizes, step=batch_module.Batch.step, **kwargs):
+            sizes.append(sum(self.live.values()))
+            return step(self, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch_module.Batch, "step", counted)
+            done = engine.complete(requests, rows=2)
+        assert [c.tokens for c in done] == [engine.plain().complete([r])[0].tokens for r in requests]
+        # The second request is the longest; the others pass through the first row beside it.
+        assert sizes.count(2) > 0.6 * len(sizes)

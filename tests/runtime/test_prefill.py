@@ -8,12 +8,12 @@ import torch
 from redrafter import Engine
 from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.eager import Start
-from redrafter.runtime.reader import Reader
+from redrafter.runtime.prefill import PromptReader
+from redrafter.runtime.row import Request
 from redrafter.serve.measure import prepare
 from redrafter.targets import Target
 from tests.helpers.zoo import VOCAB, make_model
-from tests.runtime.test_pool import SHAPES, alone, make_pool, requests, serve
+from tests.runtime.test_batch import SHAPES, alone, make_batch, requests, serve, stepped
 
 
 @pytest.fixture(scope="module")
@@ -31,45 +31,46 @@ def test_recorded_passes_read_whatever_fits(kind: str) -> None:
         Engine(single, NoDrafter()).requests([prompt], max_new_tokens=9, seed=0)
     )[0]
     for most in (1, 7, 33, 80):
-        pool = make_pool(single, recorded=True, runtime="graphs")
-        assert pool.reader is not None
-        row = pool.open(Start(prompt, 0, 9, ()), SamplingParams())
-        while (written := pool.read(row, most)) is None:
+        batch = make_batch(single, recorded=True, runtime="graphs")
+        assert batch.reader is not None
+        row = batch.open(Request(prompt=prompt, seed=0, max_new_tokens=9))
+        while (written := batch.read(row, most)) is None:
             pass
         tokens = list(written.tokens)
         while not written.done:
-            pool.launch(True, SHAPES[0])
-            ((_, written),) = pool.collect()
+            written = stepped(batch, True, SHAPES[0])
             tokens += written.tokens
         assert tokens == expected.tokens
         # Room for 90 tokens and a tree: 64 fit behind the first 33, 128 nowhere.
-        assert set(pool.reader.pieces) == {1: {16}, 7: {16}, 33: {64, 16}, 80: set()}[most]
-        assert not pool.reader.hopeless
+        assert set(batch.reader.pieces) == {1: {16}, 7: {16}, 33: {64, 16}, 80: set()}[most]
+        assert not batch.reader.failed
 
 
 def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twin: prompts read into the next row's place."""
-    read = Reader.read
-    monkeypatch.setattr(Reader, "read", lambda self, place, tokens, begin: read(self, (place + 1) % 9, tokens, begin))
+    read = PromptReader.read
+    monkeypatch.setattr(
+        PromptReader, "read", lambda self, place, tokens, begin: read(self, (place + 1) % 9, tokens, begin)
+    )
     chance = random.Random(0)
     every = requests(single, 20, chance)
-    assert serve(make_pool(single, recorded=True, runtime="graphs"), every, chance) != dict(
+    assert serve(make_batch(single, recorded=True, runtime="graphs"), every, chance) != dict(
         enumerate(alone(single, every))
     )
 
 
 def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
-    pool = make_pool(single, recorded=True, runtime="graphs")
-    prepare(pool, lambda rows: [*SHAPES, None])
-    assert pool.free == pool.rows
-    assert pool.reader is not None
-    before = set(pool.recorder.programs), set(pool.reader.pieces)
+    batch = make_batch(single, recorded=True, runtime="graphs")
+    prepare(batch, lambda rows: [*SHAPES, None])
+    assert batch.free == batch.rows
+    assert batch.reader is not None
+    before = set(batch.executor.steps), set(batch.reader.pieces)
     assert before[1] == {16, 32, 64}
     chance = random.Random(8)
     every = requests(single, 24, chance)
-    assert serve(pool, every, chance) == dict(enumerate(alone(single, every)))
-    made = {key for key in pool.recorder.programs if key[2] or key[3] is None}  # a scheduler guesses for no plain row
-    assert (made, set(pool.reader.pieces)) == before
-    small = make_pool(single, recorded=True, runtime="graphs")
+    assert serve(batch, every, chance) == dict(enumerate(alone(single, every)))
+    made = {key for key in batch.executor.steps if key[2] or key[3] is None}  # a scheduler guesses for no plain row
+    assert (made, set(batch.reader.pieces)) == before
+    small = make_batch(single, recorded=True, runtime="graphs")
     prepare(small, lambda rows: [*SHAPES, None], [SamplingParams()])
-    assert set(small.recorder.programs) < before[0], "greedy rows alone need fewer"
+    assert set(small.executor.steps) < before[0], "greedy rows alone need fewer"

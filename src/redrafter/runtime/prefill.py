@@ -1,4 +1,4 @@
-"""Reads prompts into a cache by recorded passes: to launch one kernel by kernel takes longer than it runs."""
+"""Reads a prompt piece by piece in recorded passes: to launch a pass kernel by kernel takes longer than to run it."""
 
 import logging
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from redrafter.targets.cuda.tree_target import TreeTarget
 log = logging.getLogger(__name__)
 
 PIECES = (16, 32, 64, 128, 256, 512)
-"""Tokens of a recorded pass; fewer are filled up with tokens that nobody sees."""
+"""Tokens of a recorded pass. A shorter piece is padded; attention never sees the padding."""
 
 
-class Reader:
-    """One pass for each number of tokens in `PIECES`, at any place of the cache, made at its first use and kept."""
+class PromptReader:
+    """One pass for each number of tokens in `PIECES`, at any place of the batch, recorded at its first use and kept."""
 
     def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...]) -> None:
         self.verifier, self.cache, self.layers = verifier, cache, layers
         self.pieces: dict[int, _Piece] = {}
-        # Its own: a recording that fails leaves its pool to nobody else.
+        # A pool of its own: a recording that fails makes its memory pool unusable.
         self.memory = torch.cuda.graph_pool_handle() if verifier.target.device.type == "cuda" else None
-        self.hopeless = False
+        self.failed = False
 
     def read(self, place: int, tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor] | None:
-        """Tokens behind the first `begin` of a row -> logits (1, V) after the last, hidden states (1, n, C).
+        """Read the tokens behind the first `begin` of a row -> logits (1, V) after the last, hidden states (1, n, C).
 
-        They are there until the next recorded pass. None if it cannot be recorded or would not fit behind `begin`.
+        Both are valid until the next recorded pass. None if the pass cannot be recorded or does not fit the cache.
         """
         size = next((n for n in PIECES if n >= len(tokens)), None)
-        if self.hopeless or size is None or begin + size > self.cache.slots:
+        if self.failed or size is None or begin + size > self.cache.slots:
             return None
         piece = self.pieces.get(size) or _Piece(size, self.verifier.target.device)
         piece.given.copy_(torch.tensor([*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]))
@@ -41,28 +41,12 @@ class Reader:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the model, the compiler, Triton or the recording
-            self.hopeless = True
+            self.failed = True
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("%s reads prompts by passes that are not recorded (%s)", self.verifier.target.name, first)
             return None
         self.pieces[size] = piece
         return piece.logits, piece.hidden[:, : len(tokens)]
-
-    def prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """As Target.prefill, of a single row."""
-        ids: list[int] = tokens[0].tolist()
-        hidden: list[Tensor] = []
-        for start in range(0, len(ids), PIECES[-1]):
-            found = self.read(0, ids[start : start + PIECES[-1]], start)
-            if found is None:
-                with self.verifier.serving(cache):
-                    logits, rest = self.verifier.prefill(tokens, lengths, cache, layers, begin=start)
-                return logits, torch.cat([*hidden, rest], dim=1)
-            logits = found[0]
-            hidden.append(found[1].clone())  # the next piece takes its place
-        return logits, torch.cat(hidden, dim=1)
 
 
 class _Piece:
@@ -77,7 +61,7 @@ class _Piece:
         self.chain = self.depths[:, :, None] >= self.depths[:, None, :]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, reader: Reader) -> None:
+    def run(self, reader: PromptReader) -> None:
         if self.graph is not None:
             self.graph.replay()
             return
@@ -88,7 +72,7 @@ class _Piece:
             else:
                 self._pass(reader)
 
-    def _pass(self, reader: Reader) -> None:
+    def _pass(self, reader: PromptReader) -> None:
         begin, place, last = self.given[-3:].view(3, 1)
         tokens = self.given[None, :-3]
         logits, self.hidden = reader.verifier.forward(
