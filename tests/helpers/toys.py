@@ -1,10 +1,11 @@
 """Training at toy scale: settings and texts that several test files share."""
 
 from redrafter.core.noise import fold
+from redrafter.drafters.options import DrafterOptions
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import Texts
 from tests.helpers.zoo import VOCAB
 

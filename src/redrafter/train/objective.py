@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.drafters.checkpoint import Net
+from redrafter.drafters import registry
+from redrafter.drafters.base import DrafterNet
+from redrafter.drafters.training import LossInput, TrainingBatch
 from redrafter.targets import Target
-from redrafter.train.batches import Batch
-from redrafter.train.lesson import Lesson, guesses, token_at
 from redrafter.train.losses import LOSSES, Loss
 from redrafter.train.teacher import Teacher
 
@@ -44,7 +44,7 @@ class Objective(nn.Module):
 
     def __init__(
         self,
-        net: Net,
+        net: DrafterNet,
         target: Target,
         *,
         depth: int,
@@ -56,6 +56,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.feature_loss = net, feature_loss
+        self.features = registry.get(net.config.kind).features
         on_gpu = target.device.type == "cuda"
         self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
         self.reach = loss == "acceptance"  # depths count as far as they are reached
@@ -69,29 +70,29 @@ class Objective(nn.Module):
             self.score = torch.compile(self.score, dynamic=False)
         self.labels = label_table(net.token_ids, target.vocab_size, target.device)
 
-    def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
+    def forward(self, batch: TrainingBatch, states: States) -> tuple[Tensor, Score]:
         device = batch.tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            features, beside = guesses(self.net, self._lesson(batch, states))  # (T, n, F)
+            features, additional = self.features(self.net, self._inputs(batch, states))  # (T, n, F)
             vocabulary = self.net.vocabulary(self.teacher.weight)
         if self.bf16:
             vocabulary = vocabulary.bfloat16()
         total, right, count = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
             features.to(vocabulary.dtype), vocabulary, self, batch, states
         )
-        if beside is not None:
-            total = total + self.feature_loss * beside
+        if additional is not None:
+            total = total + self.feature_loss * additional
         return total, Score(total.detach(), right, count)
 
-    def _lesson(self, batch: Batch, states: States) -> Lesson:
+    def _inputs(self, batch: TrainingBatch, states: States) -> LossInput:
         dtype = torch.bfloat16 if self.bf16 else next(self.net.parameters()).dtype
-        return Lesson(batch, states.context.to(dtype), self.embed[0], self.weights)
+        return LossInput(batch, states.context.to(dtype), self.embed[0], self.weights)
 
-    def label(self, batch: Batch, depth: int) -> Tensor:
+    def label(self, batch: TrainingBatch, depth: int) -> Tensor:
         """(n,) which of the guessable tokens comes at a depth, -1 if none of them."""
-        return self.labels[token_at(batch, depth + 1)]
+        return self.labels[batch.token_at(depth + 1)]
 
-    def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
+    def opinions(self, batch: TrainingBatch, states: States, start: int, stop: int) -> list[Tensor | None]:
         """The target's probabilities (stop − start, V') at each depth for these positions."""
         if not self.needs_teacher:
             return [None] * self.depth
@@ -112,7 +113,7 @@ class VocabularyLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, vocabulary: Tensor, objective: Objective, batch: Batch, states: States
+        ctx: Any, features: Tensor, vocabulary: Tensor, objective: Objective, batch: TrainingBatch, states: States
     ) -> tuple[Tensor, Tensor, Tensor]:
         depth, n, _ = features.shape
         device = features.device

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import RecurrentDrafter
-from redrafter.drafters.speech import own_parts, shares_ears
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
+from redrafter.drafters.speech import shares_encoder, trained_parts
+from redrafter.drafters.training import TrainingBatch
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.speech import SpeechTarget
-from redrafter.train.batches import Batch, make_batch
+from redrafter.train.batches import make_batch
 from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
 
@@ -25,7 +24,7 @@ CHOICES = 16
 
 
 @dataclass(frozen=True)
-class Lesson:
+class SpeechExample:
     """One window: what the encoder made of it, what the target wrote, and what else it might have written."""
 
     sound: Tensor  # (F, C) fp16
@@ -35,7 +34,9 @@ class Lesson:
 
 
 @torch.no_grad()
-def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8) -> Iterator[Lesson]:
+def speech_examples(
+    transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8
+) -> Iterator[SpeechExample]:
     """Let the target transcribe windows of sound, then read its own text once more for the probabilities.
 
     A text without an end is a loop, which is nothing to learn from.
@@ -55,13 +56,13 @@ def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int
             chances = target.output_embedding(states.last_hidden_state[0]).softmax(-1)
             weights, likely = chances.topk(min(CHOICES, target.vocab_size))
             weights[: len(opening) - 1] = 0
-            yield Lesson(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
+            yield SpeechExample(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
 
 
 def distill(
     draft: SpeechTarget,
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     updates: int = 300,
     batch_size: int = 4,
@@ -74,11 +75,11 @@ def distill(
 
     `bf16`: products in bf16, many times as fast where the machine has instructions for them.
     """
-    if not shares_ears(draft, target):
+    if not shares_encoder(draft, target):
         raise ConfigError("only a draft model that shares the target's encoder can be distilled here")
     if not data:
         raise ConfigError("there is nothing to learn from: no window of sound was given")
-    parts = own_parts(draft)
+    parts = trained_parts(draft)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     order = torch.Generator().manual_seed(seed)
@@ -98,7 +99,7 @@ def distill(
 
 def distill_recurrent(
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     guessable: int = 8192,
     depth: int = 4,
@@ -151,7 +152,7 @@ def distill_recurrent(
 
 
 @torch.no_grad()
-def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]:
+def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[TrainingBatch, States]:
     """The texts, their ends included, and the hidden states that wrote them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)
@@ -162,10 +163,10 @@ def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]
     return batch, States(states, states)
 
 
-def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:
+def loss(draft: SpeechTarget, batch: Sequence[SpeechExample]) -> Tensor:
     """Cross entropy with the target's distribution, over all positions of a batch."""
 
-    def padded(of: Callable[[Lesson], Tensor]) -> Tensor:
+    def padded(of: Callable[[SpeechExample], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)
 
     sound = torch.stack([x.sound.to(draft.device, draft.dtype) for x in batch])

@@ -1,9 +1,9 @@
-"""A detached smaller causal LM as drafter, with beam search and dynamic tree attention.
+"""A smaller causal LM as drafter: beam search with tree attention over a KV cache of its own.
 
-How far it guesses may change from step to step (`Gamma`). Every row has its own limit, and a step ends drafting once no
-row wants more: the draft model's passes are what a guess costs. Under any rule the text stays what it is: a guess is
-either verified or not there. For `rejection` it also matters that a guess, once drawn, is kept whatever it is. So an
-improbable one ends its row's drafting *after* itself; to drop it would be to choose among draws, and the text would no
+`Gamma` says how many tokens the draft model guesses in a step. Each row has its own limit, and a step stops drafting
+when no row wants more guesses: each guess costs a pass of the draft model. The text does not depend on the limit, since
+every guess is verified. The rejection rule requires that a guess, once drawn, is kept whatever its probability. So an
+improbable guess ends its row's drafting *after* itself; dropping it would select among the draws, and the text would no
 longer have the target's distribution.
 """
 
@@ -23,28 +23,26 @@ from redrafter.errors import DrafterMismatch
 from redrafter.targets import Target
 
 GROWTH = 256
-"""Cache slots made at once when they run out."""
+"""Cache slots to add when a draft tree needs more than there are."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """The draft model's own cache, and the decided tokens it reads at its next guess."""
+class CausalLMState:
+    """The text of each row, and how much of it the draft model has read. `draft` reads the rest."""
 
-    cache: KVCache
-    lengths: Tensor  # (B,) tokens in its cache
-    waiting: Tensor  # (B, n) tokens behind them, padded right; the last real one is the last token
-    count: Tensor  # (B,) how many of them are real
-    bound: int  # no row has more decided tokens than this
-    most: int  # nor ever will have more than this
-    gamma: Tensor  # (B,) how many tokens to guess next; the beam's length permitting
+    cache: KVCache  # the draft model's; `draft` writes it in place
+    cached: Tensor  # (B,) tokens of the text in the cache
+    tokens: Tensor  # (B, S) the text, the last token included
+    lengths: Tensor  # (B,) tokens of the text
+    gamma: Tensor  # (B,) how many tokens to guess next, at most the beam's length
 
 
 @dataclass(frozen=True)
-class _Beams:
-    """Guesses in the cache so far, m of them, and which of them each of the w beams descends from."""
+class CausalLMBeams:
+    """The w beams of a search, and the m guesses in the cache so far."""
 
     base: Tensor  # (B,) slot and position of the first guess
-    paths: Tensor  # (B, w, m) bool
+    paths: Tensor  # (B, w, m) bool: the guesses that each beam descends from
     depths: Tensor  # (B, m) from 0
     depth: int  # of the next guess
     logits: Tensor  # (B, w, V') that the next guesses come from
@@ -67,51 +65,60 @@ class ModelDrafter:
         self.model = model
         self.gamma = gamma or Gamma()
         self.default_shape = default_shape(self.gamma)
-        self.new_cache = new_cache  # a draft model of a speech target needs one that has heard the same
-        # Models of one family pad their embeddings differently: guess among the tokens both have.
+        self.new_cache = new_cache  # a speech draft model needs a cache with the encoder's output
+        # Models of one family pad their embeddings differently: guess only tokens that both models have.
         shared = min(model.vocab_size, target.vocab_size)
         self.shared = None if shared == target.vocab_size else torch.arange(shared, device=target.device)
         self.columns = slice(0, shared)
 
-    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Read:
-        width = tokens.shape[1]
-        cache = self.new_cache(width)
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> CausalLMState:
+        cache = self.new_cache(slots)
         self.model.prefill(tokens, lengths.tolist(), cache, ())
-        none = torch.zeros_like(lengths)
-        first = none + (self.gamma.first if self.gamma.name == "heuristic" else slots)
-        return Read(cache, lengths, waiting=tokens[:, :0], count=none, bound=width, most=slots, gamma=first)
+        text = tokens.new_zeros(tokens.shape[0], slots)
+        text[:, : tokens.shape[1]] = tokens
+        first = self.gamma.first if self.gamma.name == "heuristic" else slots
+        return CausalLMState(cache, lengths, text, lengths, torch.full_like(lengths, first))
 
-    def advance(self, state: Read, accepted: Accepted, hidden: Tensor) -> Read:
-        # The guess in between has read what was waiting.
-        lengths = state.lengths + state.count
-        bound = min(state.bound + accepted.tokens.shape[1], state.most)
-        gamma = self._next_gamma(state.gamma, accepted)
-        return replace(state, lengths=lengths, waiting=accepted.tokens, count=accepted.count, bound=bound, gamma=gamma)
+    def advance(self, state: CausalLMState, accepted: Accepted, hidden: Tensor) -> CausalLMState:
+        """The draft since the last call has read the whole text before these tokens; the next draft reads these."""
+        place = torch.arange(accepted.tokens.shape[1], device=state.lengths.device)
+        slots = state.lengths[:, None] + place
+        new = torch.where(place < accepted.count[:, None], accepted.tokens, state.tokens.gather(1, slots))
+        return replace(
+            state,
+            cached=state.lengths,
+            tokens=state.tokens.scatter(1, slots, new),
+            lengths=state.lengths + accepted.count,
+            gamma=self._next_gamma(state.gamma, accepted),
+        )
 
     def _next_gamma(self, gamma: Tensor, accepted: Accepted) -> Tensor:
         guessed = accepted.tokens.shape[1] - 1  # by the row that guessed furthest
-        if self.gamma.name != "heuristic" or not guessed:  # none with the prompt
+        if self.gamma.name != "heuristic" or not guessed:  # after the prompt there are no guesses yet
             return gamma
         own = gamma.clamp(max=guessed)
         return torch.where(accepted.drafted >= own, own + 2, (own - 1).clamp(min=1))
 
-    def draft(self, state: Read, last: Tensor, search: Search) -> Tree:
+    def draft(self, state: CausalLMState, last: Tensor, search: Search) -> Tree:
         cache = state.cache
-        in_use = state.bound + max(search.visited, state.waiting.shape[1])
+        # The host waits here: this drafter is never part of a recorded step.
+        longest, unread = torch.stack([state.lengths.amax(), (state.lengths - state.cached).amax()]).tolist()
+        in_use = longest + max(search.visited, unread, 1)
         if in_use > cache.slots:
             cache.reserve(in_use + GROWTH)
         cache.extent = in_use
         limit = state.gamma.clamp(max=search.shape.length)  # (B,)
 
-        def advance(beams: _Beams | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor | None, _Beams]:
+        def advance(
+            beams: CausalLMBeams | None, tokens: Tensor, parents: Tensor
+        ) -> tuple[Tensor | None, CausalLMBeams]:
             nonlocal limit
             if beams is None:
-                return self._catch_up(state)
+                return self._read_text(state, max(unread, 1))
             guessed = beams.depth + 1
             if self.gamma.name == "confidence":
                 unsure = confidence(beams.logits, tokens, parents) < self.gamma.threshold
                 limit = torch.where(unsure, limit.clamp(max=guessed), limit)
-            # The host may be waited for: a model with a cache of its own is never part of a recorded step.
             if self.gamma.name != "constant" and not bool((limit > guessed).any()):
                 return None, beams
             batch, width = tokens.shape
@@ -130,42 +137,42 @@ class ModelDrafter:
                 (),
             )
             logits = logits[..., self.columns]
-            return logits, _Beams(beams.base, paths, depths, beams.depth + 1, logits)
+            return logits, CausalLMBeams(beams.base, paths, depths, beams.depth + 1, logits)
 
         return within(search.tree(advance, None, last, self.shared), limit)
 
-    def _catch_up(self, state: Read) -> tuple[Tensor, _Beams]:
-        """Read what was waiting; the logits after its end are those of the first guess."""
-        batch, n = state.waiting.shape
-        chain = torch.ones(n, n, dtype=torch.bool, device=state.waiting.device).tril().expand(batch, n, n)
-        place = torch.arange(n, device=state.waiting.device).expand(batch, n)
-        slots = state.lengths[:, None] + place
+    def _read_text(self, state: CausalLMState, n: int) -> tuple[Tensor, CausalLMBeams]:
+        """Read the next n tokens of each text (fewer where it ends); the logits after its end give the first guess."""
+        cache, batch = state.cache, len(state.lengths)
+        place = torch.arange(n, device=state.lengths.device).expand(batch, n)
+        slots = state.cached[:, None] + place
+        chain = torch.ones(n, n, dtype=torch.bool, device=place.device).tril().expand(batch, n, n)
         logits, _ = self.model.forward(
-            state.waiting,
+            state.tokens.gather(1, slots.clamp(max=state.tokens.shape[1] - 1)),
             slots,
             slots,
-            tree_visibility(state.lengths, chain, state.cache.extent),
-            slot_positions(state.lengths, place, state.cache.extent),
-            state.cache,
+            tree_visibility(state.cached, chain, cache.extent),
+            slot_positions(state.cached, place, cache.extent),
+            cache,
             (),
         )
-        end = (state.count - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[2])
-        none = state.waiting[:, :0]
+        end = (state.lengths - state.cached - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[2])
+        none = place[:, :0]
         logits = logits.gather(1, end)[..., self.columns]
-        return logits, _Beams(state.lengths + state.count, none[:, None].bool(), none, depth=0, logits=logits)
+        return logits, CausalLMBeams(state.lengths, none[:, None].bool(), none, depth=0, logits=logits)
 
-    def keep(self, state: Read, rows: Tensor) -> Read:
+    def keep(self, state: CausalLMState, rows: Tensor) -> CausalLMState:
         state.cache.keep(rows)
         return keep_rows(state, rows)
 
 
 def default_shape(gamma: Gamma) -> Shape:
-    """A small tree; or a chain with room, where it is the draft model that says how far."""
+    """A small tree; with an adaptive gamma, a long chain that the draft model may end early."""
     return Shape(width=2, length=4, nodes=7) if gamma.name == "constant" else Shape(width=1, length=10)
 
 
 def confidence(logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-    """(B, w, V') logits and the guesses (B, w') drawn from them at beams `parents` -> (B,) the likeliest's probability.
+    """(B, w, V') logits and the guesses (B, w') drawn from them at beams `parents` -> (B,) the largest probability.
 
     >>> logits = torch.tensor([[[0.7, 0.2, 0.1]]]).log()
     >>> round(float(confidence(logits, torch.tensor([[1]]), torch.tensor([[0]]))), 3)
@@ -177,9 +184,9 @@ def confidence(logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
 
 
 def _check_tokenizers(model: Target, target: Target) -> None:
-    """The same tokens must have the same ids; sizes alone may differ only where tokenizers say that they do."""
+    """Raise unless the same tokens have the same ids. With equal tokenizers, vocabulary sizes may differ."""
     if model.tokenizer is not None and model.tokenizer is target.tokenizer:
-        return  # spares reading tens of thousands of tokens twice
+        return  # the comparison below would read tens of thousands of tokens
     if model.tokenizer is not None and target.tokenizer is not None:
         theirs, ours = model.tokenizer.get_vocab(), target.tokenizer.get_vocab()
         if theirs != ours:

@@ -1,7 +1,5 @@
-"""Medusa and EAGLE as drafters: exact like ours, trained like ours, and what each of them promises of itself."""
+"""What holds for every trained kind besides the recurrent one: exact text, training, checkpoints."""
 
-import itertools
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +9,12 @@ import torch
 import redrafter
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig
-from redrafter.core.accept import Accepted
-from redrafter.core.fixed_tree import FixedTree, sparse_tree
-from redrafter.core.tree import root_tree
 from redrafter.drafters import NoDrafter, checkpoint
 from redrafter.drafters.load import bind
+from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
-from redrafter.nets import eagle as eagle_module
 from redrafter.runtime.compiled import Programs
 from redrafter.targets import Target, load_target
-from redrafter.train.batches import make_batch
-from redrafter.train.config import DrafterOptions
-from redrafter.train.lesson import Lesson, guesses, rank_accuracies
 from redrafter.train.setup import make_net
 from redrafter.train.simulate import simulate
 from redrafter.train.trainer import train
@@ -40,9 +32,6 @@ OPTIONS = {
 
 def texts(engine: Engine, **options):
     return [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=20, **options)]
-
-
-# --- exactness ---
 
 
 @pytest.mark.parametrize("options", [{}, HOT], ids=["greedy", "hot"])
@@ -93,124 +82,6 @@ def test_rejection(kind):
     assert len(engine.generate(PROMPTS[0], max_new_tokens=12, **HOT).tokens) == 12
 
 
-def test_medusa_cannot_be_asked_for_more_depths_than_it_has():
-    target = load_target(make_model())
-    rule = RuleConfig(name="rejection", branching=(1,) * 5)
-    engine = Engine(target, peer_drafter("medusa", target), shape=Shape(width=1, length=5), rule=rule)
-    with pytest.raises(ConfigError, match="guesses 4 tokens ahead"):
-        engine.generate(PROMPTS[0], max_new_tokens=12)
-
-
-# --- Medusa's tree ---
-
-
-def test_sparse_tree_is_the_best_of_all():
-    accuracies = [[0.5, 0.2, 0.1], [0.4, 0.3, 0.05], [0.3, 0.1, 0.1]]
-
-    def worth(tree):
-        return sum(math.prod(accuracies[d][r] for d, r in enumerate(path)) for path in tree)
-
-    every = [p for n in (1, 2, 3) for p in itertools.product(range(3), repeat=n)]
-    for nodes in (1, 2, 3, 4):
-        closed = [t for t in itertools.combinations(every, nodes) if all(p[:-1] in ((), *t) for p in t)]
-        best = max(worth(t) for t in closed)
-        assert worth(sparse_tree(accuracies, 3, 3, nodes)) == pytest.approx(best)
-    assert all(max(p) < 2 and len(p) < 3 for p in sparse_tree(accuracies, 2, 2, 99))
-
-
-def test_fixed_tree_holds_the_tokens_of_its_paths():
-    paths = sparse_tree([[0.5, 0.3], [0.6, 0.2]], 2, 2, 4)
-    best = torch.tensor([[[5, 6], [7, 8]], [[1, 2], [3, 4]]])
-    tree = FixedTree.of(paths, best.device).fill(best, torch.tensor([0, 9]))
-    for row in range(2):
-        for path in paths:
-            node = 1 + paths.index(path)
-            above = [j for j in range(1, 5) if tree.mask[row, node, j]]
-            assert [int(tree.tokens[row, j]) for j in above] == [int(best[row, d, r]) for d, r in enumerate(path)]
-
-
-def test_rank_accuracies_are_those_of_the_guesses():
-    target = Target(make_model(dtype=torch.float32))
-    net = make_net(target, data := make_texts(target), OPTIONS["medusa"], seed=0)
-    batch = make_batch(data, list(range(8)))
-    found = rank_accuracies(net, target, [batch])
-    states = target.states(batch.tokens, (-1,))
-    hits = torch.zeros(3)
-    for row, at in zip(batch.row.tolist(), batch.at.tolist(), strict=True):
-        for d in range(3):
-            if at + 2 + d < int(batch.lengths[row]):
-                logits = net.features(states[row, at][None])[d, 0] @ target.output_embedding.weight.T
-                hits[d] += int(logits.argmax()) == int(batch.tokens[row, at + 2 + d])
-    counts = torch.stack([(batch.left > d).sum() for d in range(3)])
-    assert torch.allclose(found[:, 0], hits / counts)
-    assert bool((found.sum(1) <= 1).all())
-
-
-# --- EAGLE's layer ---
-
-
-class Spelled:
-    """A search that follows given tokens, one beam wide, and keeps the logits."""
-
-    shape, visited = Shape(width=1, length=4), 4
-
-    def __init__(self, tokens):
-        self.tokens, self.logits = tokens, []
-
-    def tree(self, advance, state, last, token_ids=None):
-        token = last[:, None]
-        for following in self.tokens:
-            logits, state = advance(state, token, torch.zeros_like(token))
-            self.logits.append(logits[:, 0])
-            token = following
-        return root_tree(last)
-
-
-def trained_and_drafted(at: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (4, V) for the tokens after position `at` as training computes them, and as drafting does."""
-    target = load_target(make_model())
-    drafter = peer_drafter("eagle", target)
-    data = make_texts(target, count=1)
-    batch = make_batch(data, [0])
-    hidden = target.states(batch.tokens, (-1,))
-    features, _ = guesses(drafter.net, Lesson(batch, hidden, target.input_embedding, [1.0] * 4))
-    place = batch.at.tolist().index(at)
-    trained = features[:, place] @ target.output_embedding.weight.T
-    # The prompt, then the accepted tokens, in steps of two: (hidden states, the tokens that they chose).
-    lengths = torch.tensor([3])
-    state = drafter.begin(batch.tokens[:, :3], lengths, hidden[:, :3], 64)
-    for t in range(2, at + 1, 2):
-        count = min(2, at + 1 - t)
-        tokens = batch.tokens[:, t + 1 : t + 3]
-        accepted = Accepted(tokens, tokens, torch.tensor([count]), torch.tensor([0]), torch.tensor([0]))
-        state = drafter.advance(state, accepted, hidden[:, t : t + 2])
-    search = Spelled([batch.tokens[:, at + 2 + d, None] for d in range(4)])
-    drafter.draft(state, batch.tokens[:, at + 1], search)
-    return trained, torch.cat(search.logits)
-
-
-@pytest.mark.parametrize("at", [2, 5, 8])
-def test_eagle_drafts_as_it_was_trained(at):
-    trained, drafted = trained_and_drafted(at)
-    assert torch.allclose(trained, drafted, atol=1e-6)
-
-
-def test_twin_eagle_with_wrong_positions_does_not(monkeypatch):
-    turns = eagle_module.EagleNet._turns
-    calls = []
-
-    def late(self, positions, dtype):
-        calls.append(0)
-        return turns(self, positions + (len(calls) > 4 + 1), dtype)  # after training's depths and the prompt
-
-    monkeypatch.setattr(eagle_module.EagleNet, "_turns", late)
-    trained, drafted = trained_and_drafted(5)
-    assert not torch.allclose(trained, drafted, atol=1e-3)
-
-
-# --- training and files ---
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns(tmp_path: Path, kind: str) -> None:
     target = Target(make_model("llama", torch.float32))
@@ -255,9 +126,3 @@ def test_round_trip(tmp_path, kind, storage):
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(ConfigError, match=message):
         DrafterOptions(**options)
-
-
-def test_a_network_for_each_depth(tmp_path):
-    target = Target(make_model("llama", torch.float32))
-    with pytest.raises(ConfigError, match="give --heads and --depth alike"):
-        train(target, make_texts(target), tmp_path, options=OPTIONS["medusa"], config=replace(CONFIG, depth=2))
