@@ -10,7 +10,7 @@ LossName = Literal["hard", "soft", "acceptance"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How the drafter is trained. What an *update* learns from is counted in positions of answers."""
+    """How the drafter is trained. An *update* is one step of the optimiser; its size is counted in answer positions."""
 
     updates: int = 8000
     """Optimiser updates."""
