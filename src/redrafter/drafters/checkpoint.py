@@ -109,8 +109,8 @@ def read(folder: Path) -> tuple[DrafterNet, dict[str, str]]:
     if kind is None:
         known = " or ".join(repr(PREFIX + name) for name in registry.names())
         raise CorruptCheckpoint(
-            f"{folder / CONFIG_FILE} is not a drafter of ours: model_type is {config.get('model_type')!r}, expected "
-            f"{known}"
+            f"{folder / CONFIG_FILE} is not a redrafter checkpoint: model_type is {config.get('model_type')!r}, "
+            f"expected {known}"
         )
     return build(config, registry.get(kind).config, folder), dict(config.get("target", {}))
 

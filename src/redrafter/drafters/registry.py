@@ -1,7 +1,7 @@
 """The drafter kinds that have a network. Checkpoints, training and the command line look a kind up here by its name.
 
-A new kind is one folder under `drafters/` and one line in `MODULES`. A package of its own calls `register` instead.
-This module imports no kind until somebody asks for it, so it costs nothing to read the names.
+A new kind is one folder under `drafters/` and one line in `MODULES`. A kind outside this package calls `register`
+instead. A kind is imported when it is first used, so that reading the names does not import torch.
 """
 
 from collections.abc import Callable, Iterable

@@ -160,10 +160,10 @@ class Proposer:
         batch, seen = self.runner.input_batch, self._pass
         self.chains.keep(self.runner.requests)
         hidden = self._hidden(seen)
-        computed, at = [], 0
+        passes, at = [], 0
         for row, (request, sampled) in enumerate(zip(batch.req_ids, sampled_token_ids, strict=True)):
             count, decided = seen.scheduled[request], int(num_tokens_no_spec[row])
-            computed.append(
+            passes.append(
                 RequestPass(
                     request,
                     self.runner.requests[request],
@@ -174,8 +174,8 @@ class Proposer:
                 )
             )
             at += count
-        guesses = self.chains.step(computed)
-        room = [max(0, min(seen.depth, self.longest - len(c.tokens))) for c in computed]
+        guesses = self.chains.step(passes)
+        room = [max(0, min(seen.depth, self.longest - len(p.tokens))) for p in passes]
         return [chain[:most] for chain, most in zip(guesses, room, strict=True)]
 
     def _hidden(self, seen: Pass) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which texts an update learns from, and where in them: a function of the seed and the update alone."""
+"""Which texts and positions an update learns from. It depends only on the seed and the number of the update."""
 
 from collections.abc import Iterator, Sequence
 

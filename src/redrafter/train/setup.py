@@ -1,4 +1,4 @@
-"""What training begins with: checks that need no data, texts kept out of it, and a network."""
+"""The start of a training run: checks that need no data, the held-out texts, and the network."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def check(
     init_from: Path | None = None,
     rollouts: int = 0,
 ) -> DrafterConfig:
-    """Whatever can be seen to be wrong before data is made; the drafter's shape if nothing is."""
+    """Raise for every mistake that can be found before data is made; return the sizes of the network to train."""
     planned = _read_fitting(target, init_from).config if init_from else options.config_for(target)
     if shape.width > planned.guessable:
         raise ConfigError(f"beam width {shape.width} is larger than the drafter's {planned.guessable} tokens")
@@ -37,7 +37,9 @@ def check(
     with torch.no_grad():
         width = target.states(token, (*planned.layers, -1)).shape[2]
     if width != target.hidden_size * (len(planned.layers) + 1):
-        raise UnsupportedTarget(f"{target.name} has hidden states of different widths: no drafter of ours reads those")
+        raise UnsupportedTarget(
+            f"{target.name} has hidden states of different widths; redrafter drafters need equal widths"
+        )
     return planned
 
 
@@ -48,7 +50,7 @@ def _read_fitting(target: Target, folder: Path) -> DrafterNet:
 
 
 def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
-    """Rows to simulate on, spread over the data and greedy ones if there are any; and rows to learn from."""
+    """Held-out rows, spread over the data and greedy if there are greedy ones; and the rows to learn from."""
     useful = (count_positions(texts) > 0).nonzero()[:, 0]
     if len(useful) < 2:
         raise ConfigError(f"the data has {len(useful)} texts with something to guess; training needs at least 2")
@@ -64,7 +66,7 @@ def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
 def make_net(
     target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None
 ) -> DrafterNet:
-    """A fresh network for the target, guessing among the data's most frequent tokens; or a copy of another."""
+    """A new network that guesses among the most frequent tokens of the data; or a copy of `init_from`."""
     if init_from is not None:
         return _read_fitting(target, init_from)
     with torch.random.fork_rng(devices=[]):
