@@ -14,18 +14,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from redrafter.runtime.eager import Start
 from safetensors.torch import load_file, save_file
 
 from common import arguments, first_turns
 from redrafter.config import Shape
 from redrafter.core.noise import fold
 from redrafter.drafters import NoDrafter, RecurrentDrafter
+from redrafter.drafters.options import DrafterOptions
 from redrafter.engine import Engine
 from redrafter.results import write_results
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
 from redrafter.targets import Target, load_target
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import Texts, read_texts
 from redrafter.train.distill import DistillConfig, distill
 from redrafter.train.local_rollouts import read_documents

@@ -27,9 +27,10 @@ from common import arguments
 from redrafter.config import Shape
 from redrafter.drafters import checkpoint
 from redrafter.drafters.load import load_drafter
+from redrafter.drafters.options import DrafterOptions
 from redrafter.results import write_results
 from redrafter.targets import load_target
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import read_texts
 from redrafter.train.simulate import Walked, read_along
 from redrafter.train.trainer import train

@@ -20,7 +20,7 @@ from redrafter.drafters import speech
 from redrafter.engine.speech import load_speech
 from redrafter.interop.wav import RATE, resample
 from redrafter.results import check_new
-from redrafter.train.speech import distill, distill_recurrent, lessons
+from redrafter.train.speech import distill, distill_recurrent, speech_examples
 
 VOICES = [
     f"{accent}+{voice}"
@@ -104,8 +104,8 @@ def main() -> None:
     spoken = windows(args.text.read_text(), args.windows, args.seed)
     print(f"{sum(map(len, spoken)) / RATE / 60:.0f} minutes of speech, {time.perf_counter() - began:.0f} s")
     data = []
-    for lesson in lessons(transcriber, spoken):
-        data.append(lesson)
+    for example in speech_examples(transcriber, spoken):
+        data.append(example)
         if len(data) % 40 == 0:
             print(f"{len(data)} windows written down, {time.perf_counter() - began:.0f} s", flush=True)
     target = load_speech(drafter="none").target

@@ -9,7 +9,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import NoDrafter, RecurrentDrafter, checkpoint, shipped
+from redrafter.drafters import NoDrafter, RecurrentDrafter, RecurrentNet, checkpoint, shipped
 from redrafter.drafters.widen import (
     BUDGETS,
     fitting,
@@ -18,7 +18,6 @@ from redrafter.drafters.widen import (
     widen_drafter,
 )
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import SHAPES, Target, Wide, load_target, widen
 from redrafter.targets.widen import empty_model, wide_config
 from redrafter.train.dataset import Texts

@@ -14,7 +14,7 @@ from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
 from redrafter.targets.speech import Heard, SpeechTarget
-from redrafter.train.speech import Lesson, distill, distill_recurrent, lessons
+from redrafter.train.speech import SpeechExample, distill, distill_recurrent, speech_examples
 from tests.helpers.whispers import END, SILENT, START, VOCAB, Letters, make_model, make_target, sounds
 
 CLIPS = Path(__file__).parents[2] / "benchmarks" / "data" / "audio"
@@ -114,9 +114,9 @@ def test_drafter_on_disk(tmp_path):
     back = drafts.read(tmp_path / "d", target)
     assert back.layer_count == 1
     assert back.vocab_size == 40
-    assert drafts.shares_ears(back, target)
-    for name, weights in drafts.own_parts(draft).state_dict().items():
-        assert (drafts.own_parts(back).state_dict()[name] - weights).abs().max() < 0.01
+    assert drafts.shares_encoder(back, target)
+    for name, weights in drafts.trained_parts(draft).state_dict().items():
+        assert (drafts.trained_parts(back).state_dict()[name] - weights).abs().max() < 0.01
     with pytest.raises(DrafterMismatch, match="does not fit"):
         drafts.read(tmp_path / "d", _narrower())
     with pytest.raises(ConfigError, match="layers must be"):
@@ -135,9 +135,9 @@ def test_distilling_helps():
     target = make_target(dtype=torch.float32)
     transcriber = Transcriber(target, NgramDrafter())
     windows = sounds(*(0.3 + 0.05 * i for i in range(12)))
-    assert not list(lessons(transcriber, windows[:2]))  # texts without an end
+    assert not list(speech_examples(transcriber, windows[:2]))  # texts without an end
     transcriber.eos = tuple(range(50, VOCAB))
-    data = list(lessons(transcriber, windows))
+    data = list(speech_examples(transcriber, windows))
     draft = drafts.shorten(target, [0], VOCAB)
     losses = []
     frozen = target.model.model.decoder.layers[0].fc1.weight.clone()
@@ -157,7 +157,7 @@ def test_a_recurrent_drafter(tmp_path, temperature):
     data = []
     for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
         tokens = torch.tensor([*target.opening, *written])
-        data.append(Lesson(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
+        data.append(SpeechExample(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
     losses = []
     drafter = distill_recurrent(
         target, data, guessable=40, updates=60, lr=1e-2, report=lambda update, loss: losses.append(loss)

@@ -2,10 +2,11 @@
 
 from redrafter.config import SamplingParams
 from redrafter.core.noise import fold
+from redrafter.drafters.options import DrafterOptions
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import Texts
 from tests.helpers.zoo import VOCAB
 

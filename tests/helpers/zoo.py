@@ -8,15 +8,13 @@ import transformers as tf
 from torch import Tensor
 
 from redrafter import Shape
-from redrafter.config import EagleConfig, MedusaConfig, RecurrentConfig
 from redrafter.core.accept import Accepted
 from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import EagleDrafter, MedusaDrafter, RecurrentDrafter
-from redrafter.nets.eagle import EagleNet
-from redrafter.nets.medusa import MedusaNet
-from redrafter.nets.recurrent import RecurrentNet
+from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
+from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
+from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.targets import Target
 
 VOCAB = 40

@@ -30,10 +30,13 @@ import redrafter  # noqa: E402
 import vllm_cpu as bench  # noqa: E402
 from common import QUESTIONS  # noqa: E402
 from redrafter import Shape  # noqa: E402
-from redrafter.drafters import checkpoint, shipped  # noqa: E402
+from redrafter.drafters import (  # noqa: E402
+    RecurrentNet,
+    checkpoint,
+    shipped,
+)
 from redrafter.errors import ConfigError  # noqa: E402
 from redrafter.interop.vllm import Proposer, ProposerConfig, check_version  # noqa: E402
-from redrafter.nets.recurrent import RecurrentNet  # noqa: E402
 from redrafter.targets.default import default_model  # noqa: E402
 
 DEPTH = 3

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from redrafter import Shape
-from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter, RecurrentNet
 from redrafter.engine import Engine
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch
 from redrafter.train.dataset import Texts
@@ -76,7 +75,9 @@ def naive(net: RecurrentNet, target: Target, texts: Texts, depth: int, name: str
             state, reach = None, 1.0
             for d in range(min(depth, len(tokens) - 2 - t)):
                 token = net.token(target.input_embedding(tokens[t + 1 + d]))
-                state = net.first_state(token, context) if state is None else net.next_state(state, net.heard(token))
+                state = (
+                    net.first_state(token, context) if state is None else net.next_state(state, net.token_input(token))
+                )
                 reading = None if net.memory is None else net.memory.read(memory, state[None, None])[0, 0]
                 q = (net.vocabulary(rows) @ net.features(state, net.share(context), reading)).log_softmax(-1)
                 p = (rows @ last[t + 1 + d]).softmax(-1)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from redrafter import Shape
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets import Target

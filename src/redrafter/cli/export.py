@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
+from redrafter.drafters import RecurrentNet
 from redrafter.errors import ConfigError
 from redrafter.interop import apple, folders, speculators
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.default import NAME, default_model
 from redrafter.targets.load import first_line
 

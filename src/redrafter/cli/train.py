@@ -13,9 +13,10 @@ from redrafter.cli.distill import add_distill_options, distill_config, distill_s
 from redrafter.cli.live import LiveTraining
 from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
+from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
 from redrafter.targets import Target, load_target
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import read_texts
 from redrafter.train.journal import read_journal
 from redrafter.train.report import write_report

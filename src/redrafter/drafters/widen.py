@@ -11,10 +11,10 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from redrafter.config import HeadKind, RecurrentConfig, require
-from redrafter.drafters.recurrent import RecurrentDrafter
+from redrafter.config import require
+from redrafter.drafters.options import HeadKind
+from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import Target
 from redrafter.targets.widen import Filler
 

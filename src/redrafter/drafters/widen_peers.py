@@ -9,13 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from redrafter.config import EagleConfig, MedusaConfig
-from redrafter.drafters.eagle import EagleDrafter
-from redrafter.drafters.medusa import MedusaDrafter
+from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
+from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
 from redrafter.drafters.widen import BUDGETS, STEP, pad
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.nets.eagle import EagleNet
-from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
 from redrafter.targets.widen import Filler
 

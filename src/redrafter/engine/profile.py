@@ -21,8 +21,8 @@ import torch
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity
-from redrafter.drafters.load import NetDrafter
 from redrafter.errors import CacheUnavailable, ConfigError
 from redrafter.results import hardware
 from redrafter.targets import Target

@@ -17,8 +17,8 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens, step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
 from redrafter.drafters import speech as drafts
+from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
-from redrafter.drafters.model import default_shape
 from redrafter.engine.decode import RequestWriter
 from redrafter.engine.request import Request, Stats
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
@@ -124,10 +124,10 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
-    kind = checkpoint.read_config(folder).get("model_type") if ours else None
-    if kind == drafts.MODEL_TYPE:
+    config = checkpoint.read_config(folder) if ours else {}
+    if config.get("model_type") == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
-    if kind in checkpoint.KINDS:
+    if checkpoint.is_drafter(config):
         return load_drafter(folder, target)
     return _load(str(drafter), language, target.dtype, str(target.device))
 
@@ -258,7 +258,7 @@ class Transcriber:
         draft = self.drafter
         if not isinstance(draft, SpeechTarget):
             return draft
-        heard = sound if drafts.shares_ears(draft, self.target) else draft.hear(features)
+        heard = sound if drafts.shares_encoder(draft, self.target) else draft.hear(features)
         return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard), self.gamma)
 
 

@@ -81,7 +81,7 @@ class BatchState:
             self._count()
         rows = self.rows
         made = {f.name: getattr(rows, f.name)[start:stop] for f in fields(rows) if f.name not in ("counts", "state")}
-        counts = rows.counts[start:stop] if counted else None
+        counts = rows.counts[start:stop] if counted and rows.counts is not None else None
         state = with_tensors(rows.state, [x[start:stop] for x in tensors_of(rows.state)]) if drafts else None
         return Rows(**made, counts=counts, state=state)
 

@@ -1,4 +1,4 @@
-"""Drafters for speech, distilled on what the target itself writes down: a draft model (as Distil-Whisper is one), or a
+"""Training drafters for speech on the target's own transcripts: a draft model (as Distil-Whisper is one), or a
 recurrent drafter on the decoder's hidden state.
 """
 
@@ -9,36 +9,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import RecurrentDrafter
-from redrafter.drafters.speech import own_parts, shares_ears
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
+from redrafter.drafters.speech import shares_encoder, trained_parts
+from redrafter.drafters.training import TrainingBatch
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.speech import SpeechTarget
-from redrafter.train.batches import Batch, make_batch
+from redrafter.train.batches import make_batch
 from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
 
 CHOICES = 16
-"""How many of the target's most probable tokens are learned at each position."""
+"""How many of the target's most probable tokens an example keeps at each position."""
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One window: what the encoder made of it, what the target wrote, and what else it might have written."""
+class SpeechExample:
+    """One window of sound with the target's transcript and its most probable tokens at each position."""
 
-    sound: Tensor  # (F, C) fp16
-    tokens: Tensor  # (n,) opening and text
+    sound: Tensor  # (F, C) fp16, the encoder's output
+    tokens: Tensor  # (n,) the decoder's opening tokens and the transcript
     likely: Tensor  # (n, K) token ids
     weights: Tensor  # (n, K) their probabilities; zero where the next token belongs to the opening
 
 
 @torch.no_grad()
-def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8) -> Iterator[Lesson]:
-    """Let the target transcribe windows of sound, then read its own text once more for the probabilities.
+def speech_examples(
+    transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8
+) -> Iterator[SpeechExample]:
+    """Let the target transcribe windows of sound, then compute its probabilities along each transcript.
 
-    A text without an end is a loop, which is nothing to learn from.
+    A transcript without an end token is a repetition loop and is left out.
     """
     target = transcriber.target
     opening = torch.tensor(target.opening)
@@ -55,13 +56,13 @@ def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int
             chances = target.output_embedding(states.last_hidden_state[0]).softmax(-1)
             weights, likely = chances.topk(min(CHOICES, target.vocab_size))
             weights[: len(opening) - 1] = 0
-            yield Lesson(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
+            yield SpeechExample(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
 
 
 def distill(
     draft: SpeechTarget,
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     updates: int = 300,
     batch_size: int = 4,
@@ -70,21 +71,23 @@ def distill(
     bf16: bool = False,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Teach the draft model's own layers the target's choices among the tokens it can guess.
+    """Train the draft model's own layers on the target's probabilities of the tokens that the draft model can guess.
 
-    `bf16`: products in bf16, many times as fast where the machine has instructions for them.
+    `bf16`: matrix products in bf16, many times as fast on machines with bf16 instructions.
     """
-    if not shares_ears(draft, target):
-        raise ConfigError("only a draft model that shares the target's encoder can be distilled here")
+    if not shares_encoder(draft, target):
+        raise ConfigError(
+            "distill needs a draft model that shares the target's encoder: make one with drafters.speech.shorten"
+        )
     if not data:
-        raise ConfigError("there is nothing to learn from: no window of sound was given")
-    parts = own_parts(draft)
+        raise ConfigError("distill needs at least one example, got none")
+    parts = trained_parts(draft)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     order = torch.Generator().manual_seed(seed)
     for update in range(updates):
         chosen = torch.randint(len(data), (batch_size,), generator=order).tolist()
-        # A context for each update: it keeps its rounded copies of the weights until it ends.
+        # One context per update: autocast keeps its bf16 copies of the weights until the context ends.
         with torch.autocast(draft.device.type, torch.bfloat16, enabled=bf16):
             value = loss(draft, [data[i] for i in chosen])
         optimizer.zero_grad(set_to_none=True)
@@ -98,7 +101,7 @@ def distill(
 
 def distill_recurrent(
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     guessable: int = 8192,
     depth: int = 4,
@@ -108,13 +111,13 @@ def distill_recurrent(
     seed: int = 0,
     report: Callable[[int, float], None] | None = None,
 ) -> RecurrentDrafter:
-    """A recurrent drafter on the decoder's last hidden state: what `redrafter train` makes for text, for speech.
+    """Train a recurrent drafter on the decoder's last hidden state.
 
-    It guesses among the first `guessable` tokens, as a draft model of `drafters.speech` does, and the end of the text.
+    It guesses among the first `guessable` tokens, as a draft model of `drafters.speech` does, and the end token.
     """
-    data = [x for x in data if len(x.tokens) > len(target.opening)]  # where something follows the first token
+    data = [x for x in data if len(x.tokens) > len(target.opening)]  # the others have nothing to guess
     if not data:
-        raise ConfigError("there is nothing to learn from: no window of sound with some words was given")
+        raise ConfigError("distill_recurrent needs at least one example with a transcript, got none")
     width, guessable = target.hidden_size, min(guessable, target.vocab_size)
     torch.manual_seed(seed)
     net = RecurrentNet(
@@ -132,7 +135,7 @@ def distill_recurrent(
         )
     ).to(target.device)
     assert net.token_ids is not None
-    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end is a common token too
+    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end token is common but has a large id
     objective = Objective(net, target, depth=depth, loss="soft", decay=0.8, chunk=None, bf16=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
@@ -151,8 +154,8 @@ def distill_recurrent(
 
 
 @torch.no_grad()
-def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]:
-    """The texts, their ends included, and the hidden states that wrote them."""
+def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[TrainingBatch, States]:
+    """The transcripts with their end tokens, and the decoder's hidden states along them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)
     texts = Texts.of(rows, [len(target.opening)] * count, [0.0] * count, [0] * count)
@@ -162,10 +165,10 @@ def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]
     return batch, States(states, states)
 
 
-def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:
-    """Cross entropy with the target's distribution, over all positions of a batch."""
+def loss(draft: SpeechTarget, batch: Sequence[SpeechExample]) -> Tensor:
+    """Cross entropy with the target's distribution, averaged over all positions of a batch."""
 
-    def padded(of: Callable[[Lesson], Tensor]) -> Tensor:
+    def padded(of: Callable[[SpeechExample], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)
 
     sound = torch.stack([x.sound.to(draft.device, draft.dtype) for x in batch])

@@ -1,24 +1,24 @@
-"""EAGLE's network (arXiv 2401.15077): one transformer layer over pairs of a feature and the token it chose.
+"""EAGLE's network: one transformer layer over pairs of a feature and the token that it chose.
 
-A feature is the target's last hidden state. The layer guesses the feature that follows a pair; the target's own
-head makes logits of it. Fed with its own guesses it goes on from there.
+A feature is the target's last hidden state. For each pair the layer guesses the next feature; the target's own head
+makes logits of it. To guess further, the layer reads its own guesses.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.config import EagleConfig
+from redrafter.drafters.base import DrafterNet
+from redrafter.drafters.eagle.config import EagleConfig
 
 
-class EagleNet(nn.Module):
-    """Keys and values of the pairs so far are kept by whoever uses it."""
+class EagleNet(DrafterNet):
+    """The layer's weights. The caller keeps the keys and values of the pairs so far."""
 
-    token_ids: Tensor | None
+    config: EagleConfig
 
     def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, wide = config.context_size, config.heads * config.head_size
         self.fuse = nn.Linear(hidden + config.embedding_size, hidden)
         self.query = nn.Linear(hidden, wide, bias=False)
@@ -30,11 +30,9 @@ class EagleNet(nn.Module):
         self.down = nn.Linear(config.exit_size, hidden, bias=False)
         for layer in (self.out, self.down):
             nn.init.zeros_(layer.weight)
-        ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
-        self.register_buffer("token_ids", ids)
 
     def pairs(self, feature: Tensor, embedding: Tensor) -> Tensor:
-        """Features (B, n, hidden) with the embeddings of the tokens they chose -> what the layer reads."""
+        """Features (B, n, hidden) and the embeddings of the tokens they chose -> the layer's input (B, n, hidden)."""
         pair: Tensor = self.fuse(torch.cat([_unit(feature), _unit(embedding)], -1))
         return pair
 
@@ -42,25 +40,21 @@ class EagleNet(nn.Module):
         """Pairs (B, n, hidden) at positions (B, n) -> queries, keys, values, each (B, heads, n, size)."""
         x = _unit(pair)
         query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        cos, sin = self._turns(positions, x.dtype)
+        cos, sin = self._rotations(positions, x.dtype)
         return _rotate(query, cos, sin), _rotate(key, cos, sin), value
 
-    def feature(self, pair: Tensor, found: Tensor) -> Tensor:
-        """The rest of the layer: what attention found (B, heads, n, size) -> the features guessed (B, n, hidden)."""
-        pair = pair + self.out(found.transpose(1, 2).flatten(2))
+    def feature(self, pair: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the layer: attention's output (B, heads, n, size) -> the guessed features (B, n, hidden)."""
+        pair = pair + self.out(attended.transpose(1, 2).flatten(2))
         x = _unit(pair)
         guess: Tensor = pair + self.down(F.silu(self.gate(x)) * self.up(x))
         return guess
 
-    def vocabulary(self, output_embedding: Tensor) -> Tensor:
-        """Rows (V', hidden) that features become logits with."""
-        return output_embedding
-
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.config.heads, self.config.head_size).transpose(1, 2)
 
-    def _turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(B, 1, n, size / 2) each."""
+    def _rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary angles, (B, 1, n, size / 2) each."""
         exact = torch.promote_types(dtype, torch.float32)
         half = torch.arange(0, self.config.head_size, 2, device=positions.device, dtype=exact)
         angle = positions[:, None, :, None] * self.config.rotary_base ** (-half / self.config.head_size)
@@ -68,9 +62,10 @@ class EagleNet(nn.Module):
 
 
 def attend(query: Tensor, *parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Queries (B, heads, n, size) over several sets of keys, values and who sees them (B, n, m), as if one.
+    """Attention of queries (B, heads, n, size) over several parts: keys, values and visibility (B, n, m) each.
 
-    So keys in a cache need not be copied to stand beside those of a few guesses.
+    The result is that of one attention over all parts. The keys in a cache need not be copied next to those of a few
+    guesses.
 
     >>> q, k, v = (torch.randn(1, 1, 3, 2) for _ in range(3))
     >>> seen = torch.ones(1, 3, 3, dtype=torch.bool)
@@ -85,8 +80,8 @@ def attend(query: Tensor, *parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     ]
     weights = (torch.cat(scores, -1) * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
     shares = weights.split([keys.shape[2] for keys, _, _ in parts], -1)
-    found = [share @ values for share, (_, values, _) in zip(shares, parts, strict=True)]
-    return torch.stack(found).sum(0) if len(found) > 1 else found[0]
+    attended = [share @ values for share, (_, values, _) in zip(shares, parts, strict=True)]
+    return torch.stack(attended).sum(0) if len(attended) > 1 else attended[0]
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""No guesses: plain decoding as the step with an empty tree."""
+"""No drafter: plain decoding is a step with an empty tree."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from redrafter.core.tree import Tree, root_tree
 
 
 class NoDrafter:
-    """Keeps no state and drafts nothing."""
+    """Drafts nothing. Its state is None."""
 
     name = "none"
     layers: tuple[int, ...] = ()

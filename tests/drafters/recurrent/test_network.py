@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from redrafter import RecurrentConfig
+from redrafter.drafters import RecurrentNet
 from redrafter.errors import ConfigError
-from redrafter.nets.recurrent import RecurrentNet
 
 BASE = {"vocab_size": 11, "context_size": 6, "embedding_size": 5, "state_size": 5, "exit_size": 8, "blocks": 2}
 
@@ -27,7 +27,7 @@ def test_the_papers_equations():
     n = net(exit_size=11)  # state + context: no input projection
     s1 = n.first_state(E1, H)
     assert torch.equal(s1, E1)
-    s2 = n.next_state(s1, n.heard(E2))
+    s2 = n.next_state(s1, n.token_input(E2))
     assert torch.allclose(s2, F.silu(s1 @ n.cell_u.weight.T + n.cell_u.bias + E2 @ n.cell_w.weight.T))
     x = torch.cat([s2, H], -1)
     for block in n.blocks:
@@ -38,7 +38,7 @@ def test_the_papers_equations():
 
 def test_first_state_zero_reads_the_last_token_from_nothing():
     n = net(first_state="zero")
-    assert torch.allclose(n.first_state(E1, H), n.next_state(torch.zeros(2, 5, dtype=torch.float64), n.heard(E1)))
+    assert torch.allclose(n.first_state(E1, H), n.next_state(torch.zeros(2, 5, dtype=torch.float64), n.token_input(E1)))
     assert not torch.equal(n.first_state(E1, H), E1)
 
 
@@ -49,7 +49,7 @@ def test_first_state_context_reads_it_from_the_context():
 
 def test_without_a_cell_states_add_up():
     n = net(cell="none")
-    assert torch.equal(n.next_state(n.first_state(E1, H), n.heard(E2)), E1 + E2)
+    assert torch.equal(n.next_state(n.first_state(E1, H), n.token_input(E2)), E1 + E2)
     assert not hasattr(n, "cell_u")
 
 
@@ -75,10 +75,10 @@ def test_a_gated_cell_stands_between_the_old_state_and_the_papers():
     state = torch.randn(2, 5, dtype=torch.float64)
     with torch.no_grad():
         n.cell_u.bias[5:] = -1e9  # the gate shut
-        assert torch.equal(n.next_state(state, n.heard(E1)), state)
+        assert torch.equal(n.next_state(state, n.token_input(E1)), state)
         n.cell_u.bias[5:] = 1e9
         new = F.silu(state @ n.cell_u.weight[:5].T + n.cell_u.bias[:5] + E1 @ n.cell_w.weight[:5].T)
-        assert torch.allclose(n.next_state(state, n.heard(E1)), new)
+        assert torch.allclose(n.next_state(state, n.token_input(E1)), new)
 
 
 def test_normed_forget_how_large_each_layer_is():

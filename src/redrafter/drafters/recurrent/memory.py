@@ -1,9 +1,9 @@
-"""A memory over the accepted text: constant size, no KV cache, recomputed from verified hidden states.
+"""A memory over the accepted text: linear attention with decay. Its size is constant; it needs no KV cache.
 
-Each accepted token leaves a pair behind: a key and a value, both made of (the hidden state that chose it,
-its embedding). A head's memory is the matrix M_t = Σ_j γ^(t−j) k_j v_jᵀ over the pairs up to t; a drafter's
-state s reads q(s)ᵀ M_t. One token more is M ← γ M + k vᵀ; a prompt is one weighted sum; and in training all
-positions read at once, since q_tᵀ M_t = Σ_{j ≤ t} γ^(t−j) (q_t · k_j) v_j is attention without a softmax.
+Each accepted token adds a key k and a value v, both computed from its pair: the hidden state that chose the token, and
+the token's embedding. A head's memory is the matrix M_t = Σ_j γ^(t−j) k_j v_jᵀ over the pairs up to t. The drafter's
+state s reads q(s)ᵀ M_t. One more token is M ← γ M + k vᵀ; a prompt is one weighted sum. In training all positions read
+at once: q_tᵀ M_t = Σ_{j ≤ t} γ^(t−j) (q_t · k_j) v_j is attention without a softmax.
 """
 
 import torch
@@ -14,7 +14,7 @@ from redrafter.kernels.drafter_layers import narrow, read
 
 
 class Memory(nn.Module):
-    """`heads` matrices of size×size, with a decay γ each, from one that forgets at once to one that hardly does."""
+    """`heads` matrices of size×size. Each has its own decay γ, with half-lives from 8 to 512 tokens at first."""
 
     def __init__(self, heads: int, size: int, pair_size: int, state_size: int) -> None:
         super().__init__()
@@ -37,25 +37,25 @@ class Memory(nn.Module):
         return self._unit(self.query(state))
 
     def empty(self, batch: int) -> Tensor:
-        """Nothing read yet: (B, heads, size, size), fp32 or better, since it sums up a whole text."""
+        """The memory before any token: (B, heads, size, size), at least fp32, since it is a sum over a whole text."""
         weight = self.key.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         return torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=weight.device)
 
     def add(self, memory: Tensor, pair: Tensor, count: Tensor) -> Tensor:
-        """The memory after the first `count` (B,) of the pairs (B, n, pair), all in one sum."""
+        """Add the first `count` (B,) of the pairs (B, n, pair) to the memory."""
         key, value = self.pairs(pair)
         age = count[:, None] - 1 - torch.arange(pair.shape[1], device=pair.device)  # (B, n), < 0: not accepted
         weight = torch.where(age[..., None] >= 0, self._power(age.clamp(min=0), memory.dtype), 0.0)  # (B, n, heads)
         key, value = key.to(memory.dtype) * weight[..., None], value.to(memory.dtype)
-        if torch.compiler.is_compiling():  # a step's few pairs: one kernel, with all that is around it
+        if torch.compiler.is_compiling():  # a step has few pairs: the compiler fuses this form into one kernel
             new = (key[..., None] * value[..., None, :]).sum(1)
         else:
             new = torch.einsum("bnhk,bnhv->bhkv", key, value)
         return memory * self._power(count, memory.dtype)[..., None, None] + new
 
     def read(self, memory: Tensor, state: Tensor) -> Tensor:
-        """States (B, w, state) read their row's memory -> (B, w, heads · size)."""
+        """Read each row's memory with the states (B, w, state) -> (B, w, heads · size)."""
         if narrow(state) and memory.dtype == torch.float32:
             found: Tensor = read(self.query(state), memory)
             return found
@@ -63,9 +63,9 @@ class Memory(nn.Module):
         return bounded(found).flatten(2).to(state.dtype)
 
     def weights(self, length: int, own: bool) -> Tensor:
-        """(heads, S, S) how much position t still has of the pair j: γ^(t−j), nothing of later ones.
+        """(heads, S, S) the weight of pair j at position t: γ^(t−j) for j ≤ t, 0 for later pairs.
 
-        With `own` the position's own pair is left to it, to be read apart.
+        With `own`, the weight of a position's own pair (j = t) is 0 too: `read_all` then adds it separately.
         """
         place = torch.arange(length, device=self.decay.device)
         age = place[:, None] - place
@@ -80,10 +80,10 @@ class Memory(nn.Module):
         weights: Tensor,
         own: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Position t of every row reads the pairs up to t, as if it were the last; -> (B, S, T, heads · size).
+        """Each position t reads the pairs up to t -> (B, S, T, heads · size).
 
-        Keys and values are (B, heads, S, size), queries (B, heads, T, S, size): T of them at each position. A
-        position that guesses after a token which is not the text's has a pair of its `own` in the text's place.
+        Keys and values are (B, heads, S, size), queries (B, heads, T, S, size): T queries at each position. If the
+        token after a position differs from the text's, `own` holds that position's own keys and values instead.
         """
         batch, heads, depth, length, _ = query.shape
         match = torch.matmul(query.flatten(2, 3), key.transpose(2, 3)).view(batch, heads, depth, length, length)
@@ -94,7 +94,7 @@ class Memory(nn.Module):
         return bounded(found).permute(0, 3, 2, 1, 4).flatten(3)
 
     def _power(self, exponent: Tensor, dtype: torch.dtype) -> Tensor:
-        """(...) ages -> (..., heads) γ to that power."""
+        """Exponents (...) -> γ to that power (..., heads)."""
         return (F.logsigmoid(self.decay.to(dtype)) * exponent[..., None].to(dtype)).exp()
 
     def _split(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Memory(nn.Module):
 
 
 def bounded(reading: Tensor) -> Tensor:
-    """A faint reading as it is, a loud one at unit size: a long text must not shout.
+    """Limit a reading to about unit size; a small reading stays nearly as it is. A long text would make it large.
 
     >>> bounded(torch.tensor([[0.5, 0.0], [3000.0, 4000.0]])).mul(100).round().tolist()
     [[47.0, 0.0], [85.0, 113.0]]

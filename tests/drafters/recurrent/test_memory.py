@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from redrafter.nets.memory import Memory
+from redrafter.drafters.recurrent.memory import Memory
 
 B, S, PAIR, STATE = 3, 9, 7, 5
 

@@ -1,4 +1,4 @@
-"""The drafter under somebody else's scheduler: whatever is computed when, its guesses are those of the whole text."""
+"""The recurrent drafter under an external scheduler: in any order of passes, it guesses as from the whole text."""
 
 import random
 from dataclasses import replace
@@ -8,8 +8,8 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.core.beam import beam_search, candidates
-from redrafter.drafters.follow import BestPath, Computed, Follower
-from redrafter.drafters.recurrent import Context
+from redrafter.drafters.recurrent.chain import ChainDrafter, ChainSearch, RequestPass
+from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
@@ -28,8 +28,8 @@ def drafter(target):
     return recurrent_drafter(target, **parts)
 
 
-def follower(drafter, width: int = 1, least: float = 0.0) -> Follower:
-    return Follower(drafter, Shape(width=width, length=LENGTH), least)
+def chains(drafter, width: int = 1, min_probability: float = 0.0) -> ChainDrafter:
+    return ChainDrafter(drafter, Shape(width=width, length=LENGTH), min_probability)
 
 
 def hidden(target, drafter, tokens: list[int]) -> torch.Tensor:
@@ -44,8 +44,8 @@ def expected(target, drafter, tokens: list[int], width: int = 1) -> tuple[list[i
     states = hidden(target, drafter, tokens[:-1])[None]
     count = torch.tensor([len(tokens) - 1])
     memory = drafter.remember(drafter.net.memory.empty(1), whole[:, 1:], states, count)
-    context = Context(drafter.net.context(states[:, -1]), memory)
-    tree = drafter.draft(context, whole[:, -1], follower(drafter, width).search)
+    context = RecurrentState(drafter.net.context(states[:, -1]), memory)
+    tree = drafter.draft(context, whole[:, -1], chains(drafter, width).search)
     return tree.tokens[0, 1:].tolist(), memory[0]
 
 
@@ -63,7 +63,7 @@ class Scheduler:
         """Its keys are dropped, but for `kept` that a prefix cache still holds."""
         self.computed[name] = kept
 
-    def computes(self, name: str, most: int) -> Computed:
+    def computes(self, name: str, most: int) -> RequestPass:
         """The next piece of a request: some of what is decided, or guesses after it, some of them refused."""
         start, decided, text = self.computed[name], self.decided[name], self.texts[name]
         if start + most < decided:
@@ -77,7 +77,7 @@ class Scheduler:
             self.decided[name] += gained
         states = hidden(self.target, self.drafter, text[:start] + given)[start:]
         tokens = torch.tensor(text[: self.decided[name]])
-        return Computed(name, self.owners[name], tokens, start, states, guess=gained > 0)
+        return RequestPass(name, self.owners[name], tokens, start, states, guess=gained > 0)
 
 
 def scheduler(target, drafter, seed: int = 0) -> Scheduler:
@@ -87,7 +87,7 @@ def scheduler(target, drafter, seed: int = 0) -> Scheduler:
     return Scheduler(target, drafter, texts, {f"r{i}": len(p) for i, p in enumerate(PROMPTS)}, seed)
 
 
-def busy(made: Scheduler, follow: Follower, passes: int = 25, spoil=lambda done: done):
+def busy(made: Scheduler, chain_drafter: ChainDrafter, passes: int = 25, spoil=lambda done: done):
     """Random passes: requests in any order, some left out, pieces of any size, some preempted; yields each chain."""
     for _ in range(passes):
         names = [n for n in made.texts if made.decided[n] + LENGTH + 1 < len(made.texts[n])]
@@ -95,7 +95,7 @@ def busy(made: Scheduler, follow: Follower, passes: int = 25, spoil=lambda done:
         if names and made.random.random() < 0.3:
             made.preempt(made.random.choice(names))
         done = [made.computes(n, made.random.randint(1, 9)) for n in names]
-        for c, chain in zip(done, follow.step(spoil(done)), strict=True):
+        for c, chain in zip(done, chain_drafter.step(spoil(done)), strict=True):
             assert bool(chain) == c.guess
             if c.guess:
                 yield c, chain
@@ -103,11 +103,11 @@ def busy(made: Scheduler, follow: Follower, passes: int = 25, spoil=lambda done:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_schedule_gives_the_guesses_of_the_whole_text(target, drafter, seed):
-    follow, seen = follower(drafter), 0
-    for c, chain in busy(scheduler(target, drafter, seed), follow):
+    chain_drafter, seen = chains(drafter), 0
+    for c, chain in busy(scheduler(target, drafter, seed), chain_drafter):
         guesses, memory = expected(target, drafter, c.tokens.tolist())
         assert chain == guesses
-        torch.testing.assert_close(follow.followed[c.request].memory, memory)
+        torch.testing.assert_close(chain_drafter.requests[c.request].memory, memory)
         seen += 1
     assert seen > 20
 
@@ -115,22 +115,22 @@ def test_any_schedule_gives_the_guesses_of_the_whole_text(target, drafter, seed)
 @pytest.mark.parametrize("fault", ["twice", "late", "moved"])
 def test_any_schedule_twin(target, drafter, fault, monkeypatch):
     """Pairs taken twice, states of the position after, states of the neighbour: each is noticed."""
-    follow = follower(drafter)
+    chain_drafter = chains(drafter)
     if fault == "twice":
-        monkeypatch.setattr(Follower, "_of", forgetful)
+        monkeypatch.setattr(ChainDrafter, "_state", forgetful)
     wrong = 0
-    for c, _ in busy(scheduler(target, drafter), follow, passes=12, spoil=SPOILT.get(fault, lambda done: done)):
+    for c, _ in busy(scheduler(target, drafter), chain_drafter, passes=12, spoil=SPOILT.get(fault, lambda done: done)):
         _, memory = expected(target, drafter, c.tokens.tolist())
-        wrong += not torch.allclose(follow.followed[c.request].memory, memory)
+        wrong += not torch.allclose(chain_drafter.requests[c.request].memory, memory)
     assert wrong
 
 
-_of = Follower._of
+_state = ChainDrafter._state
 
 
 def forgetful(self, c):
-    found = _of(self, c)
-    found.seen = 0
+    found = _state(self, c)
+    found.remembered = 0
     return found
 
 
@@ -146,7 +146,7 @@ SPOILT = {
 def test_steps_are_those_of_our_own_engine(target, drafter):
     """A whole text, driven as another engine would: as many steps as ours, the same text."""
     engine = Engine(target, drafter, shape=Shape(width=1, length=LENGTH))
-    follow = follower(drafter)
+    chain_drafter = chains(drafter)
     for i, prompt in enumerate(PROMPTS):
         [done] = engine.generate([prompt], max_new_tokens=24)
         truth = prompt + done.tokens
@@ -159,54 +159,54 @@ def test_steps_are_those_of_our_own_engine(target, drafter):
             )
             start, old = decided + right, start
             decided = min(decided + right + 1, len(truth))
-            c = Computed(str(i), owner, torch.tensor(truth[:decided]), old, states, guess=True)
-            [guesses] = follow.step([c])
+            c = RequestPass(str(i), owner, torch.tensor(truth[:decided]), old, states, guess=True)
+            [guesses] = chain_drafter.step([c])
             steps += 1
         assert steps == done.stats.steps
 
 
 def test_a_cached_prefix_leaves_a_gap_and_nothing_else(target, drafter):
     """What was never computed here is not in the memory; the context is there all the same."""
-    follow = follower(drafter)
+    chain_drafter = chains(drafter)
     text = scheduler(target, drafter).texts["r2"]
     n, cached = 20, 8
     states = hidden(target, drafter, text[: n - 1])
-    [chain] = follow.step([Computed("a", None, torch.tensor(text[:n]), cached, states[cached:], guess=True)])
+    [chain] = chain_drafter.step([RequestPass("a", None, torch.tensor(text[:n]), cached, states[cached:], guess=True)])
     assert len(chain) == LENGTH
     count = torch.tensor([n - 1 - cached])
     pairs = torch.tensor([text[cached + 1 : n]])
     memory = drafter.remember(drafter.net.memory.empty(1), pairs, states[None, cached:], count)[0]
-    torch.testing.assert_close(follow.followed["a"].memory, memory)
+    torch.testing.assert_close(chain_drafter.requests["a"].memory, memory)
     assert not torch.allclose(memory, expected(target, drafter, text[:n])[1])
 
 
 def test_the_same_name_again_is_another_request(target, drafter):
-    follow = follower(drafter)
+    chain_drafter = chains(drafter)
     texts = scheduler(target, drafter).texts
     for owner, name in ((object(), "r0"), (object(), "r2")):
         text = texts[name][:15]
         states = hidden(target, drafter, text[:-1])
-        [chain] = follow.step([Computed("same", owner, torch.tensor(text), 0, states, guess=True)])
+        [chain] = chain_drafter.step([RequestPass("same", owner, torch.tensor(text), 0, states, guess=True)])
         assert chain == expected(target, drafter, text)[0]
-    follow.keep(["others"])
-    assert not follow.followed
+    chain_drafter.keep(["others"])
+    assert not chain_drafter.requests
 
 
 def test_tokens_that_are_taken_back_begin_it_anew(target, drafter):
     """An engine may drop tokens that it failed to load; what was remembered of them goes too."""
-    follow = follower(drafter)
+    chain_drafter = chains(drafter)
     text, owner = scheduler(target, drafter).texts["r2"], object()
     for n in (20, 12):
         states = hidden(target, drafter, text[: n - 1])
-        [chain] = follow.step([Computed("a", owner, torch.tensor(text[:n]), 0, states, guess=True)])
+        [chain] = chain_drafter.step([RequestPass("a", owner, torch.tensor(text[:n]), 0, states, guess=True)])
         assert chain == expected(target, drafter, text[:n])[0]
 
 
 def test_the_best_path_of_a_beam(target, drafter):
     text = scheduler(target, drafter).texts["r2"][:20]
     states = hidden(target, drafter, text[:-1])
-    c = Computed("a", None, torch.tensor(text), 0, states, guess=True)
-    [wide] = follower(drafter, width=4).step([c])
+    c = RequestPass("a", None, torch.tensor(text), 0, states, guess=True)
+    [wide] = chains(drafter, width=4).step([c])
     table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
 
     def advance(state, tokens, parents):
@@ -217,7 +217,7 @@ def test_the_best_path_of_a_beam(target, drafter):
     beam = beam_search(
         advance, None, last, width=4, length=LENGTH, temperature=zero.expand(2), noise=zero.expand(2, LENGTH + 1, VOCAB)
     )
-    tree = BestPath(Shape(width=4, length=LENGTH), 0.0, VOCAB, torch.float64).tree(advance, None, last)
+    tree = ChainSearch(Shape(width=4, length=LENGTH), 0.0, VOCAB, torch.float64).tree(advance, None, last)
     assert tree.tokens[:, 1:].tolist() == candidates(beam)[:, 0].tolist()
     assert tree.parents[0].tolist() == [0, 0, 1, 2]
     assert len(wide) == LENGTH
@@ -230,8 +230,10 @@ def test_guesses_end_where_the_drafter_is_unsure(target, drafter):
     def advance(state, tokens, parents):
         return table[tokens], state
 
-    tree = BestPath(Shape(width=1, length=LENGTH), 0.5, VOCAB, torch.float32).tree(advance, None, torch.tensor([3, 7]))
+    tree = ChainSearch(Shape(width=1, length=LENGTH), 0.5, VOCAB, torch.float32).tree(
+        advance, None, torch.tensor([3, 7])
+    )
     assert tree.valid.tolist() == [[True, True, True, False], [True, False, False, False]]
     assert tree.tokens[0, 1:3].tolist() == [8, 5]
     with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
-        follower(drafter, least=1.0)
+        chains(drafter, min_probability=1.0)

@@ -1,31 +1,30 @@
-"""Medusa's networks (arXiv 2401.10774): for each depth one that reads the context alone, all guessing at once."""
+"""Medusa's networks: each one reads the context alone and guesses the token at its own depth."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.config import MedusaConfig
+from redrafter.drafters.base import DrafterNet
+from redrafter.drafters.medusa.config import MedusaConfig
 
 RANKS = 16
-"""How many of each network's best tokens its accuracies are counted for."""
+"""For how many of each network's best tokens the accuracy is stored."""
 
 
-class MedusaNet(nn.Module):
-    """Network k makes of the target's hidden state what its output embedding turns into the logits of k tokens later.
+class MedusaNet(DrafterNet):
+    """Network k maps the target's hidden state to features; the target's output embedding makes logits of them.
 
-    As published but for that: there each network has an output embedding of its own, which begins as the target's.
+    In the paper each network has an output embedding of its own, which starts as a copy of the target's. Otherwise
+    this is the published network.
     """
 
-    token_ids: Tensor | None
+    config: MedusaConfig
     accuracies: Tensor
 
     def __init__(self, config: MedusaConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.heads = nn.ModuleList(_Head(config) for _ in range(config.heads))
-        ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
-        self.register_buffer("token_ids", ids)
-        # (heads · RANKS,) how often the i-th best guess is right; before that is measured, half as often as the last.
+        super().__init__(config)
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
+        # (heads · RANKS,) how often the i-th best guess is right; until measured, half as often as the one before.
         self.register_buffer("accuracies", (0.5 ** torch.arange(1.0, RANKS + 1)).repeat(config.heads))
 
     def features(self, context: Tensor) -> Tensor:
@@ -35,12 +34,10 @@ class MedusaNet(nn.Module):
         unit = F.rms_norm(each, each.shape[-1:]).flatten(-2)
         return torch.stack([head(unit) for head in self.heads])
 
-    def vocabulary(self, output_embedding: Tensor) -> Tensor:
-        """Rows (V', embedding) that features become logits with."""
-        return output_embedding
 
+class MedusaHead(nn.Module):
+    """The network of one depth: residual blocks over the normalised context."""
 
-class _Head(nn.Module):
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
         width = config.exit_size
