@@ -24,8 +24,8 @@ from redrafter.train.batches import make_batch
 from redrafter.train.config import DrafterOptions
 from redrafter.train.lesson import Lesson, guesses, rank_accuracies
 from redrafter.train.setup import make_net
-from redrafter.train.simulate import simulate
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import simulate
 from tests.helpers.toys import CONFIG, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, peer_drafter
 

@@ -4,8 +4,8 @@ from redrafter.core.noise import fold
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.config import DrafterOptions, TrainConfig
-from redrafter.train.dataset import Texts
 from tests.helpers.zoo import VOCAB
 
 OPTIONS = DrafterOptions(state_size=32, exit_size=32, blocks=2, draft_vocab=0, memory_heads=2, memory_size=8)

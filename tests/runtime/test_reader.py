@@ -10,8 +10,8 @@ from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.eager import Start
 from redrafter.runtime.reader import Reader
-from redrafter.serve.measure import prepare
 from redrafter.targets import Target
+from redrafter.tuning.batch_cost import warm_up
 from tests.helpers.zoo import VOCAB, make_model
 from tests.runtime.test_pool import SHAPES, alone, make_pool, requests, serve
 
@@ -60,7 +60,7 @@ def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
     pool = make_pool(single, recorded=True, runtime="graphs")
-    prepare(pool, lambda rows: [*SHAPES, None])
+    warm_up(pool, lambda rows: [*SHAPES, None])
     assert pool.free == pool.rows
     assert pool.reader is not None
     before = set(pool.recorder.programs), set(pool.reader.pieces)
@@ -71,5 +71,5 @@ def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> N
     made = {key for key in pool.recorder.programs if key[2] or key[3] is None}  # a scheduler guesses for no plain row
     assert (made, set(pool.reader.pieces)) == before
     small = make_pool(single, recorded=True, runtime="graphs")
-    prepare(small, lambda rows: [*SHAPES, None], [SamplingParams()])
+    warm_up(small, lambda rows: [*SHAPES, None], [SamplingParams()])
     assert set(small.recorder.programs) < before[0], "greedy rows alone need fewer"

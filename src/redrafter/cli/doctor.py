@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from redrafter.drafters import NgramDrafter
-from redrafter.engine.profile import Profile, kept
 from redrafter.errors import RedrafterError
 from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
 from redrafter.targets.load import best_device, parse_dtype
+from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import saved_profiles as kept
 from redrafter.version import __version__
 
 EPILOG = ""
@@ -44,10 +45,10 @@ def tuned_for() -> list[str]:
 
 
 def described(profile: Profile) -> str:
-    shape = profile.choose(1)
+    shape = profile.best_shape(1)
     chosen = "plain decoding" if shape is None else f"W={shape.width}, L={shape.length}, N={shape.budget}"
     drafter, *_ = profile.key["drafter"].split()
-    return f"{profile.name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {chosen}"
+    return f"{profile.target_name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {chosen}"
 
 
 def findings() -> list[tuple[str, str, str]]:

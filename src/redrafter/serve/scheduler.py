@@ -53,7 +53,7 @@ class Rows(Protocol):
 
 
 class Chooses(Protocol):
-    """How much to guess; see `serve.costs.Costs`."""
+    """How much to guess; see `tuning.chooser.ShapeChooser`."""
 
     def choose(self, rows: int) -> Shape | None: ...
     def learn(self, shape: Shape | None, tokens: float, rows: int) -> None: ...

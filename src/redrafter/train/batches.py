@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 
 POOL = 64
 """Updates whose texts are sorted by length together, so that texts of a batch are about equally long."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.batches import Batch
-from redrafter.train.dataset import Texts
 from redrafter.train.local_rollouts import rollout_visibility
 from redrafter.train.objective import States
 

@@ -16,8 +16,8 @@ from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
 from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets.speech import SpeechTarget
+from redrafter.texts import Texts
 from redrafter.train.batches import Batch, make_batch
-from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
 
 CHOICES = 16
