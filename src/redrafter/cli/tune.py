@@ -9,12 +9,9 @@ from rich.table import Table
 from redrafter.cli.options import add_target
 from redrafter.cli.show import stages
 from redrafter.config import SamplingParams, Shape
-from redrafter.engine import load
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
-from redrafter.tuning.profile import Profile
-from redrafter.tuning.search import grid_for, rows_label, tune
-from redrafter.tuning.store import save_profile
+from redrafter.tuning.profile import Profile, rows_label
 
 EPILOG = """examples:
   redrafter tune
@@ -47,6 +44,10 @@ def run(args: argparse.Namespace) -> None:
     if min(args.batch) < 1:
         raise ConfigError(f"--batch must be at least 1, got {min(args.batch)}")
     prompts = [question.text for question in read_questions(args.prompts)] if args.prompts else None
+    from redrafter.engine import load
+    from redrafter.tuning.search import grid_for, tune
+    from redrafter.tuning.store import save_profile
+
     console = Console(highlight=False)
     with console.status("loading"):
         # Any explicit shape will do: without one, an older profile could replace the drafter by plain decoding.

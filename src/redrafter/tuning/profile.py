@@ -157,6 +157,10 @@ def with_budget(shape: Shape) -> Shape:
     return dataclasses.replace(shape, nodes=shape.budget)
 
 
+def rows_label(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
 def _nearest(rows: int, measured: list[int]) -> int:
     if not measured:
         raise ConfigError("the profile holds no measurements: run redrafter tune again")

@@ -14,7 +14,7 @@ from redrafter.errors import ConfigError
 from redrafter.runtime.pool import Pool
 from redrafter.targets import Target
 from redrafter.texts import Texts
-from redrafter.tuning.profile import BestShape, DraftCost, Profile, StepCost, VerifyCost, with_budget
+from redrafter.tuning.profile import BestShape, DraftCost, Profile, StepCost, VerifyCost, rows_label, with_budget
 from redrafter.tuning.prompts import TunableEngine, target_texts
 from redrafter.tuning.simulate import Progress, simulate_shapes
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
@@ -245,7 +245,3 @@ class _TurnCounter:
 
 def _no_progress(*_: object) -> None:
     """Used when the caller wants no progress reports."""
-
-
-def rows_label(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"

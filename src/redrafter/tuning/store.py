@@ -153,7 +153,7 @@ def find_profile(target: Target, drafter: Drafter, runtime: str) -> Profile | No
     try:
         if not any(profile_folder().glob("*.json")):  # the usual case: skip hashing the weights
             return None
-    except OSError:
+    except (OSError, CacheUnavailable):
         return None
     key = profile_key(target, drafter, runtime)
     profile = read_profile(profile_path(target.name, key))
