@@ -3,7 +3,7 @@
     python benchmarks/ablations.py --data DATA --out RUNS --text docs.txt
 
 `DATA` is a folder of `redrafter distill`. tokens/step are simulated along the target's own answers to the
-questions (see train/simulate.py), written once. The last variants are the papers' Table 6: text that the
+questions (see tuning/simulate.py), written once. The last variants are the papers' Table 6: text that the
 target did not write, learned from as it is, and through the target's local rollouts on it. Several processes
 may share the work (`--variants`); their files are put together by benchmarks/drafter.py.
 """
@@ -26,12 +26,13 @@ from redrafter.engine import Engine
 from redrafter.results import write_results
 from redrafter.runtime.bulk import write_texts
 from redrafter.targets import Target, load_target
+from redrafter.texts import Texts
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import Texts, read_texts
+from redrafter.train.dataset import read_texts
 from redrafter.train.distill import DistillConfig, distill
 from redrafter.train.local_rollouts import read_documents
-from redrafter.train.simulate import simulate
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import simulate
 
 SHAPES = {
     "1x5": Shape(width=1, length=5),

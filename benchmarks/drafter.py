@@ -3,7 +3,7 @@
     python benchmarks/drafter.py --drafter FOLDER --dtype fp32 --minutes 12.3 --ablations a.json b.json
 
 The answers are written once, in the dtype given, at temperature 0 and 1; then tokens/step are simulated along
-them for each shape, which gives what decoding would (see train/simulate.py). An answer loops when its end
+them for each shape, which gives what decoding would (see tuning/simulate.py). An answer loops when its end
 repeats with a period of at most 64 tokens: at least three times over and for at least 32 tokens.
 """
 
@@ -19,7 +19,7 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.questions import read_questions
 from redrafter.results import write_results
 from redrafter.targets import load_target
-from redrafter.train.simulate import Walked, read_along
+from redrafter.tuning.simulate import SimulatedSteps, text_batches
 
 SHAPES = {
     0.0: [
@@ -74,11 +74,13 @@ def main() -> None:
             shapes = [s for s in every_shape if not args.shapes or s in args.shapes]
             known = written(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
             looping = [loops(known.row(i)[int(known.prompts[i]) :].tolist()) for i in range(len(known))]
-            known_with_states = list(read_along(target, drafter.layers, known))
+            known_with_states = list(text_batches(target, drafter.layers, known))
             for shape in map(Shape.of, shapes):
-                found = {r: w for a in known_with_states for r, w in zip(a.rows, a.walk(drafter, shape), strict=True)}
+                found = {
+                    r: w for a in known_with_states for r, w in zip(a.rows, a.simulate(drafter, shape), strict=True)
+                }
                 every = [found[row] for row in range(len(known))]
-                nothing = Walked(0, 0, (0,) * shape.length)
+                nothing = SimulatedSteps(0, 0, (0,) * shape.length)
                 for name in ["all", "no loops", *dict.fromkeys(categories)]:
                     chosen = [
                         w

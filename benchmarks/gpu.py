@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from redrafter.runtime.pool import Pool
 from torch.profiler import ProfilerActivity, profile
 
 from common import HERE, arguments, first_turns
@@ -25,7 +26,7 @@ from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.train.cost import Effort, Filler, time_steps
+from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 from wide import load_wide
 
 PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
@@ -330,18 +331,18 @@ def timed(engine: Engine, requests: list[Any]) -> dict[str, float]:
 def packing(bench: Bench) -> None:
     """The papers' Figure 6: verifying a beam's tokens as they are, and as many nodes as its tree has on average."""
     measured = json.loads((HERE / "results" / "packing.json").read_text())["rows"]
-    plain = Engine(bench.target, bench.plain.drafter, runtime="graphs")
-    prompts = [plain.encode(m) for m in first_turns(bench.args.questions, max(PACKED_ROWS))]
+    prompts = [bench.plain.encode(m) for m in first_turns(bench.args.questions, max(PACKED_ROWS))]
+    drafter, budget = DummyDrafter(bench.drafter), TimingBudget(turns=5, steps=10, seconds=60)
     for rows in PACKED_ROWS:
         for before, after in ((int(m["before"]), round(m["after_mean"])) for m in measured):
-            fillers = [Filler(n, bench.drafter) for n in (before, after)]
-            engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
-            effort = Effort(openings=1, turns=5, steps=10, seconds=60)
-            _, times = time_steps(plain, engines, [prompts[:rows]], effort)
+            shapes = [drafter.shape(n) for n in (before, after)]
+            context = context_for(shapes, budget.steps, max(map(len, prompts)))
+            batch = Pool(bench.target, drafter, rows=rows, context=context, kept=0, shapes=shapes, runtime="graphs")
+            _, times = time_steps(batch, rows, shapes, prompts, budget)
             row = {"part": "packing", "rows": rows, "tokens": before, "packed": after}
             bench.rows.append(row | {"unpacked_ms": times[0], "packed_ms": times[1]})
             bench.save()
-            del engines
+            del batch
             torch.cuda.empty_cache()
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/lengths.py --drafters auto ngram RUNS/medusa RUNS/eagle
 
-Every drafter walks along the same answers, cut to each length; answers that are shorter are left out of it. The walk
-gives what decoding would (see train/simulate.py).
+Every drafter is simulated on the same answers, cut to each length; shorter answers are left out. The simulation
+gives what decoding would (see tuning/simulate.py).
 """
 
 import json
@@ -16,8 +16,8 @@ from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
-from redrafter.train.dataset import Texts
-from redrafter.train.simulate import Walked, read_along
+from redrafter.texts import Texts
+from redrafter.tuning.simulate import simulate_batches, text_batches
 
 
 def upto(texts: Texts, length: int) -> Texts:
@@ -50,8 +50,8 @@ def main() -> None:
                 shape = Shape.of(beam)
                 for length in args.lengths:
                     cut = upto(texts, length)
-                    along = read_along(target, drafter.layers, cut)
-                    walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
+                    batches = text_batches(target, drafter.layers, cut)
+                    found = simulate_batches(batches, drafter, shape)
                     rows.append(
                         {
                             "drafter": Path(name).name,
@@ -59,7 +59,7 @@ def main() -> None:
                             "temperature": temperature,
                             "length": length,
                             "answers": len(cut),
-                            "tokens_per_step": walked.tokens_per_step,
+                            "tokens_per_step": found.tokens_per_step,
                         }
                     )
                     print(json.dumps(rows[-1]), flush=True)

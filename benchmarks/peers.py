@@ -4,8 +4,8 @@
 
 `DATA` is a folder of `redrafter distill`. Each drafter is trained by the same trainer with the same loss; what
 differs is the network, and the learning rate that suits it. RUNS/NAME then holds the drafter, its
-matrices in int8 as those of the one that comes with the package. tokens/step and accuracy by depth are simulated along
-the target's answers to the questions (see train/simulate.py); `held_out` has the accuracy of each depth alone, on texts
+matrices in int8 as those of the one that comes with the package. tokens/step and accuracy by depth are simulated on
+the target's answers (see tuning/simulate.py); `held_out` has the accuracy of each depth alone, on texts
 not learned from, `learned_from` on those that were (arXiv v1, Figure 3). Several processes may share the work
 (`--drafters`), each with a file of its own, put together by benchmarks/gather.py. A run that was stopped goes on.
 
@@ -32,8 +32,8 @@ from redrafter.results import write_results
 from redrafter.targets import load_target
 from redrafter.train.config import TrainConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.simulate import Walked, read_along
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import simulate_batches, text_batches
 
 DEPTH = 5
 STATE = 576
@@ -108,12 +108,12 @@ def main() -> None:
         for temperature in (0.0,) if name in FAMILY else (0.0, 1.0):
             answers = written(target, args.questions, args.max_new_tokens, temperature, args.out)
             drafter = load_drafter(args.out / name, target)
-            along = list(read_along(target, drafter.layers, answers))
+            batches = list(text_batches(target, drafter.layers, answers))
             for label in SHAPES[:1] if name in FAMILY else SHAPES:
                 shape = Shape.of(label)
-                walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
-                row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
-                row[f"reached {label}, T={temperature:g}"] = [r / walked.steps for r in walked.reached]
+                found = simulate_batches(batches, drafter, shape)
+                row[f"{label}, T={temperature:g}"] = round(found.tokens_per_step, 4)
+                row[f"reached {label}, T={temperature:g}"] = [r / found.steps for r in found.reached]
         rows.append(row)
         print(json.dumps(row), flush=True)
         write_results(args.save, headline(rows), rows)

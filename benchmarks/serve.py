@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from common import QUESTIONS
-from redrafter.cli.serve import measured
 from redrafter.config import SamplingParams, Shape
 from redrafter.engine import Engine, load
-from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.costs import Costs
-from redrafter.serve.measure import prepare
 from redrafter.serve.server import Server, build, ladder, make_pool
+from redrafter.tuning.batch_cost import measure_profile, warm_up
+from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import profile_key
 from wide import load_wide
 
 BEGAN = time.perf_counter()
@@ -65,16 +65,16 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
             say(f"{what}: {done} of {total}")
         last[0] = what
 
-    profile = measured(engine, pool, shapes, key_of(engine.target, engine.drafter, engine.runtime), report)
-    for row in profile.stepped:
-        if row.batch in (1, args.rows) or torch.cuda.is_available():
-            say(f"{row.batch} rows, {row.shape}: {row.ms:.2f} ms")
-    costs = Costs(profile)
+    profile = measure_profile(engine, pool, shapes, profile_key(engine.target, engine.drafter, engine.runtime), report)
+    for row in profile.step_costs:
+        if row.rows in (1, args.rows) or torch.cuda.is_available():
+            say(f"{row.rows} rows, {row.shape}: {row.ms:.2f} ms")
+    chooser = ShapeChooser(profile)
     kinds = [SamplingParams(temperature=args.temperature)]
     if pool.recorded:
-        prepare(pool, costs.shapes, kinds, report)
-    say(f"chosen: {[(c.batch, c.shape and c.shape.budget) for c in profile.choices]}")
-    server = Server(build(engine, pool, costs, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
+        warm_up(pool, chooser.shapes, kinds, report)
+    say(f"chosen: {[(c.rows, c.shape and c.shape.budget) for c in profile.best_shapes]}")
+    server = Server(build(engine, pool, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label
 
 
@@ -134,10 +134,10 @@ def main() -> None:
         made = json.loads(args.save.read_text())
         made["command"] = command()
         made["rows"] += [
-            {"part": "step", "rows": s.batch, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.stepped
+            {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs
         ]
         made["rows"] += [
-            {"part": "choice", "rows": c.batch, "shape": c.shape and vars(c.shape)} for c in profile.choices
+            {"part": "choice", "rows": c.rows, "shape": c.shape and vars(c.shape)} for c in profile.best_shapes
         ]
         args.save.write_text(json.dumps(made, indent=1) + "\n")
     say("done")

@@ -17,9 +17,9 @@ from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.costs import Costs
 from redrafter.serve.job import Job, Told
 from redrafter.serve.server import build, ladder, make_pool
+from redrafter.tuning.chooser import ShapeChooser
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -33,7 +33,7 @@ KINDS: list[dict[str, Any]] = [
 SYSTEM = {"role": "system", "content": "You are a helpful assistant who answers briefly and to the point."}
 
 
-class Ladder(Costs):
+class Ladder(ShapeChooser):
     """All shapes in turn, by the number of rows: here it is equality that counts, not speed."""
 
     def __init__(self, shapes: list[Shape]) -> None:

@@ -38,4 +38,4 @@ def _seeded() -> None:
 def _untuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the user tuned on this machine is no business of the tests."""
     nowhere = tmp_path_factory.getbasetemp() / "no-profiles"
-    monkeypatch.setattr("redrafter.engine.profile.folder", lambda: nowhere)
+    monkeypatch.setattr("redrafter.tuning.store.profile_folder", lambda: nowhere)

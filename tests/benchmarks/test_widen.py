@@ -20,8 +20,8 @@ from redrafter.drafters.widen import (
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
 from redrafter.targets import SHAPES, Target, Wide, load_target, widen
 from redrafter.targets.widen import empty_model, wide_config
-from redrafter.train.dataset import Texts
-from redrafter.train.simulate import Walked, simulate
+from redrafter.texts import Texts
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -144,7 +144,7 @@ class Recorder:
         return self.trees[-1]
 
 
-def walked(target: Target, drafter: RecurrentDrafter, texts: Texts) -> tuple[Walked, list[Tree]]:
+def walked(target: Target, drafter: RecurrentDrafter, texts: Texts) -> tuple[SimulatedSteps, list[Tree]]:
     recorder = Recorder(drafter)
     return simulate(target, recorder, texts, SHAPE), recorder.trees
 

@@ -9,7 +9,7 @@ from redrafter.drafters.widen import STEP
 from redrafter.drafters.widen_peers import parameters_read, read_by_medusa, widen_eagle, widen_medusa
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Wide, load_target, widen
-from redrafter.train.simulate import simulate
+from redrafter.tuning.simulate import simulate
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, make_model, peer_drafter
 

@@ -15,8 +15,8 @@ from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
 from redrafter.targets import Target, load_target
 from redrafter.train.setup import make_net
-from redrafter.train.simulate import simulate
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import simulate
 from tests.helpers.toys import CONFIG, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, peer_drafter
 

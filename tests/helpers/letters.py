@@ -10,7 +10,7 @@ from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
 from redrafter.engine.request import Request
 from redrafter.targets import Target, load_target
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 from redrafter.train.distill import DistillConfig
 from tests.helpers.zoo import VOCAB, make_model
 

@@ -6,8 +6,8 @@ from redrafter.drafters.options import DrafterOptions
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import Texts
 from tests.helpers.zoo import VOCAB
 
 OPTIONS = DrafterOptions(state_size=32, exit_size=32, blocks=2, draft_vocab=0, memory_heads=2, memory_size=8)

@@ -10,8 +10,8 @@ from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.prefill import PromptReader
 from redrafter.runtime.row import Request
-from redrafter.serve.measure import prepare
 from redrafter.targets import Target
+from redrafter.tuning.batch_cost import warm_up
 from tests.helpers.zoo import VOCAB, make_model
 from tests.runtime.test_batch import SHAPES, alone, make_batch, requests, serve, stepped
 
@@ -61,7 +61,7 @@ def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
     batch = make_batch(single, recorded=True, runtime="graphs")
-    prepare(batch, lambda rows: [*SHAPES, None])
+    warm_up(batch, lambda rows: [*SHAPES, None])
     assert batch.free == batch.rows
     assert batch.reader is not None
     before = set(batch.executor.steps), set(batch.reader.pieces)
@@ -72,5 +72,5 @@ def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> N
     made = {key for key in batch.executor.steps if key[2] or key[3] is None}  # a scheduler guesses for no plain row
     assert (made, set(batch.reader.pieces)) == before
     small = make_batch(single, recorded=True, runtime="graphs")
-    prepare(small, lambda rows: [*SHAPES, None], [SamplingParams()])
+    warm_up(small, lambda rows: [*SHAPES, None], [SamplingParams()])
     assert set(small.executor.steps) < before[0], "greedy rows alone need fewer"

@@ -17,7 +17,7 @@ from redrafter.bench.plot import plot
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.train.openings import PROMPTS
+from redrafter.tuning.prompts import PROMPTS
 
 EPILOG = """examples:
   redrafter serve --rows 32 &

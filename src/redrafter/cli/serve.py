@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from rich.console import Console
@@ -14,12 +14,13 @@ from redrafter.cli.show import stages
 from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
-from redrafter.engine.profile import Profile, find, key_of, path_of, read, save
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.train.openings import own_texts
-from redrafter.train.tune import walked
+from redrafter.tuning.batch_cost import measure_profile, warm_up
+from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import find_profile, profile_key, profile_path, read_profile, save_profile
 
 EPILOG = """examples:
   redrafter serve
@@ -27,9 +28,6 @@ EPILOG = """examples:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
 The page is at http://127.0.0.1:8000/. At first use the costs of steps are measured for a minute and kept."""
-
-TEXTS, LENGTH = 10, 64
-"""The target's own texts that guesses are walked along, and new tokens in each."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +62,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     try:
-        from redrafter.serve.costs import Costs
-        from redrafter.serve.measure import prepare
         from redrafter.serve.server import Server, build, ladder, make_batch
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
@@ -87,13 +83,13 @@ def run(args: argparse.Namespace) -> None:
     with enough_room():
         batch = make_batch(engine, config, shapes)
         if given or isinstance(engine.drafter, NoDrafter):
-            costs = Costs(None, engine.shape if given else None)
+            chooser = ShapeChooser(None, engine.shape if given else None)
         else:
-            costs = Costs(profile_for(engine, batch, shapes, args.tune, console))
+            chooser = ShapeChooser(profile_for(engine, batch, shapes, args.tune, console))
         if batch.recorded:
             with stages(console) as report:
-                prepare(batch, costs.shapes, progress=report)
-    served = build(engine, batch, costs, config)
+                warm_up(batch, chooser.shapes, progress=report)
+    served = build(engine, batch, chooser, config)
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
@@ -135,40 +131,23 @@ def free_port(host: str, port: int) -> int:
 def profile_for(engine: Engine, batch: Batch, shapes: list[Shape], tune: str, console: Console) -> Profile:
     """Kept from an earlier start, or of `redrafter tune` for many rows, or measured now."""
     target, drafter = engine.target, engine.drafter
-    key = key_of(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
-    kept = None if tune == "again" else read(path_of(target.name, key))
+    key = profile_key(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
+    kept = None if tune == "again" else read_profile(profile_path(target.name, key))
     if kept is not None and kept.key == key:
         return kept
     if tune != "again":
-        tuned = find(target, drafter, engine.runtime)
-        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.stepped)
-        if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= batch.rows):
+        tuned = find_profile(target, drafter, engine.runtime)
+        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.step_costs)
+        if (
+            tuned is not None
+            and fits
+            and (tune == "never" or max(best.rows for best in tuned.best_shapes) >= batch.rows)
+        ):
             return tuned
     if tune == "never":
         raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
     console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
     with stages(console) as report:
-        profile = measured(engine, batch, shapes, key, report)
-    console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
+        profile = measure_profile(engine, batch, shapes, key, report)
+    console.print(f"[dim]kept in {save_profile(profile)}[/dim]", soft_wrap=True)
     return profile
-
-
-def measured(
-    engine: Engine, batch: Batch, shapes: list[Shape], key: dict[str, str], report: Callable[[str, int, int], None]
-) -> Profile:
-    """tokens/step along the target's own texts, and what the batch's own steps take."""
-    from redrafter.serve.measure import measure
-
-    report("writing texts", 0, 1)
-    texts = own_texts(engine.plain(), None, count=TEXTS, length=LENGTH, temperature=0.0)
-    guessed = walked(engine.target, engine.drafter, texts, shapes, 0.0, report)
-    prompts = [texts.row(i).tolist()[: batch.context // 2] for i in range(len(texts))]
-    stepped, choices = measure(batch, guessed, prompts, report)
-    return Profile(
-        key=key,
-        name=engine.target.name,
-        temperature=0.0,
-        guessed=tuple(guessed),
-        stepped=tuple(stepped),
-        choices=tuple(choices),
-    )

@@ -15,12 +15,12 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
 from redrafter.engine.processors import check_processor
-from redrafter.engine.profile import tuned
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
+from redrafter.tuning.store import apply_profile
 
 Prompt = str | Sequence[int]
 Messages = Sequence[dict[str, str]]
@@ -62,7 +62,7 @@ def load(
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
-        guesses, shape = tuned(target, guesses, runtime)
+        guesses, shape = apply_profile(target, guesses, runtime)
     return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime)
 
 

@@ -260,7 +260,7 @@ class Batch:
         watched = any(row.logprobs is not None or row.processor is not None for row in rows)
         recorded = self.recorded and not watched
         guesses = drafts and shape is not None
-        if self.flights and (not recorded or (guesses and any(len(row.ids) != row.seen for row in rows))):
+        if self.flights and (not recorded or (guesses and not all(f.launched.follows for f in self.flights))):
             return self.drain()
         if guesses:
             self._catch_up(rows)

@@ -32,7 +32,7 @@ class Draining(RedrafterError):
 
 
 class Chooses(Protocol):
-    """How much to guess; see `Costs`."""
+    """How much to guess; see `tuning.chooser.ShapeChooser`."""
 
     def choose(self, rows: int) -> Shape | None: ...
     def learn(self, shape: Shape | None, tokens: float, rows: int) -> None: ...

@@ -14,9 +14,9 @@ from redrafter.engine import Engine
 from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.costs import Costs
 from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Limits, Scheduler
+from redrafter.tuning.chooser import ShapeChooser
 
 GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
 CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
@@ -47,9 +47,9 @@ def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batc
     )
 
 
-def build(engine: Engine, batch: Batch, costs: Costs, config: ServeConfig) -> Served:
+def build(engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig) -> Served:
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
-    scheduler = Scheduler(batch, costs, Limits(queue=config.queue, chunk=chunk))
+    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
     return Served(engine, scheduler, config.name or Path(engine.target.name).name, config.prompt_limit)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from redrafter.drafters.training import TrainingBatch
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 
 POOL = 64
 """Updates whose texts are sorted by length together, so that texts of a batch are about equally long."""

@@ -19,10 +19,11 @@ from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
+from redrafter.targets.tokenizer import has_chat_template
+from redrafter.texts import Texts
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
-from redrafter.train.dataset import Texts
 from redrafter.train.local_rollouts import roll_out_rows
-from redrafter.train.self_prompts import Piece, SelfPrompts, has_template, mark
+from redrafter.train.self_prompts import Piece, SelfPrompts, mark
 
 Progress = Callable[[int, int], None]
 """Told of (rows finished, tokens written), each since it was last told."""
@@ -174,7 +175,7 @@ class _Writer:
         if prompts is not None:
             found.append(Listed(prompts, self.config.seed, self._prompt))
         if self_prompt:
-            budget = self.config.prompt_tokens if has_template(self.target) else self.config.max_new_tokens
+            budget = self.config.prompt_tokens if has_chat_template(self.target) else self.config.max_new_tokens
             found.append(
                 SelfPrompts(
                     self.target,
@@ -194,10 +195,10 @@ class _Writer:
         tokenizer, whole = self.target.tokenizer, texts
         if tokenizer is None:
             raise ConfigError(f"{self.target.name} came without a tokenizer: prompts need one")
-        if has_template(self.target):
+        if has_chat_template(self.target):
             messages = [[{"role": "user", "content": text}] for text in texts]
             whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        made = tokenizer(whole, add_special_tokens=not has_template(self.target))["input_ids"]
+        made = tokenizer(whole, add_special_tokens=not has_chat_template(self.target))["input_ids"]
         return [self._known(list(ids)) for ids in made]
 
     def _known(self, ids: list[int]) -> list[int]:

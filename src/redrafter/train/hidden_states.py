@@ -12,7 +12,7 @@ from redrafter.core.cache import KVCache
 from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 from redrafter.train.local_rollouts import rollout_visibility
 from redrafter.train.objective import States
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 
 
 def shorten(target: Target, layers: int) -> Any:

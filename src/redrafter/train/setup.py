@@ -11,9 +11,9 @@ from redrafter.drafters.base import DrafterConfig, DrafterNet, check_shapes
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.batches import count_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import Texts
 
 
 def check(

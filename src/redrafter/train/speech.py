@@ -15,8 +15,8 @@ from redrafter.drafters.training import TrainingBatch
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
 from redrafter.targets.speech import SpeechTarget
+from redrafter.texts import Texts
 from redrafter.train.batches import make_batch
-from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
 
 CHOICES = 16

@@ -20,16 +20,16 @@ from redrafter.drafters.options import DrafterOptions
 from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.batches import all_groups, make_batch, micro_batches, sum_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import Texts
 from redrafter.train.hidden_states import StateSource
 from redrafter.train.journal import Journal, Record
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.setup import check, make_net, split
-from redrafter.train.simulate import Walked, simulate
 from redrafter.train.teacher import Teacher
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 
 SHOW_EVERY = 20
 """Updates between two looks at the loss: each look waits for the GPU."""
@@ -306,7 +306,7 @@ class _Training:
             torch.distributed.broadcast(figure, 0)
             self.best, self.best_update = float(figure[0]), int(figure[1])
 
-    def _held_out(self) -> tuple[Walked, Score]:
+    def _held_out(self) -> tuple[SimulatedSteps, Score]:
         self.net.eval()
         self._calibrate()
         drafter = bind(self.net, self.target)

@@ -65,6 +65,19 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
+def status() -> str:
+    """Whether `library` will find the compiled functions, without compiling them."""
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return "off (REDRAFTER_NATIVE=0)"
+    compiler = find_compiler()
+    if compiler is None:
+        return "not available (no C++ compiler: install g++ or clang++)"
+    try:
+        return "compiled" if library_path(compiler, folder()).exists() else "not compiled yet (done at first use)"
+    except (OSError, RuntimeError) as error:
+        return f"not available ({error})"
+
+
 def find_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
@@ -81,7 +94,7 @@ def build(compiler: str, into: Path) -> Path:
     compiles under a name of its own and moves the result into place."""
     sources = sorted(HERE.glob("*.cpp"))
     flags = [*FLAGS, *openmp()]
-    target = into / f"skinny-{key(compiler, flags)}.so"
+    target = library_path(compiler, into)
     if not target.exists():
         into.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into) as scratch:
@@ -93,6 +106,11 @@ def build(compiler: str, into: Path) -> Path:
                 subprocess.run(command, check=True, capture_output=True, text=True)
             fresh.replace(target)
     return target
+
+
+def library_path(compiler: str, into: Path) -> Path:
+    """The file that `build` writes for this source, compiler and CPU."""
+    return into / f"skinny-{key(compiler, [*FLAGS, *openmp()])}.so"
 
 
 def key(compiler: str, flags: list[str]) -> str:
