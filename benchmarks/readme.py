@@ -1,13 +1,17 @@
-"""Fill the tables of README, docs and the drafter's card: python -m benchmarks.readme [--check].
+"""Fill the tables of README, docs and the drafter's card: python benchmarks/readme.py [--check].
 
 A page marks the place of a table with <!-- name --> and <!-- /name -->; benchmarks/tables knows the names.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/readme.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import argparse
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import BLOCKS, MAPS
@@ -66,7 +70,7 @@ def main() -> None:
         if not args.check:
             page.write_text(text)
         elif text != page.read_text():
-            sys.exit(f"{page.name} does not match benchmarks/results: run python -m benchmarks.readme")
+            sys.exit(f"{page.name} does not match benchmarks/results: run python benchmarks/readme.py")
 
 
 if __name__ == "__main__":
