@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redrafter.bench import paper_kernels
 from redrafter.bench.quality import rouge1, word_error_rate
 from redrafter.config import Gamma, SamplingParams, Shape
 from redrafter.core.rules import RejectionRule
@@ -16,7 +17,6 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.engine.speech import Transcriber, load_speech
 from redrafter.errors import ConfigError
 from redrafter.interop import wav
-from redrafter.kernels.verify import paper
 from redrafter.targets import load_target
 from redrafter.targets.speech import SpeechTarget
 
@@ -43,7 +43,7 @@ def read_articles(path: Path) -> list[Article]:
 class Summaries:
     """Articles to sum up; ROUGE-1 against the reference."""
 
-    metric, scale = "rouge1", paper.TEXT
+    metric, scale = "rouge1", paper_kernels.TEXT
 
     def __init__(self, data: Path, drafter: str, *, tokens: int, temperature: float, batch: int, **where: Any) -> None:
         self.articles = read_articles(data)
@@ -81,7 +81,7 @@ class Summaries:
 class Speech:
     """Clips to write down; word error rate against what was said. Clips are decoded one by one."""
 
-    metric, scale = "wer", paper.SPEECH
+    metric, scale = "wer", paper_kernels.SPEECH
 
     def __init__(self, data: Path, drafter: str, *, temperature: float, **where: Any) -> None:
         try:

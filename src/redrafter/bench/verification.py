@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
+from redrafter.bench import paper_kernels
 from redrafter.core.verify import rejection_from_logits
-from redrafter.kernels.verify import paper
 
 Found = tuple[Tensor, Tensor]
 """New tokens (B, G+1) and how many of them (B,) were drafted; what comes after the next one has no meaning."""
@@ -61,13 +61,13 @@ def given_numbers(case: Case) -> tuple[Tensor, Tensor]:
 
 def paper_exact(case: Case) -> Found:
     case = tempered(case)
-    return paper.paper_exact(case.target, case.draft, case.tokens, case.counts, *given_numbers(case))
+    return paper_kernels.paper_exact(case.target, case.draft, case.tokens, case.counts, *given_numbers(case))
 
 
-def sigmoid_lossy(case: Case, scale: tuple[float, float] = paper.TEXT) -> Found:
+def sigmoid_lossy(case: Case, scale: tuple[float, float] = paper_kernels.TEXT) -> Found:
     """LOSSY."""
     case = tempered(case)
-    return paper.sigmoid_lossy(case.target, case.draft, case.tokens, case.counts, *given_numbers(case), scale)
+    return paper_kernels.sigmoid_lossy(case.target, case.draft, case.tokens, case.counts, *given_numbers(case), scale)
 
 
 OWN = inspect.signature(_speculative_sampling).parameters

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from redrafter.bench.paper_kernels import naive
 from redrafter.kernels import runs_triton
-from redrafter.kernels.verify.paper import naive
 
 SPEECH = (-1e3, 1e3)
 TEXT = (-1e4, 1e4)
@@ -18,7 +18,7 @@ TEXT = (-1e4, 1e4)
 
 def _tiles(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     if runs_triton(logits.device):
-        from redrafter.kernels.verify.paper import triton
+        from redrafter.bench.paper_kernels import triton
 
         tiles: Callable[..., tuple[Tensor, Tensor, Tensor]] = triton.tiles
         return tiles
