@@ -1,13 +1,17 @@
 """Fills figures of the README and of the drafter's card from results: python benchmarks/readme.py [--check]."""
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/readme.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import argparse
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
-from blocks import BLOCKS
+from benchmarks.blocks import BLOCKS
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.training.speech import SpeechExample, distill, distill_recurrent, speech_examples
 
 from redrafter import Gamma, Shape
 from redrafter.drafters import NgramDrafter
@@ -14,7 +15,6 @@ from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
 from redrafter.targets.speech import Heard, SpeechTarget
-from redrafter.train.speech import Lesson, distill, distill_recurrent, lessons
 from tests.helpers.whispers import END, SILENT, START, VOCAB, Letters, make_model, make_target, sounds
 
 CLIPS = Path(__file__).parents[2] / "benchmarks" / "data" / "audio"
@@ -135,9 +135,9 @@ def test_distilling_helps():
     target = make_target(dtype=torch.float32)
     transcriber = Transcriber(target, NgramDrafter())
     windows = sounds(*(0.3 + 0.05 * i for i in range(12)))
-    assert not list(lessons(transcriber, windows[:2]))  # texts without an end
+    assert not list(speech_examples(transcriber, windows[:2]))  # texts without an end
     transcriber.eos = tuple(range(50, VOCAB))
-    data = list(lessons(transcriber, windows))
+    data = list(speech_examples(transcriber, windows))
     draft = drafts.shorten(target, [0], VOCAB)
     losses = []
     frozen = target.model.model.decoder.layers[0].fc1.weight.clone()
@@ -157,7 +157,7 @@ def test_a_recurrent_drafter(tmp_path, temperature):
     data = []
     for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
         tokens = torch.tensor([*target.opening, *written])
-        data.append(Lesson(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
+        data.append(SpeechExample(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
     losses = []
     drafter = distill_recurrent(
         target, data, guessable=40, updates=60, lr=1e-2, report=lambda update, loss: losses.append(loss)

@@ -25,7 +25,7 @@ CHOICES = 16
 
 
 @dataclass(frozen=True)
-class Lesson:
+class SpeechExample:
     """One window: what the encoder made of it, what the target wrote, and what else it might have written."""
 
     sound: Tensor  # (F, C) fp16
@@ -35,7 +35,9 @@ class Lesson:
 
 
 @torch.no_grad()
-def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8) -> Iterator[Lesson]:
+def speech_examples(
+    transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8
+) -> Iterator[SpeechExample]:
     """Let the target transcribe windows of sound, then read its own text once more for the probabilities.
 
     A text without an end is a loop, which is nothing to learn from.
@@ -55,13 +57,13 @@ def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int
             chances = target.output_embedding(states.last_hidden_state[0]).softmax(-1)
             weights, likely = chances.topk(min(CHOICES, target.vocab_size))
             weights[: len(opening) - 1] = 0
-            yield Lesson(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
+            yield SpeechExample(sound.half().cpu(), inputs.cpu(), likely.cpu(), weights.float().cpu())
 
 
 def distill(
     draft: SpeechTarget,
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     updates: int = 300,
     batch_size: int = 4,
@@ -98,7 +100,7 @@ def distill(
 
 def distill_recurrent(
     target: SpeechTarget,
-    data: Sequence[Lesson],
+    data: Sequence[SpeechExample],
     *,
     guessable: int = 8192,
     depth: int = 4,
@@ -151,7 +153,7 @@ def distill_recurrent(
 
 
 @torch.no_grad()
-def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]:
+def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Batch, States]:
     """The texts, their ends included, and the hidden states that wrote them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)
@@ -162,10 +164,10 @@ def _batch(target: SpeechTarget, some: Sequence[Lesson]) -> tuple[Batch, States]
     return batch, States(states, states)
 
 
-def loss(draft: SpeechTarget, batch: Sequence[Lesson]) -> Tensor:
+def loss(draft: SpeechTarget, batch: Sequence[SpeechExample]) -> Tensor:
     """Cross entropy with the target's distribution, over all positions of a batch."""
 
-    def padded(of: Callable[[Lesson], Tensor]) -> Tensor:
+    def padded(of: Callable[[SpeechExample], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)
 
     sound = torch.stack([x.sound.to(draft.device, draft.dtype) for x in batch])
