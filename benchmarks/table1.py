@@ -30,8 +30,8 @@ from benchmarks.widen import widen
 from benchmarks.widen.drafter import BUDGETS, parameters_per_draft_step, widen_recurrent
 from benchmarks.widen.load import SMOKE, label, shape_named
 from benchmarks.widen.peers import parameters_read, widen_eagle, widen_medusa
-from redrafter.bench.contenders import REFERENCE, Ours, Task
-from redrafter.bench.runs import Run, RunConfig, digest
+from redrafter.bench.contenders import REFERENCE, Ours, PromptBatch
+from redrafter.bench.runs import BenchmarkRun, RunConfig, digest
 from redrafter.bench.statistics import Record, headline, summaries
 from redrafter.bench.suites import questions
 from redrafter.config import Shape
@@ -87,7 +87,7 @@ def warm_up(contender: Ours, temperatures: list[float], tokens: int) -> float:
     began = time.perf_counter()
     prompt = contender.engine.encode([{"role": "user", "content": "Hello!"}])
     for temperature in temperatures:
-        contender.answer(Task([prompt], [1], temperature, tokens))
+        contender.answer(PromptBatch([prompt], [1], temperature, tokens))
     return time.perf_counter() - began
 
 
@@ -173,7 +173,7 @@ def answer_suite(contenders: list[Ours], suite: str, temperature: float, args: A
         device=args.device,
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), config)
+        run = BenchmarkRun(Path(folder), config)
         for _ in run.play(contenders, asked, engine):
             pass
         return run.records

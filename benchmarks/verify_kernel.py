@@ -43,7 +43,7 @@ from benchmarks.common import HERE, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.bench.verification import (
     Case,
-    Found,
+    Verified,
     fused,
     paper_exact,
     sigmoid_lossy,
@@ -88,12 +88,12 @@ def make_case(
     return Case(target, draft, tokens, full, rows + seed * 1000, rows, torch.full((batch,), heat, device=device), heat)
 
 
-def transformers_as_called(case: Case) -> Found:
+def transformers_as_called(case: Case) -> Verified:
     """Run transformers' function with the conversion to fp32 that `generate` does before it."""
     return transformers_own(replace(case, target=case.target.float(), draft=case.draft.float()))
 
 
-Contender = Callable[[Case], Found]
+Contender = Callable[[Case], Verified]
 SYNCHRONISES: dict[str, Contender] = {"transformers": transformers_own, "transformers_fp32": transformers_as_called}
 NEVER_SYNCHRONISES: dict[str, Contender] = {
     "transformers_batched": transformers_batched,
