@@ -1,5 +1,6 @@
-"""Drafters for speech, distilled on what the target itself writes down: a draft model (as Distil-Whisper is one), or a
-recurrent drafter on the decoder's hidden state.
+"""Drafters for speech, distilled on the target's own transcripts.
+
+A drafter is a small decoder, as in Distil-Whisper, or a recurrent drafter on the decoder's last hidden state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,26 +22,26 @@ from redrafter.train.dataset import Texts
 from redrafter.train.objective import Objective, States
 
 CHOICES = 16
-"""How many of the target's most probable tokens are learned at each position."""
+"""Number of the target's most probable tokens that are learned at each position."""
 
 
 @dataclass(frozen=True)
 class SpeechExample:
-    """One window: what the encoder made of it, what the target wrote, and what else it might have written."""
+    """One window of sound: its encoder states, the target's transcript, and the target's probabilities."""
 
     sound: Tensor  # (F, C) fp16
-    tokens: Tensor  # (n,) opening and text
+    tokens: Tensor  # (n,) start tokens and text
     likely: Tensor  # (n, K) token ids
-    weights: Tensor  # (n, K) their probabilities; zero where the next token belongs to the opening
+    weights: Tensor  # (n, K) their probabilities; zero where the next token is a start token
 
 
 @torch.no_grad()
 def speech_examples(
     transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int = 8
 ) -> Iterator[SpeechExample]:
-    """Let the target transcribe windows of sound, then read its own text once more for the probabilities.
+    """Let the target transcribe windows of sound, then compute its probabilities along each transcript.
 
-    A text without an end is a loop, which is nothing to learn from.
+    Transcripts without an end token are skipped: they are loops.
     """
     target = transcriber.target
     opening = torch.tensor(target.opening)
@@ -72,21 +73,21 @@ def distill(
     bf16: bool = False,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Teach the draft model's own layers the target's choices among the tokens it can guess.
+    """Train the draft model's own layers on the target's probabilities of the tokens in the draft vocabulary.
 
-    `bf16`: products in bf16, many times as fast where the machine has instructions for them.
+    `bf16`: compute in bf16, which is faster on CPUs with bf16 instructions.
     """
     if not shares_ears(draft, target):
-        raise ConfigError("only a draft model that shares the target's encoder can be distilled here")
+        raise ConfigError("only a draft model that shares the target's encoder can be distilled")
     if not data:
-        raise ConfigError("there is nothing to learn from: no window of sound was given")
+        raise ConfigError("no training data: no window of sound was given")
     parts = own_parts(draft)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     order = torch.Generator().manual_seed(seed)
     for update in range(updates):
         chosen = torch.randint(len(data), (batch_size,), generator=order).tolist()
-        # A context for each update: it keeps its rounded copies of the weights until it ends.
+        # One context per update: autocast caches the rounded weights until the context ends.
         with torch.autocast(draft.device.type, torch.bfloat16, enabled=bf16):
             value = loss(draft, [data[i] for i in chosen])
         optimizer.zero_grad(set_to_none=True)
@@ -110,13 +111,13 @@ def distill_recurrent(
     seed: int = 0,
     report: Callable[[int, float], None] | None = None,
 ) -> RecurrentDrafter:
-    """A recurrent drafter on the decoder's last hidden state: what `redrafter train` makes for text, for speech.
+    """Train a recurrent drafter on the decoder's last hidden state, as `redrafter train` does for text.
 
-    It guesses among the first `guessable` tokens, as a draft model of `drafters.speech` does, and the end of the text.
+    Its draft vocabulary is the first `guessable` tokens, as in `drafters.speech`, and the end token.
     """
-    data = [x for x in data if len(x.tokens) > len(target.opening)]  # where something follows the first token
+    data = [x for x in data if len(x.tokens) > len(target.opening)]  # at least one token after the start tokens
     if not data:
-        raise ConfigError("there is nothing to learn from: no window of sound with some words was given")
+        raise ConfigError("no training data: no window of sound with words was given")
     width, guessable = target.hidden_size, min(guessable, target.vocab_size)
     torch.manual_seed(seed)
     net = RecurrentNet(
@@ -134,7 +135,7 @@ def distill_recurrent(
         )
     ).to(target.device)
     assert net.token_ids is not None
-    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end is a common token too
+    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end token is in the draft vocabulary too
     objective = Objective(net, target, depth=depth, loss="soft", decay=0.8, chunk=None, bf16=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
@@ -154,7 +155,7 @@ def distill_recurrent(
 
 @torch.no_grad()
 def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Batch, States]:
-    """The texts, their ends included, and the hidden states that wrote them."""
+    """Return the texts with their end tokens, and the hidden states along them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)
     texts = Texts.of(rows, [len(target.opening)] * count, [0.0] * count, [0] * count)
@@ -165,7 +166,7 @@ def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Batch, 
 
 
 def loss(draft: SpeechTarget, batch: Sequence[SpeechExample]) -> Tensor:
-    """Cross entropy with the target's distribution, over all positions of a batch."""
+    """Return the cross entropy with the target's distribution over all positions of a batch."""
 
     def padded(of: Callable[[SpeechExample], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from benchmarks.training import layer_drafter as layers
 
 import redrafter
+from benchmarks.training import layer_drafter as layers
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 from tests.helpers.toys import make_texts

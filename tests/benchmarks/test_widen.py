@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from benchmarks.widen import SHAPES, LlamaShape, widen
 from benchmarks.widen.drafter import (
     BUDGETS,
@@ -14,7 +15,6 @@ from benchmarks.widen.drafter import (
     widen_recurrent,
 )
 from benchmarks.widen.target import empty_model, wide_config
-
 from redrafter import Engine, Shape
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree

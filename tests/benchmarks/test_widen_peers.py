@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from benchmarks.widen import LlamaShape, widen
 from benchmarks.widen.drafter import STEP
 from benchmarks.widen.peers import parameters_read, read_by_medusa, widen_eagle, widen_medusa
-
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 import torch  # noqa: E402
 import vllm  # noqa: E402
-from benchmarks.common import QUESTIONS  # noqa: E402
 
 import redrafter  # noqa: E402
 from benchmarks import vllm_cpu as bench  # noqa: E402
+from benchmarks.common import QUESTIONS  # noqa: E402
 from redrafter import Shape  # noqa: E402
 from redrafter.drafters import checkpoint, shipped  # noqa: E402
 from redrafter.errors import ConfigError  # noqa: E402
