@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from redrafter import RuleConfig, SamplingParams, Shape
+from redrafter.bench import paper_kernels
 from redrafter.core import verify
 from redrafter.core.accept import Accepted
 from redrafter.core.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
@@ -14,7 +15,6 @@ from redrafter.core.rules import RejectionRule
 from redrafter.core.sampling import Sampling, floor, restrict
 from redrafter.core.verify import rejection_from_logits
 from redrafter.kernels import verify as operators
-from redrafter.kernels.verify import paper
 from redrafter.kernels.verify.naive import NEAR
 from tests.helpers.tables import V, chi_square, joint, run
 
@@ -183,8 +183,8 @@ class Paper(RejectionRule):
 
         def verify(race):
             if self.scale is None:
-                return paper.paper_exact(target, draft, tokens, full, coins, race)
-            return paper.sigmoid_lossy(target, draft, tokens, full, coins, race, self.scale)
+                return paper_kernels.paper_exact(target, draft, tokens, full, coins, race)
+            return paper_kernels.sigmoid_lossy(target, draft, tokens, full, coins, race, self.scale)
 
         _, accepted = verify(races[:, 0])  # where it stops decides whose race is run
         new, accepted = verify(races[torch.arange(len(tokens)), accepted])
@@ -202,7 +202,7 @@ def test_paper_exact_is_exact():
 # The twins: ways that do not have the target's distribution.
 
 
-@pytest.mark.parametrize("scale", [paper.SPEECH, paper.TEXT, (-10.0, 10.0)], ids=str)
+@pytest.mark.parametrize("scale", [paper_kernels.SPEECH, paper_kernels.TEXT, (-10.0, 10.0)], ids=str)
 def test_twin_sigmoid_is_lossy(scale):
     texts = run(Paper(CHAIN, Shape(), V, scale=scale), Shape(), HOT, ROWS, TOKENS)
     assert chi_square(texts, joint(HOT, TOKENS)) < UNSOUND

@@ -10,14 +10,14 @@ BIG = DEVICE == "cuda"
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from redrafter.bench import paper_kernels  # noqa: E402
+from redrafter.bench.paper_kernels import naive as paper_naive  # noqa: E402
+from redrafter.bench.paper_kernels import triton as paper_triton  # noqa: E402
 from redrafter.core import noise, verify  # noqa: E402
 from redrafter.core.accept import accept_seeded, at_depth  # noqa: E402
 from redrafter.core.tree import Nodes, pack  # noqa: E402
 from redrafter.kernels import verify as operators  # noqa: E402
-from redrafter.kernels.verify import paper  # noqa: E402
 from redrafter.kernels.verify import triton as kernel  # noqa: E402
-from redrafter.kernels.verify.paper import naive as paper_naive  # noqa: E402
-from redrafter.kernels.verify.paper import triton as paper_triton  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in the interpreter, warns of every overflow
@@ -389,7 +389,7 @@ def test_operators_say_what_shapes_they_give():
     torch.library.opcheck(operators.seeded_operator, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
 
 
-@pytest.mark.parametrize("scale", [None, paper.SPEECH], ids=["exact", "sigmoid"])
+@pytest.mark.parametrize("scale", [None, paper_kernels.SPEECH], ids=["exact", "sigmoid"])
 def test_paper_tiles(scale):
     target, draft, _, _ = drafted(2, 3, 1500)
     if scale is None:

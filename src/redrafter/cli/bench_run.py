@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from redrafter.bench.contenders import REFERENCE, Contender, Ours, Task
-from redrafter.bench.entries import MAKERS, Place, make, names_of, split_shape
+from redrafter.bench.contenders import REFERENCE, Contender, Ours, PromptBatch
+from redrafter.bench.entries import MAKERS, TargetSetup, make, names_of, split_shape
 from redrafter.bench.formats import export
 from redrafter.bench.report import markdown
-from redrafter.bench.runs import Run, RunConfig, digest
+from redrafter.bench.runs import BenchmarkRun, RunConfig, digest
 from redrafter.bench.statistics import headline, summaries
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
-        place = Place(target, args.model or str(default_model()), args.runtime)
+        place = TargetSetup(target, args.model or str(default_model()), args.runtime)
         contenders = make(place, args.contenders, shapes)
     config = RunConfig(
         suite=args.suite if args.suite in SUITES else Path(args.suite).name,
@@ -96,14 +96,14 @@ def run(args: argparse.Namespace) -> None:
         device=target.device.type,
         runtime=args.runtime,
     )
-    bench = Run(folder, config)
+    bench = BenchmarkRun(folder, config)
     engine = reference_engine(contenders)
     left_out = [c.name for c in contenders if config.batch > 1 and c.one_row]
     if left_out:
         console.print(f"[dim]one row at a time only, left out of a batch: {', '.join(left_out)}[/dim]")
     with console.status("warming up"):
         for contender in contenders:
-            contender.answer(Task([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
+            contender.answer(PromptBatch([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
     watch(bench, contenders, asked, engine, console)
     export(folder, bench.records, target.name.replace("/", "-"), time.time())
     rows = summaries(bench.records, REFERENCE, by_category=True)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
     console.print(f"[dim]answers in {folder}; a page of them: redrafter bench report {folder}[/dim]")
 
 
-def watch(bench: Run, contenders: list[Contender], asked: list[Any], engine: Engine, console: Console) -> None:
+def watch(bench: BenchmarkRun, contenders: list[Contender], asked: list[Any], engine: Engine, console: Console) -> None:
     total = len(bench.config.temperatures) * sum(
         max(len(q.turns) for q in asked[i : i + bench.config.batch]) for i in range(0, len(asked), bench.config.batch)
     )

@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> None:
     for path in (args.save, args.plot):
         if path is not None:
             check_new(path, args.overwrite)
-    asyncio.run(Bench(args).run())
+    asyncio.run(LoadTest(args).run())
 
 
-class Bench:
+class LoadTest:
     """The loads so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:

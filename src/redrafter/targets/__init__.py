@@ -1,7 +1,6 @@
-"""The model being sped up: any transformers causal LM, reached without patching it."""
+"""The model being sped up: any transformers causal LM."""
 
 from redrafter.targets.load import load_target
 from redrafter.targets.target import Described, Target
-from redrafter.targets.widen import SHAPES, Wide, widen
 
-__all__ = ["SHAPES", "Described", "Target", "Wide", "load_target", "widen"]
+__all__ = ["Described", "Target", "load_target"]

@@ -1,6 +1,6 @@
-"""The paper's tiles as it describes them: each reads n elements of p and q, and writes tau, a and a part of b.
+"""The paper's tiles: each reads n elements of p and q, and writes tau, a and a part of b.
 
-Its own kernel walks the tiles of a row one after another; here they run side by side, which can only be faster.
+The paper's kernel processes the tiles of a row one after another; here they run in parallel, which makes it faster.
 """
 
 import torch

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import redrafter
+from benchmarks.training import layer_drafter as layers
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
-from redrafter.train import layer_drafter as layers
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, make_model
 

@@ -1,6 +1,6 @@
-"""Twins of Medusa's and EAGLE's networks for a widened target: the same guesses at the cost of larger networks.
+"""Widen Medusa and EAGLE drafters for a widened target: the same drafts at the cost of larger networks.
 
-The rule is that of `widen.py`: what the small network does not have is exactly zero wherever it could be seen.
+As in `benchmarks/widen/target.py`, added dimensions are exactly zero.
 """
 
 from dataclasses import replace
@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
-from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
-from redrafter.drafters.widen import BUDGETS, STEP, pad
+from benchmarks.widen.drafter import BUDGETS, STEP, pad_bias
+from benchmarks.widen.target import MatrixPadder
+from redrafter.config import EagleConfig, MedusaConfig
+from redrafter.drafters.eagle import EagleDrafter
+from redrafter.drafters.medusa import MedusaDrafter
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
-from redrafter.targets.widen import Filler
 
-Peer = MedusaDrafter | EagleDrafter
 N = TypeVar("N", MedusaNet, EagleNet)
 
 
@@ -24,7 +24,7 @@ N = TypeVar("N", MedusaNet, EagleNet)
 def widen_medusa(
     drafter: MedusaDrafter, target: Target, budget: int = BUDGETS["120M"], *, seed: int = 0
 ) -> MedusaDrafter:
-    """As wide as `budget` lets a step read parameters; all depths are read at once, so a step has one draft step."""
+    """Widen Medusa until a step reads `budget` parameters. Medusa drafts all depths in one draft step."""
     small, hidden = drafter.net.config, real_dimensions(drafter.net.config, target)
     wide = target.hidden_size
     fits, config = None, replace(small, context_size=wide * len(small.layers), embedding_size=wide)
@@ -32,26 +32,26 @@ def widen_medusa(
         fits, config = config, replace(config, exit_size=config.exit_size + STEP)
     if fits is None:
         raise ConfigError(f"Medusa for {target.name} reads at least {read_by_medusa(config):,} parameters: too many")
-    net = empty(MedusaNet, fits, target)
-    place = Filler(target.device, seed).place
+    net = empty_network(MedusaNet, fits, target)
+    pad = MatrixPadder(target.device, seed).pad
     context = torch.cat([hidden + i * wide for i in range(len(small.layers))])
     exits, every = torch.arange(small.exit_size), torch.arange(fits.exit_size)
-    # Zeros added to x make x / rms(x) larger by the root of the growth; the last one is also divided by size^(1/4).
+    # Adding zeros to x scales x / rms(x) by sqrt(new size / old size); the last one is also divided by size^(1/4).
     inner, outer = (small.exit_size / fits.exit_size) ** 0.5, (len(hidden) / wide) ** 0.5
     pairs: list[tuple[Any, Any]] = list(zip(net.heads, drafter.net.heads, strict=True))
     for new, own in pairs:
-        place(new.into.weight, own.into.weight * outer, exits, context, every)
-        pad(new.into.bias, own.into.bias, exits)
+        pad(new.into.weight, own.into.weight * outer, exits, context, every)
+        pad_bias(new.into.bias, own.into.bias, exits)
         for block, small_block in zip(new.blocks, own.blocks, strict=True):
-            place(block.weight, small_block.weight * inner, exits, exits, every)
-            pad(block.bias, small_block.bias, exits)
-        place(new.out.weight, own.out.weight * inner**0.5, hidden, exits, torch.arange(wide))
+            pad(block.weight, small_block.weight * inner, exits, exits, every)
+            pad_bias(block.bias, small_block.bias, exits)
+        pad(new.out.weight, own.out.weight * inner**0.5, hidden, exits, torch.arange(wide))
     return MedusaDrafter(copy_buffers(drafter.net, net), target)
 
 
 @torch.no_grad()
 def widen_eagle(drafter: EagleDrafter, target: Target, *, seed: int = 0) -> EagleDrafter:
-    """As one layer of the wide target, as published: its width, its attention, its MLP (the small one's if larger)."""
+    """Widen EAGLE to one layer of the wide target, as published: its width, attention and MLP sizes."""
     small, hidden = drafter.net.config, real_dimensions(drafter.net.config, target)
     wide = target.hidden_size
     config = replace(
@@ -61,41 +61,41 @@ def widen_eagle(drafter: EagleDrafter, target: Target, *, seed: int = 0) -> Eagl
         heads=max(small.heads, wide // small.head_size),
         exit_size=max(small.exit_size, target.config.intermediate_size),
     )
-    net, own = empty(EagleNet, config, target), drafter.net
-    place = Filler(target.device, seed).place
+    net, own = empty_network(EagleNet, config, target), drafter.net
+    pad = MatrixPadder(target.device, seed).pad
     scale = (len(hidden) / wide) ** 0.5
-    every, silent_units = torch.arange(wide), torch.arange(config.exit_size)
+    every, zero_units = torch.arange(wide), torch.arange(config.exit_size)
     heads, units = torch.arange(small.heads * small.head_size), torch.arange(small.exit_size)
     all_heads = torch.arange(config.heads * config.head_size)
-    place(net.fuse.weight, own.fuse.weight * scale, hidden, torch.cat([hidden, hidden + wide]), every)
-    pad(net.fuse.bias, own.fuse.bias, hidden)
-    place(net.query.weight, own.query.weight * scale, heads, hidden)
-    place(net.key.weight, own.key.weight * scale, heads, hidden)
-    place(net.value.weight, own.value.weight * scale, heads, hidden, all_heads)  # added heads find nothing
-    place(net.out.weight, own.out.weight, hidden, heads, every)
-    place(net.gate.weight, own.gate.weight * scale, units, hidden)
-    place(net.up.weight, own.up.weight * scale, units, hidden, silent_units)
-    place(net.down.weight, own.down.weight, hidden, units, every)
+    pad(net.fuse.weight, own.fuse.weight * scale, hidden, torch.cat([hidden, hidden + wide]), every)
+    pad_bias(net.fuse.bias, own.fuse.bias, hidden)
+    pad(net.query.weight, own.query.weight * scale, heads, hidden)
+    pad(net.key.weight, own.key.weight * scale, heads, hidden)
+    pad(net.value.weight, own.value.weight * scale, heads, hidden, all_heads)  # added heads have zero values
+    pad(net.out.weight, own.out.weight, hidden, heads, every)
+    pad(net.gate.weight, own.gate.weight * scale, units, hidden)
+    pad(net.up.weight, own.up.weight * scale, units, hidden, zero_units)
+    pad(net.down.weight, own.down.weight, hidden, units, every)
     return EagleDrafter(copy_buffers(own, net), target)
 
 
 def read_by_medusa(config: MedusaConfig) -> int:
-    """Parameters that a step reads, the vocabulary among them."""
+    """Count the parameters that a step reads, including the vocabulary."""
     wide = config.exit_size
     head = (config.context_size + 1) * wide + config.blocks * (wide + 1) * wide + wide * config.embedding_size
     return config.heads * head + config.guessable * config.embedding_size
 
 
-def parameters_read(drafter: Peer) -> int:
-    """By a draft step: each depth for EAGLE, all depths at once for Medusa; the vocabulary included."""
+def parameters_read(drafter: MedusaDrafter | EagleDrafter) -> int:
+    """Count the parameters of a draft step (EAGLE: one depth; Medusa: all depths), including the vocabulary."""
     return sum(p.numel() for p in drafter.net.parameters()) + drafter.vocabulary.numel()
 
 
 def real_dimensions(config: MedusaConfig | EagleConfig, target: Target) -> Tensor:
-    """Which dimensions of the wide hidden states are the small target's."""
+    """Return the dimensions of the wide hidden states that come from the small target."""
     origin = getattr(target.config, "widened_from", None)
     if origin is None:
-        raise DrafterMismatch(f"{target.name} is no widened target; make one with redrafter.targets.widen")
+        raise DrafterMismatch(f"{target.name} is no widened target; make one with benchmarks.widen.widen")
     if config.embedding_size != origin["hidden_size"]:
         raise DrafterMismatch(
             f"{target.name} was widened from a hidden size of {origin['hidden_size']}, the drafter reads one of "
@@ -106,7 +106,7 @@ def real_dimensions(config: MedusaConfig | EagleConfig, target: Target) -> Tenso
     return torch.arange(config.embedding_size)
 
 
-def empty(kind: type[N], config: Any, target: Target) -> N:
+def empty_network(kind: type[N], config: Any, target: Target) -> N:
     with torch.device("meta"):
         net = kind(config)
     return net.to(target.dtype).to_empty(device=target.device).requires_grad_(False).eval()

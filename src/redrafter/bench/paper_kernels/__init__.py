@@ -1,6 +1,7 @@
-"""The paper's two ways (Wagner et al., 2024), for comparison: `paper_exact`, and `sigmoid`, which is lossy.
+"""The verification methods of Wagner et al. (2024), for comparison: `paper_exact`, and `sigmoid_lossy`, which is lossy.
 
-Logits come tempered and filtered. Random numbers are given: coins (B, G) in (0, 1) and a race (B, V) of exponentials.
+Logits are already divided by the temperature and filtered. Random numbers are arguments: uniform `coins` (B, G) and
+exponentials `race` (B, V).
 """
 
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from redrafter.bench.paper_kernels import naive
 from redrafter.kernels import runs_triton
-from redrafter.kernels.verify.paper import naive
 
 SPEECH = (-1e3, 1e3)
 TEXT = (-1e4, 1e4)
@@ -18,7 +19,7 @@ TEXT = (-1e4, 1e4)
 
 def _tiles(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     if runs_triton(logits.device):
-        from redrafter.kernels.verify.paper import triton
+        from redrafter.bench.paper_kernels import triton
 
         tiles: Callable[..., tuple[Tensor, Tensor, Tensor]] = triton.tiles
         return tiles
@@ -28,7 +29,7 @@ def _tiles(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
 def paper_exact(
     target: Tensor, draft: Tensor, tokens: Tensor, counts: Tensor, coins: Tensor, race: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The p/q test, tile by tile over probabilities. Arguments and results as naive.fused of the folder above."""
+    """Rejection sampling, tile by tile over probabilities. Arguments and results as in `kernels.verify.naive.fused`."""
     p, q = (x.softmax(-1, dtype=torch.float32) for x in (target, draft))
     ratio, rest, mass = _tiles(p)(p, q, None)
     accepted = naive.stop(ratio, tokens, counts, coins)
@@ -44,8 +45,9 @@ def sigmoid_lossy(
     race: Tensor,
     scale: tuple[float, float] = TEXT,
 ) -> tuple[Tensor, Tensor]:
-    """LOSSY: sigmoids of rescaled logits in the place of probabilities. The output does not have the target's
-    distribution. The paper does not say how the token after the last accepted one is drawn; here from softmax.
+    """LOSSY: sigmoids of rescaled logits replace probabilities, so the output does not have the target's distribution.
+
+    The paper does not say how the token after the last accepted one is sampled; here it comes from the softmax.
     """
     ratio, rest, mass = _tiles(target)(target, draft, scale)
     accepted = naive.stop(ratio, tokens, counts, coins)

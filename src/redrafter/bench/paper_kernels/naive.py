@@ -1,11 +1,11 @@
-"""The paper's tiles in plain torch, and what it does after them."""
+"""The paper's tiles in plain torch (the oracle of triton.py), and the steps after them."""
 
 import torch
 from torch import Tensor
 
 
 def at(rows: Tensor, n: Tensor) -> Tensor:
-    """(B, m, V), (B,) -> (B, V) row n of each."""
+    """Return row n (B,) of each batch entry: (B, m, V) -> (B, V)."""
     return rows[torch.arange(len(n), device=n.device), n]
 
 
@@ -33,7 +33,7 @@ def tiles(p: Tensor, q: Tensor, scale: tuple[float, float] | None) -> tuple[Tens
 
 
 def stop(ratio: Tensor, tokens: Tensor, counts: Tensor, coins: Tensor) -> Tensor:
-    """(B,) how many tokens are accepted: those before the first with coin > tau."""
+    """Return the number of accepted tokens (B,): those before the first with coin > tau."""
     hit = coins <= ratio.gather(2, tokens[..., None])[..., 0]
     hit = hit & (torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None])
     return hit.int().cumprod(1).sum(1)
@@ -42,7 +42,7 @@ def stop(ratio: Tensor, tokens: Tensor, counts: Tensor, coins: Tensor) -> Tensor
 def draw(
     rest: Tensor, mass: Tensor, own: Tensor, tokens: Tensor, counts: Tensor, accepted: Tensor, race: Tensor
 ) -> Tensor:
-    """New tokens (B, G+1): the drafted ones, and where it stopped one from a / b; after the last from `own` (B, V)."""
+    """Return the new tokens (B, G+1): the drafted ones, then one from a / b, or from `own` (B, V) if all passed."""
     last = accepted.clamp(max=tokens.shape[1] - 1)
     left = mass.gather(1, last[:, None])
     refused = (accepted < counts)[:, None] & (left > 0)

@@ -1,5 +1,6 @@
-"""Training drafters for speech on the target's own transcripts: a draft model (as Distil-Whisper is one), or a
-recurrent drafter on the decoder's hidden state.
+"""Drafters for speech, distilled on the target's own transcripts.
+
+A drafter is a small decoder, as in Distil-Whisper, or a recurrent drafter on the decoder's last hidden state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,6 @@ from torch.nn import functional as F
 
 from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.drafters.speech import shares_encoder, trained_parts
-from redrafter.drafters.training import TrainingBatch
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
 from redrafter.targets.speech import SpeechTarget
@@ -20,17 +20,17 @@ from redrafter.train.batches import make_batch
 from redrafter.train.objective import Objective, States
 
 CHOICES = 16
-"""How many of the target's most probable tokens an example keeps at each position."""
+"""Number of the target's most probable tokens that are learned at each position."""
 
 
 @dataclass(frozen=True)
 class SpeechExample:
-    """One window of sound with the target's transcript and its most probable tokens at each position."""
+    """One window of sound: its encoder states, the target's transcript, and the target's probabilities."""
 
-    sound: Tensor  # (F, C) fp16, the encoder's output
-    tokens: Tensor  # (n,) the decoder's opening tokens and the transcript
+    sound: Tensor  # (F, C) fp16
+    tokens: Tensor  # (n,) start tokens and text
     likely: Tensor  # (n, K) token ids
-    weights: Tensor  # (n, K) their probabilities; zero where the next token belongs to the opening
+    weights: Tensor  # (n, K) their probabilities; zero where the next token is a start token
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def speech_examples(
 ) -> Iterator[SpeechExample]:
     """Let the target transcribe windows of sound, then compute its probabilities along each transcript.
 
-    A transcript without an end token is a repetition loop and is left out.
+    Transcripts without an end token are skipped: they are loops.
     """
     target = transcriber.target
     opening = torch.tensor(target.opening)
@@ -71,23 +71,21 @@ def distill(
     bf16: bool = False,
     report: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Train the draft model's own layers on the target's probabilities of the tokens that the draft model can guess.
+    """Train the draft model's own layers on the target's probabilities of the tokens in the draft vocabulary.
 
-    `bf16`: matrix products in bf16, many times as fast on machines with bf16 instructions.
+    `bf16`: compute in bf16, which is faster on CPUs with bf16 instructions.
     """
     if not shares_encoder(draft, target):
-        raise ConfigError(
-            "distill needs a draft model that shares the target's encoder: make one with drafters.speech.shorten"
-        )
+        raise ConfigError("only a draft model that shares the target's encoder can be distilled")
     if not data:
-        raise ConfigError("distill needs at least one example, got none")
+        raise ConfigError("no training data: no window of sound was given")
     parts = trained_parts(draft)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     order = torch.Generator().manual_seed(seed)
     for update in range(updates):
         chosen = torch.randint(len(data), (batch_size,), generator=order).tolist()
-        # One context per update: autocast keeps its bf16 copies of the weights until the context ends.
+        # One context per update: autocast caches the rounded weights until the context ends.
         with torch.autocast(draft.device.type, torch.bfloat16, enabled=bf16):
             value = loss(draft, [data[i] for i in chosen])
         optimizer.zero_grad(set_to_none=True)
@@ -111,13 +109,13 @@ def distill_recurrent(
     seed: int = 0,
     report: Callable[[int, float], None] | None = None,
 ) -> RecurrentDrafter:
-    """Train a recurrent drafter on the decoder's last hidden state.
+    """Train a recurrent drafter on the decoder's last hidden state, as `redrafter train` does for text.
 
-    It guesses among the first `guessable` tokens, as a draft model of `drafters.speech` does, and the end token.
+    Its draft vocabulary is the first `guessable` tokens, as in `drafters.speech`, and the end token.
     """
-    data = [x for x in data if len(x.tokens) > len(target.opening)]  # the others have nothing to guess
+    data = [x for x in data if len(x.tokens) > len(target.opening)]  # at least one token after the start tokens
     if not data:
-        raise ConfigError("distill_recurrent needs at least one example with a transcript, got none")
+        raise ConfigError("no training data: no window of sound with words was given")
     width, guessable = target.hidden_size, min(guessable, target.vocab_size)
     torch.manual_seed(seed)
     net = RecurrentNet(
@@ -135,7 +133,7 @@ def distill_recurrent(
         )
     ).to(target.device)
     assert net.token_ids is not None
-    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end token is common but has a large id
+    net.token_ids[-1:].clamp_(min=target.config.eos_token_id)  # the end token is in the draft vocabulary too
     objective = Objective(net, target, depth=depth, loss="soft", decay=0.8, chunk=None, bf16=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
@@ -154,8 +152,8 @@ def distill_recurrent(
 
 
 @torch.no_grad()
-def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[TrainingBatch, States]:
-    """The transcripts with their end tokens, and the decoder's hidden states along them."""
+def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Batch, States]:
+    """Return the texts with their end tokens, and the hidden states along them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)
     texts = Texts.of(rows, [len(target.opening)] * count, [0.0] * count, [0] * count)
@@ -166,7 +164,7 @@ def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Trainin
 
 
 def loss(draft: SpeechTarget, batch: Sequence[SpeechExample]) -> Tensor:
-    """Cross entropy with the target's distribution, averaged over all positions of a batch."""
+    """Return the cross entropy with the target's distribution over all positions of a batch."""
 
     def padded(of: Callable[[SpeechExample], Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence([of(x) for x in batch], batch_first=True).to(draft.device)

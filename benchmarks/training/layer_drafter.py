@@ -1,6 +1,6 @@
-"""A draft model out of the target's own first layers, distilled on the target's own texts.
+"""A draft model made of the target's first layers, distilled on the target's own texts.
 
-Embeddings and head are the target's and stay so; the layers and the last norm learn what the whole model would say.
+The embeddings and the head are those of the target and stay frozen; the layers and the last norm are trained.
 """
 
 import copy
@@ -17,7 +17,7 @@ from redrafter.texts import Texts
 
 
 def shorten(target: Target, layers: int) -> Any:
-    """A transformers model like the target's, with copies of its first layers only."""
+    """Return a transformers model with copies of the target's first layers."""
     whole = target.model
     count = whole.config.num_hidden_layers
     if not 1 <= layers < count:
@@ -29,19 +29,19 @@ def shorten(target: Target, layers: int) -> Any:
     model = type(whole)(config)
     missing, _ = model.load_state_dict(whole.state_dict(), strict=False)
     if missing:
-        raise ConfigError(f"{target.name} keeps its layers in another way: nothing found for {missing[0]}")
+        raise ConfigError(f"the layers of {target.name} cannot be copied: no weights found for {missing[0]}")
     model.generation_config = whole.generation_config
     return model.to(target.device).eval()
 
 
-def own_parts(model: Any) -> list[torch.nn.Parameter]:
-    """What is trained: all but the embeddings and the head."""
+def trained_parts(model: Any) -> list[torch.nn.Parameter]:
+    """Return the trained parameters: all but the embeddings and the head."""
     shared = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
     return [p for p in model.parameters() if id(p) not in shared]
 
 
 def batches(texts: Texts, size: int, longest: int, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """update -> tokens (B, n) padded right, and which of them (B, n) the target wrote."""
+    """Return a function: update -> tokens (B, n), padded on the right, and a mask (B, n) of the target's own tokens."""
 
     def batch(update: int) -> tuple[Tensor, Tensor]:
         order = torch.Generator().manual_seed(seed * 1_000_003 + update)
@@ -67,19 +67,20 @@ def distill(
     seed: int = 0,
     report: Callable[[int, float, float], None] | None = None,
 ) -> None:
-    """Teach the model the target's distribution wherever the target wrote. Reports loss and how often both would
-    choose the same token.
+    """Train the model on the target's distribution at the target's own tokens.
+
+    `report` receives the update, the loss, and the top-1 agreement with the target.
     """
     model.train()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    parts = [p.requires_grad_(True) for p in own_parts(model)]
+    parts = [p.requires_grad_(True) for p in trained_parts(model)]
     optimizer = torch.optim.AdamW(parts, lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates + 1, pct_start=0.1)
     batch = batches(texts, batch_size, longest, seed)
     for update in range(updates):
         tokens, written = batch(update)
-        if not written[:, 1:].any():  # prompts alone, all of them longer than what is read
+        if not written[:, 1:].any():  # the prompts fill all truncated texts
             continue
         tokens, written = tokens.to(target.device), written.to(target.device)
         with torch.autocast(target.device.type, torch.bfloat16):
@@ -95,7 +96,7 @@ def distill(
 
 
 def compare(model: Any, target: Target, tokens: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy with the target's distribution, and the share of equal choices, over what the target wrote."""
+    """Return the cross entropy with the target's distribution and the top-1 agreement, at the target's own tokens."""
     seen = (torch.arange(tokens.shape[1], device=tokens.device) < written.cumsum(1).argmax(1)[:, None] + 1).long()
     at = written[:, 1:]  # a position predicts the token after it
     inputs = {"input_ids": tokens[:, :-1], "attention_mask": seen[:, :-1], "use_cache": False}
