@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter import kernels
 from redrafter.bench.verification import (
     Case,
     Found,
@@ -43,9 +44,10 @@ from redrafter.bench.verification import (
     transformers_own,
 )
 from redrafter.config import SamplingParams
-from redrafter.core import sampling, verify
-from redrafter.core.tree import Tree, ancestors
+from redrafter.core import sampling
+from redrafter.core.noise import SEEDED, gumbel
 from redrafter.errors import RedrafterError
+from redrafter.kernels.verify import seeded
 from redrafter.results import check_new, write_results
 
 SAVE = Path(__file__).parent / "results" / "verify_kernel.json"
@@ -156,15 +158,10 @@ def fused_bytes(case: Case) -> int:
 
 def by_both(action: Callable[[], Any]) -> tuple[Any, Any]:
     """What the kernel says, and the oracle."""
-    kernels = verify.on_kernel
-    try:
-        found = []
-        for fast in (True, False):
-            verify.on_kernel = lambda *_, fast=fast: fast
-            found.append(action())
-    finally:
-        verify.on_kernel = kernels
-    return found[0], found[1]
+    with kernels.force("triton"):
+        fast = action()
+    with kernels.force("naive"):
+        return fast, action()
 
 
 def agreement(case: Case) -> Tensor:
@@ -184,24 +181,13 @@ def seeded_agreement(batch: int, nodes: int, vocab: int, args: argparse.Namespac
         parents[:, i] = torch.randint(max(0, i - 4), i, (batch,))
         depths[:, i] = depths.gather(1, parents[:, i : i + 1])[:, 0] + 1
     length = int(depths.max())
-    on = {name: x.to(args.device) for name, x in {"parents": parents, "depths": depths}.items()}
-    zero = torch.zeros_like(on["parents"])
-    tree = Tree(zero, on["parents"], on["depths"], zero == 0, ancestors(on["parents"], length), length)
+    depths = depths.to(args.device)
     rows = torch.arange(batch, device=args.device)
     heat = torch.tensor([1.0, 0.0, 0.6, 1.4], device=args.device).repeat(-(-batch // 4))[:batch]
-    chosen = []
-
-    def action() -> None:
-        # Every choice, not only those on the path: the tree's walk would hide the others.
-        with_all = verify.walk
-        verify.walk = lambda tree, choice, hit: chosen.append(choice) or with_all(tree, choice, hit)
-        try:
-            verify.seeded_from_logits(logits, tree, temperature=heat, seeds=rows + seed, positions=rows * 7)
-        finally:
-            verify.walk = with_all
-
-    by_both(action)
-    return chosen[0] == chosen[1]
+    ahead = rows[:, None] * 7 + 1 + torch.arange(length + 1, device=args.device)
+    noise = gumbel(rows + seed, ahead, vocab, stream=SEEDED, dtype=torch.float32)
+    mine, want = by_both(lambda: seeded(logits, depths, heat, rows + seed, rows * 7, None, SEEDED, noise))
+    return mine == want
 
 
 def parity(args: argparse.Namespace) -> None:
@@ -275,15 +261,12 @@ def filters(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     logits = make_case(batch, args.gamma, args.vocab, args.device, seed=0).target
     params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
     config = sampling.Sampling.of([params] * batch, args.vocab, args.device)
-    original, seconds, found = sampling.on_kernel, {"floors": [], "sorting": []}, {}
-    try:
-        for turn in range(min(args.rounds, 5) + 1):
-            for name in seconds:
-                sampling.on_kernel = lambda _, name=name: name == "floors"
+    seconds, found = {"floors": [], "sorting": []}, {}
+    for turn in range(min(args.rounds, 5) + 1):
+        for name in seconds:
+            with kernels.force("triton" if name == "floors" else "naive"):
                 took = clock(lambda name=name: found.update({name: sampling.floor(logits, config)}), args.device)
-                seconds[name] += [took] if turn else []  # the first round compiles
-    finally:
-        sampling.on_kernel = original
+            seconds[name] += [took] if turn else []  # the first round compiles
     agree = float((found["floors"] == found["sorting"]).float().mean())
     about = {"batch": batch, "how": "eager", "agreement": agree}
     rows = [about | {"contender": n, "microseconds": statistics.median(s) * 1e6} for n, s in seconds.items()]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
-from redrafter.core.verify import rejection_from_logits
+from redrafter.core.rules.rejection import rejection_from_logits
 from redrafter.kernels.verify import paper
 
 Found = tuple[Tensor, Tensor]

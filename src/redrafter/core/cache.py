@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu import naive, ops
+from redrafter.kernels.commit import commit_layer
 
 
 class KVCache:
@@ -53,8 +53,7 @@ class KVCache:
         """
         path = path.contiguous()
         for whole in self.tensors():
-            at, nodes = lengths.to(whole.device), path.to(whole.device)
-            (ops if ops.movable(whole, at, nodes) else naive).move_path(whole, at, nodes)
+            commit_layer(whole, lengths.to(whole.device), path.to(whole.device))
 
     def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:
         """Copy the rows of a freshly filled, shorter cache into `rows` of this one, which holds `batch` of them."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redrafter.drafters.checkpoint import round_rows
+from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu import ops
 from redrafter.nets.recurrent import RecurrentNet
 
@@ -21,7 +22,7 @@ Product = Callable[[Tensor], Tensor]
 
 def fits(x: Tensor) -> bool:
     """Is there anything to gain for weights like these?"""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and ops.available()
+    return x.dtype == torch.float32 and runs_cpp(x.device)
 
 
 def rounded(weight: Tensor) -> Product:

@@ -122,7 +122,7 @@ class Programs:
         need = max(len(s.prompt) + s.budget for s in starts) + self.rule.nodes + 1
         slots = -(-need // SLOTS) * SLOTS
         eos = max([1, *(len(s.eos) for s in starts)])
-        kind = (sampling.sorts, sampling.floors, sampling.penalises, sampling.hot, sampling.bias is not None)
+        kind = (sampling.sorts, sampling.floors, sampling.penalises, sampling.samples, sampling.bias is not None)
         fitting = self.every.setdefault((len(starts), slots, eos, kind), [])
         program = next((p for p in fitting if not p.busy), None)
         if program is None:

@@ -44,7 +44,7 @@ class Recorder:
     ) -> Program | None:
         """For these places; None if it cannot be recorded. `watched` makes the drafter for a program that is new."""
         sampling = as_kind(sampling, self.target.vocab_size)
-        key = (start, stop, drafts, shape, sampling.hot, sampling.penalises)
+        key = (start, stop, drafts, shape, sampling.samples, sampling.penalises)
         if key not in self.programs:
             rows = self.table.view(start, stop, drafts=drafts, counted=sampling.penalises)
             drafter = watched(rows)
@@ -75,7 +75,7 @@ def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
         bias = sampling.bias
         if bias is None:
             bias = sampling.temperature.new_zeros(len(sampling.temperature), vocab_size)
-        return replace(sampling, sorts=True, floors=True, penalises=True, hot=True, bias=bias)
+        return replace(sampling, sorts=True, floors=True, penalises=True, samples=True, bias=bias)
     return sampling
 
 
