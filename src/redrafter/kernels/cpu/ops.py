@@ -110,7 +110,7 @@ def rotate_and_store(
 
 
 def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """Move nodes `path` (B, steps) of the tree at slot `lengths` (B,) to the slots from there on; cache (B, K, S, D)."""
+    """Move nodes `path` (B, steps) of the tree at slot `lengths` (B,) to that slot and on; cache (B, K, S, D)."""
     batch, heads, _, size = cache.shape
     each = cache.element_size()
     _lib().move_path(
