@@ -13,7 +13,7 @@ from redrafter.kernels.verify import floors
 from redrafter.kernels.verify.naive import tempered
 
 Processor = Callable[[Tensor, Tree], Tensor]
-"""A user's own logits processor: (logits (B, N+1, V), tree) -> logits, each node seeing its own path."""
+"""A user's logits processor: (logits (B, N+1, V), tree) -> logits, where each node sees its own path."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sampling:
         return cls(
             temperature=column([p.temperature for p in params]),
             top_k=column(top_k, torch.long),
-            # inf, not 1: rounding in a cumulative sum must not cut the tail of a row that asked for all
+            # inf, not 1: rounding in a cumulative sum must not cut the tail of a row without top-p
             top_p=column([p.top_p if p.top_p < 1 else torch.inf for p in params]),
             min_p=column([p.min_p for p in params]),
             repetition=column([p.repetition_penalty for p in params]),
