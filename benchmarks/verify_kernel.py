@@ -24,16 +24,14 @@ if not __package__:  # run as `python benchmarks/verify_kernel.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse
-import contextlib
 import itertools
 import os
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,6 +39,7 @@ from torch import Tensor
 
 from benchmarks.common import HERE, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
+from redrafter import kernels
 from redrafter.bench.verification import (
     Case,
     Verified,
@@ -51,9 +50,10 @@ from redrafter.bench.verification import (
     transformers_own,
 )
 from redrafter.config import SamplingParams
-from redrafter.core import accept, sampling, verify
-from redrafter.core.tree import Tree, ancestors
+from redrafter.core import sampling
+from redrafter.core.noise import SEEDED, gumbel
 from redrafter.errors import RedrafterError
+from redrafter.kernels.verify import seeded
 from redrafter.results import check_new, write_results
 
 BATCHES = (1, 16, 64)
@@ -162,28 +162,12 @@ def fused_bytes(case: Case) -> int:
     return case.target.element_size() * vocab * (2 * gamma * len(accepted) + int(second))
 
 
-@contextlib.contextmanager
-def patched(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for the block."""
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
-
-
-def always(value: bool) -> Callable[..., bool]:
-    return lambda *_: value
-
-
 def by_both(action: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run an action with the kernel and with the oracle."""
-    found = []
-    for fast in (True, False):
-        with patched(verify, "on_kernel", always(fast)):
-            found.append(action())
-    return found[0], found[1]
+    """What the kernel says, and the oracle."""
+    with kernels.force("triton"):
+        fast = action()
+    with kernels.force("naive"):
+        return fast, action()
 
 
 def agreement(case: Case) -> Tensor:
@@ -204,24 +188,13 @@ def seeded_agreement(batch: int, nodes: int, vocab: int, args: argparse.Namespac
         parents[:, i] = torch.randint(max(0, i - 4), i, (batch,))
         depths[:, i] = depths.gather(1, parents[:, i : i + 1])[:, 0] + 1
     length = int(depths.max())
-    on = {name: x.to(args.device) for name, x in {"parents": parents, "depths": depths}.items()}
-    zero = torch.zeros_like(on["parents"])
-    tree = Tree(zero, on["parents"], on["depths"], zero == 0, ancestors(on["parents"], length), length)
+    depths = depths.to(args.device)
     rows = torch.arange(batch, device=args.device)
     heat = torch.tensor([1.0, 0.0, 0.6, 1.4], device=args.device).repeat(-(-batch // 4))[:batch]
-    chosen: list[Tensor] = []
-
-    def action() -> None:
-        # Compare the choice at every node, not only on the accepted path.
-        def walk(tree: Tree, choice: Tensor, hit: Tensor) -> Any:
-            chosen.append(choice)
-            return accept.walk(tree, choice, hit)
-
-        with patched(verify, "walk", walk):
-            verify.seeded_from_logits(logits, tree, temperature=heat, seeds=rows + seed, positions=rows * 7)
-
-    by_both(action)
-    return chosen[0] == chosen[1]
+    ahead = rows[:, None] * 7 + 1 + torch.arange(length + 1, device=args.device)
+    noise = gumbel(rows + seed, ahead, vocab, stream=SEEDED, dtype=torch.float32)
+    mine, want = by_both(lambda: seeded(logits, depths, heat, rows + seed, rows * 7, None, SEEDED, lambda: noise))
+    return mine == want
 
 
 def parity(args: argparse.Namespace) -> None:
@@ -303,7 +276,7 @@ def filters(batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
     for turn in range(min(args.rounds, 5) + 1):
         for name in seconds:
-            with patched(sampling, "on_kernel", always(name == "floors")):
+            with kernels.force("triton" if name == "floors" else "naive"):
                 took = clock(partial(compute, name), args.device)
             seconds[name] += [took] if turn else []  # the first round compiles
     agree = float(found["floors"].eq(found["sorting"]).float().mean())

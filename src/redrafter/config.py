@@ -7,8 +7,11 @@ from typing import Literal
 
 from redrafter.errors import ConfigError
 
-RuleName = Literal["seeded", "rejection", "typical"]
 GammaName = Literal["constant", "heuristic", "confidence"]
+
+
+RULES = {"seeded": True, "rejection": True, "typical": False}
+"""The acceptance rules of `redrafter.core.rules`: name, and whether the rule is lossless."""
 
 
 def require(ok: bool, message: str) -> None:
@@ -109,7 +112,7 @@ class SamplingParams:
 class RuleConfig:
     """Which acceptance rule verifies the guesses, and its constants."""
 
-    name: RuleName = "seeded"
+    name: str = "seeded"
     """`seeded` and `rejection` are lossless; `typical` is lossy."""
     branching: tuple[int, ...] = ()
     """`rejection` only: children drawn per node at each depth (empty: a chain of the beam's length)."""
@@ -119,8 +122,7 @@ class RuleConfig:
     """`typical` only."""
 
     def __post_init__(self) -> None:
-        names = ("seeded", "rejection", "typical")
-        require(self.name in names, f"rule must be one of {', '.join(names)}, got {self.name!r}")
+        require(self.name in RULES, f"rule must be one of {', '.join(RULES)}, got {self.name!r}")
         require(
             all(b >= 1 for b in self.branching),
             f"every branching factor must be at least 1, got {self.branching}",
@@ -136,7 +138,8 @@ class RuleConfig:
 
     @property
     def lossless(self) -> bool:
-        return self.name != "typical"
+        """Whether the text is the target's own: token for token (`seeded`) or in distribution (`rejection`)."""
+        return RULES[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
 from redrafter.bench import paper_kernels
-from redrafter.core.verify import rejection_from_logits
+from redrafter.core.rules.rejection import rejection_from_logits
 
 Verified = tuple[Tensor, Tensor]
 """New tokens (B, G+1), and how many drafted tokens (B,) were accepted. Tokens after accepted + 1 have no meaning."""

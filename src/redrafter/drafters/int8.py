@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu import ops
 
 SCALE = ".scale"
@@ -51,7 +52,7 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usable_for(weight: Tensor) -> bool:
     """Whether the int8 kernel runs for weights of this dtype on this device."""
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and ops.available()
+    return weight.dtype == torch.float32 and runs_cpp(weight.device)
 
 
 def product(weight: Tensor) -> Callable[[Tensor], Tensor]:

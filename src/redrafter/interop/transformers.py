@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation import utils
 
-from redrafter.core.verify import rejection_from_logits
+from redrafter.core.rules.rejection import rejection_from_logits
 from redrafter.errors import ConfigError
 
 NAME = "_speculative_sampling"

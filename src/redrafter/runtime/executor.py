@@ -127,7 +127,7 @@ class Executor:
     ) -> Launched | None:
         """`count` recorded steps, read later; None if they cannot be recorded. `version` tells samplings apart."""
         sampling = as_kind(sampling, self.target.vocab_size)
-        key = (start, stop, drafts, shape, sampling.hot, sampling.filters, sampling.penalises)
+        key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises)
         if key not in self.steps:
             made = self._record(start, stop, drafts, shape, sampling)
             if made is None:
@@ -265,9 +265,9 @@ def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
         bias = sampling.bias
         if bias is None:
             bias = sampling.temperature.new_zeros(len(sampling.temperature), vocab_size)
-        return replace(sampling, sorts=True, floors=True, penalises=True, hot=True, bias=bias)
+        return replace(sampling, sorts=True, floors=True, penalises=True, samples=True, bias=bias)
     if sampling.filters:
-        return replace(sampling, sorts=True, floors=True, hot=True)
+        return replace(sampling, sorts=True, floors=True, samples=True)
     return sampling
 
 

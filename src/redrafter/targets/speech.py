@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from redrafter.core.cache import KVCache
 from redrafter.errors import ConfigError, UnsupportedTarget
-from redrafter.kernels.cpu import ops
+from redrafter.kernels import runs_cpp
 from redrafter.targets.cpu.modules import linear
 from redrafter.targets.hf_cache import WornCache
 from redrafter.targets.target import Target
@@ -101,7 +101,7 @@ def quicken(target: SpeechTarget) -> None:
 
     Above three tokens torch's take twice as long as for one, which is what a step would have gained.
     """
-    if target.dtype != torch.float32 or target.device.type != "cpu" or not ops.available():
+    if target.dtype != torch.float32 or not runs_cpp(target.device):
         return
     for module in (*target.model.model.decoder.modules(), target.output_embedding):
         if type(module) is nn.Linear and "forward" not in vars(module):

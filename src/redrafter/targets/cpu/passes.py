@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
-from redrafter.kernels.cpu import ops
+from redrafter.kernels import runs_cpp
 from redrafter.targets.cpu.layer import LayerForward
 from redrafter.targets.cpu.modules import Forward, Trial, candidates
 from redrafter.targets.target import Target
@@ -31,9 +31,9 @@ SAME = 1e-5
 def lean(target: Target) -> None:
     """Make a model that we loaded ourselves lean, if it is in fp32 on a CPU and there is a compiler."""
     modules = list(target.model.modules())
-    if target.dtype != torch.float32 or any(p.device.type != "cpu" for p in target.model.parameters()):
+    if any("forward" in vars(m) for m in modules):  # others' hooks stay as they are
         return
-    if any("forward" in vars(m) for m in modules) or not ops.available():  # others' hooks stay as they are
+    if target.dtype != torch.float32 or not all(runs_cpp(p.device) for p in target.model.parameters()):
         return
     before = _sample(target)
     for module in reversed(modules):  # parts before the whole

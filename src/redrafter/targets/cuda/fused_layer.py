@@ -21,7 +21,7 @@ from torch.nn.modules import module
 from redrafter.core.cache import KVCache
 from redrafter.kernels import norm_gate
 from redrafter.kernels.norm_gate import naive
-from redrafter.kernels.tree_attention.naive import Turn, pack_mask
+from redrafter.kernels.tree_attention.naive import Rotary, pack_mask
 from redrafter.targets.cuda.fused_qkv import Joint, Stand
 from redrafter.targets.cuda.tree_attention import PassingCache, attend, served
 from redrafter.targets.target import Target
@@ -139,7 +139,7 @@ class FusedLayer:
         heads = qkv.view(batch, n, -1, self.size).transpose(1, 2)
         query, key, value = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         cos, sin = (a.expand(batch, -1, -1) for a in position_embeddings)
-        turn = Turn(cos, sin, self.of_heads)
+        turn = Rotary(cos, sin, self.of_heads)
         out = attend(query, key, value, attention_mask, self.index, self.scaling, turn)
         y = torch.empty_like(x)  # the hidden state before this layer may be wanted
         after = self.after(x, split(out.view(batch * n, -1), self.o.weight), into=y)

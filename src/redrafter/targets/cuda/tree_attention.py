@@ -15,8 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels import runs_triton
-from redrafter.kernels.tree_attention import naive
+from redrafter.kernels import tree_attention as kernel
+from redrafter.kernels.tree_attention.naive import Rotary
 from redrafter.targets.target import Target
 
 NAME = "redrafter_tree"
@@ -47,19 +47,13 @@ def attend(
     packed: Tensor,
     layer: int,
     scaling: float,
-    turn: naive.Turn | None = None,
+    turn: Rotary | None = None,
 ) -> Tensor:
     """(B, heads, n, D) queries of n nodes on the served cache and their own keys -> (B, n, heads, D)."""
     cache = _serving[-1]
     keys, values = cache.layers[layer]
-    if runs_triton(query.device):
-        from redrafter.kernels.tree_attention import triton
-
-        by_device = _arrivals.setdefault(cache, {})
-        if query.device not in by_device:
-            by_device[query.device] = torch.zeros(triton.PROGRAMS, dtype=torch.int32, device=query.device)
-        return triton.attend(query, key, value, keys, values, packed, by_device[query.device], scaling, turn)
-    return naive.attend(query, key, value, keys, values, packed, scaling, turn).contiguous()
+    counters = _arrivals.setdefault(cache, {})
+    return kernel.attend(query, key, value, keys, values, packed, scaling, turn, counters)
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import redrafter.kernels
 from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.bench import paper_kernels
-from redrafter.core import verify
 from redrafter.core.accept import Accepted
 from redrafter.core.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
-from redrafter.core.rejection import accept_chain, accept_rejection
-from redrafter.core.rules import RejectionRule
+from redrafter.core.rules.rejection import RejectionRule, accept_chain, accept_rejection, rejection_from_logits
 from redrafter.core.sampling import Sampling, floor, restrict
-from redrafter.core.verify import rejection_from_logits
 from redrafter.kernels import verify as operators
 from redrafter.kernels.verify.naive import NEAR
 from tests.helpers.tables import V, chi_square, joint, run
@@ -79,6 +77,8 @@ def kernels(monkeypatch):
     called = {"fused": 0, "seeded": 0}
 
     def there(x):
+        if isinstance(x, tuple):
+            return tuple(map(there, x))
         if not isinstance(x, torch.Tensor):
             return x
         x = x.float() if x.dtype == torch.float64 else x  # kernels take no fp64; floors are rounded as logits are
@@ -94,7 +94,7 @@ def kernels(monkeypatch):
                 return found.cpu() if isinstance(found, torch.Tensor) else tuple(x.cpu() for x in found)
 
             monkeypatch.setattr(operators, name, counting)
-        monkeypatch.setattr(verify, "on_kernel", lambda *logits: True)
+        monkeypatch.setattr(redrafter.kernels, "_forced", "triton")
         if not BIG:
             monkeypatch.setattr(kernel, "CHOICE", 16)
         return called

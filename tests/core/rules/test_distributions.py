@@ -8,9 +8,11 @@ import torch
 from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.noise import DRAFT, RESIDUAL
-from redrafter.core.rejection import accept_rejection
-from redrafter.core.rules import BeamSearch, RejectionRule, SampledSearch, make_rule
-from redrafter.core.sampling import Sampling, node_scores
+from redrafter.core.rules import make_rule
+from redrafter.core.rules.beam_search import BeamSearch
+from redrafter.core.rules.rejection import RejectionRule, accept_rejection
+from redrafter.core.rules.sampled_tree import SampledSearch
+from redrafter.core.sampling import Sampling, node_logits, restrict
 from tests.helpers.tables import Before, Q, TableDrafter, V, chi_square, joint, run
 
 ROWS, TOKENS = 20_000, 4
@@ -83,7 +85,9 @@ class BeamSearchedRejection(RejectionRule):
         sampled = super().search(sampling, seeds, lengths)
         length = len(self.branching)
         noise = torch.zeros(len(lengths), length + 1, V, dtype=torch.float64)
-        return _SearchedNotSampled(BeamSearch(Shape(width=1, length=length), sampling, noise, seeds, lengths), sampled)
+        return _SearchedNotSampled(
+            BeamSearch(Shape(width=1, length=length), sampling, lambda: noise, seeds, lengths), sampled
+        )
 
     def accept(self, search, tree, logits, counts):
         return super().accept(search.sampled, tree, logits, counts)
@@ -117,7 +121,7 @@ class OneStreamRejection(RejectionRule):
 
     def accept(self, search, tree, logits, counts) -> Accepted:
         return accept_rejection(
-            node_scores(logits, search.sampling, counts, tree),
+            restrict(node_logits(logits, search.sampling, counts, tree), search.sampling),
             tree.draft_logits.log_softmax(-1),
             tree,
             branching=self.branching,
