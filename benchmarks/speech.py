@@ -49,7 +49,7 @@ def main() -> None:
     plain = load_speech(drafter="none")
     began = time.perf_counter()
     features = [plain.features([sound]) for sound in recordings]
-    heard = [plain.target.hear(one) for one in features]
+    heard = [plain.target.encode_audio(one) for one in features]
     hearing = time.perf_counter() - began
 
     ways = {"plain": plain, "ngram": Transcriber(plain.target, NgramDrafter())}

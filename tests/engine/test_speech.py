@@ -13,7 +13,7 @@ from redrafter.engine import speech as speech_engine
 from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
-from redrafter.targets.speech import Heard, SpeechTarget
+from redrafter.targets.speech import SpeechCache, SpeechTarget
 from redrafter.train.speech import Lesson, distill, distill_recurrent, lessons
 from tests.helpers.whispers import END, SILENT, START, VOCAB, Letters, make_model, make_target, sounds
 
@@ -74,7 +74,7 @@ def test_as_transformers_writes_it():
     target = make_target()
     transcriber = Transcriber(target, target)
     sound = sounds(0.9)[0]
-    states = target.hear(transcriber.features([sound]))
+    states = target.encode_audio(transcriber.features([sound]))
     ids = list(target.opening)
     assert ids == [START, SILENT]
     with torch.no_grad():
@@ -90,9 +90,9 @@ def test_twins_fail(monkeypatch):
     target = make_target()
     true = texts(target, target)
     with monkeypatch.context() as patch:
-        patch.setattr(Heard, "commit", lambda self, lengths, path: None)
+        patch.setattr(SpeechCache, "commit", lambda self, lengths, path: None)
         assert texts(target, target, Shape(width=3, length=3)) != true
-    keep = Heard.keep
+    keep = SpeechCache.keep
 
     def shifted(self, rows):
         keep(self, rows)
@@ -100,7 +100,7 @@ def test_twins_fail(monkeypatch):
             layer.keys, layer.values = layer.keys.roll(1, 0), layer.values.roll(1, 0)
 
     plain = texts(target, NgramDrafter())
-    monkeypatch.setattr(Heard, "keep", shifted)
+    monkeypatch.setattr(SpeechCache, "keep", shifted)
     assert texts(target, NgramDrafter()) != plain
 
 
@@ -153,7 +153,7 @@ def test_a_recurrent_drafter(tmp_path, temperature):
     transcriber = Transcriber(target, NgramDrafter())
     windows = sounds(*(0.3 + 0.05 * i for i in range(8)))
     features = transcriber.features(windows)
-    heard = target.hear(features)
+    heard = target.encode_audio(features)
     data = []
     for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
         tokens = torch.tensor([*target.opening, *written])

@@ -11,12 +11,12 @@ from redrafter.errors import DrafterMismatch
 from redrafter.nets.eagle import EagleNet
 from redrafter.nets.medusa import MedusaNet
 from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 N = TypeVar("N", RecurrentNet, MedusaNet, EagleNet)
 
 
-def settled(net: N, target: Described) -> N:
+def settled(net: N, target: TargetInfo) -> N:
     """In the target's precision and place, for use only; a caller's network, in training perhaps, stays as it is."""
     check_shapes(net.config, target)
     like = next(net.parameters())
@@ -25,13 +25,13 @@ def settled(net: N, target: Described) -> N:
     return net.to(device=target.device, dtype=target.dtype).eval()
 
 
-def output_rows(net: Net, target: Described) -> Tensor:
+def output_rows(net: Net, target: TargetInfo) -> Tensor:
     """(V', n) the target's output embedding, of the tokens that this network can guess."""
     weight: Tensor = target.output_embedding.weight.detach().to(target.device)
     return weight if net.token_ids is None else weight[net.token_ids]
 
 
-def check_shapes(config: DrafterConfig, target: Described) -> None:
+def check_shapes(config: DrafterConfig, target: TargetInfo) -> None:
     """Raise unless a drafter of this shape can read this target."""
     count = target.layer_count
     for layer in config.layers:

@@ -16,7 +16,7 @@ from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.nets.eagle import EagleNet
 from redrafter.nets.medusa import MedusaNet
 from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ SCALE = ".scale"
 OTHERWISE = "the text stays exact, guesses may be fewer"
 
 
-def identity(target: Described) -> dict[str, str]:
+def identity(target: TargetInfo) -> dict[str, str]:
     """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
     weight = target.output_embedding.weight.detach()
     sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
@@ -44,7 +44,7 @@ def identity(target: Described) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Described, what: str, otherwise: str) -> None:
+def compare(made_for: dict[str, str], target: TargetInfo, what: str, otherwise: str) -> None:
     """Another tokenizer is an error; for other weights (a fine-tune, a quantised copy) a warning says what it costs."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
@@ -67,14 +67,14 @@ def model_type(net: Net) -> str:
     return next(name for name, (_, kind) in KINDS.items() if isinstance(net, kind))
 
 
-def read_for(folder: Path, target: Described) -> Net:
+def read_for(folder: Path, target: TargetInfo) -> Net:
     """The drafter in a folder, for a target of the same tokenizer."""
     net, made_for = read(folder)
     compare(made_for, target, f"the drafter {folder}", OTHERWISE)
     return net
 
 
-def write(folder: Path, net: Net, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
+def write(folder: Path, net: Net, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8` for matrices of a quarter the size, rounded row by row."""
     config = {
         "model_type": model_type(net),

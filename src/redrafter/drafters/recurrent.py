@@ -18,7 +18,7 @@ from redrafter.drafters.int8 import Product
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.drafter_layers import cell, narrow, trial
 from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RecurrentDrafter:
 
     name = "recurrent"
 
-    def __init__(self, net: RecurrentNet, target: Described) -> None:
+    def __init__(self, net: RecurrentNet, target: TargetInfo) -> None:
         self.net = net = settled(net, target)
         self.embed = target.input_embedding
         self.vocabulary = net.vocabulary(output_rows(net, target))
@@ -55,7 +55,7 @@ class RecurrentDrafter:
         return self.net.config.layers
 
     @classmethod
-    def load(cls, folder: str | Path, target: Described) -> "RecurrentDrafter":
+    def load(cls, folder: str | Path, target: TargetInfo) -> "RecurrentDrafter":
         net = checkpoint.read_for(Path(folder), target)
         if not isinstance(net, RecurrentNet):
             raise DrafterMismatch(f"{folder} holds no recurrent drafter: {checkpoint.model_type(net)}")
@@ -86,7 +86,7 @@ class RecurrentDrafter:
             table = self.table = net.heard(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.heard = lambda tokens: table[place[tokens]]
 
-    def save(self, folder: str | Path, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
+    def save(self, folder: str | Path, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Context:

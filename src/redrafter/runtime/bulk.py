@@ -16,7 +16,7 @@ from redrafter.core.noise import SEEDED, as_int64, gumbel
 from redrafter.core.tree import root_tree
 from redrafter.runtime.eager import Start
 from redrafter.targets import Target
-from redrafter.targets.cuda.grouped_attention import grouped
+from redrafter.targets.cuda.grouped_attention import use_grouped_attention
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _write(
     rows: int,
     progress: Callable[[int], None] | None,
 ) -> list[list[int]]:
-    with grouped(target), torch.no_grad():
+    with use_grouped_attention(target), torch.no_grad():
         desk = _Desk(target, starts, temperatures, rows)
         while desk.open:
             told = desk.round()

@@ -135,7 +135,7 @@ class Program:
 
     def attention(self) -> AbstractContextManager[None]:
         """The tree kernel's, unless the model verifies by its own."""
-        return self.verifier.serving(self.arena) if isinstance(self.verifier, TreeTarget) else nullcontext()
+        return self.verifier.using(self.arena) if isinstance(self.verifier, TreeTarget) else nullcontext()
 
     def _step(self) -> None:
         assert self.rows is not None

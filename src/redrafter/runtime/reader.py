@@ -57,7 +57,7 @@ class Reader:
         for start in range(0, len(ids), PIECES[-1]):
             found = self.read(0, ids[start : start + PIECES[-1]], start)
             if found is None:
-                with self.verifier.serving(cache):
+                with self.verifier.using(cache):
                     logits, rest = self.verifier.prefill(tokens, lengths, cache, layers, begin=start)
                 return logits, torch.cat([*hidden, rest], dim=1)
             logits = found[0]
@@ -81,7 +81,7 @@ class _Piece:
         if self.graph is not None:
             self.graph.replay()
             return
-        with reader.verifier.serving(reader.cache):
+        with reader.verifier.using(reader.cache):
             if self.given.is_cuda:  # passes before the recording write what it will write again
                 self.graph = recorded(lambda: self._pass(reader), reader.memory)
                 self.graph.replay()

@@ -45,7 +45,7 @@ def lessons(transcriber: Transcriber, windows: Sequence[Tensor], batch_size: int
     for start in range(0, len(windows), batch_size):
         batch = windows[start : start + batch_size]
         features = transcriber.features(batch)
-        sounds = target.hear(features)
+        sounds = target.encode_audio(features)
         for sound, (_, written, _) in zip(sounds, transcriber.write(features, sounds), strict=True):
             if written[-1] not in transcriber.eos:
                 continue

@@ -50,7 +50,7 @@ def visible(packed: Tensor, slots: int) -> Tensor:
     return (cached | (in_tree & above)) & near
 
 
-class Turn(NamedTuple):
+class Rotary(NamedTuple):
     """What queries and keys still need, as they are made: norms of their heads, maybe, and their positions' angles."""
 
     cos: Tensor  # (B, n, D)
@@ -77,7 +77,7 @@ def attend(
     values: Tensor,
     packed: Tensor,
     scaling: float,
-    turn: Turn | None = None,
+    turn: Rotary | None = None,
 ) -> Tensor:
     """Queries (B, G·K, n, D) of n nodes on the cache (P, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.tree_attention.naive import Turn
+from redrafter.kernels.tree_attention.naive import Rotary
 
 
 @triton.jit
@@ -167,7 +167,7 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor,
-    scaling: float, turn: Turn | None = None,
+    scaling: float, turn: Rotary | None = None,
 ) -> Tensor:  # fmt: skip
     """See naive.py; the last axis of every tensor must be contiguous, the two caches laid out alike, `turn` too.
 
