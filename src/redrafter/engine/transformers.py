@@ -128,7 +128,7 @@ def _generate(
 
 def _refuse(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Tensor:
     """Refuse by name what redrafter would otherwise ignore; return which ids (B, width) are no padding."""
-    if config.num_beams != 1:
+    if (config.num_beams or 1) != 1:
         raise ConfigError(f"num_beams={config.num_beams} cannot be used: redrafter samples or is greedy")
     for name in ("dola_layers", "penalty_alpha", "constraints", "force_words_ids"):
         if getattr(config, name, None):
