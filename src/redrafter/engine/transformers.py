@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -116,11 +117,13 @@ def _generate(
     target = load_target(model)
     try:
         engine = Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule)
-        for parts in engine.run(requests, processors):
-            for part in parts:
-                batch.add(part.row, part.tokens, ended=part.finish_reason is not None)
-            if batch.advance():
-                break
+        steps: Any = engine.run(requests, processors)
+        with closing(steps):  # before the model is released, also after an error
+            for parts in steps:
+                for part in parts:
+                    batch.add(part.row, part.tokens, ended=part.finish_reason is not None)
+                if batch.advance():
+                    break
     finally:
         target.release()
     return batch.ids

@@ -25,9 +25,8 @@ class AttentionPlan:
         for kind in kinds:
             if kind not in (FULL, SLIDING):
                 raise UnsupportedTarget(
-                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token, so a "
-                    "rejected guess could not be taken back; only full and sliding attention can be verified "
-                    "as a tree"
+                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token or shows them in "
+                    "chunks, so a tree cannot be verified; use a model with full and sliding attention only"
                 )
         self.kinds = set(kinds)
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
