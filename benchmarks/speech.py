@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plain = load_speech(args.model, drafter="none")
     began = time.perf_counter()
     features = [plain.features([sound]) for sound in recordings]
-    encoded = [plain.target.hear(one) for one in features]
+    encoded = [plain.target.encode_audio(one) for one in features]
     encoding = time.perf_counter() - began
 
     contenders = {"plain": plain, "ngram": Transcriber(plain.target, NgramDrafter())}

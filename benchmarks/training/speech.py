@@ -46,7 +46,7 @@ def speech_examples(
     for start in range(0, len(windows), batch_size):
         batch = windows[start : start + batch_size]
         features = transcriber.features(batch)
-        sounds = target.hear(features)
+        sounds = target.encode_audio(features)
         for sound, (_, written, _) in zip(sounds, transcriber.write(features, sounds), strict=True):
             if written[-1] not in transcriber.eos:
                 continue

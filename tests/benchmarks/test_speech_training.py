@@ -34,7 +34,7 @@ def test_a_recurrent_drafter(tmp_path, temperature):
     transcriber = Transcriber(target, NgramDrafter())
     windows = sounds(*(0.3 + 0.05 * i for i in range(8)))
     features = transcriber.features(windows)
-    heard = target.hear(features)
+    heard = target.encode_audio(features)
     data = []
     for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
         tokens = torch.tensor([*target.opening, *written])

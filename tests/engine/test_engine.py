@@ -196,9 +196,9 @@ class NeedsMore(theirs.LogitsProcessor):
 def test_processors_that_cannot_be_used_are_refused_by_name(engine):
     prefix = theirs.PrefixConstrainedLogitsProcessor(lambda batch, ids: [1, 2], num_beams=1)
     for processor, reason in (
-        (Counting(), "Counting cannot be used: it answers the same"),
+        (Counting(), "Counting cannot be used: it gives another result for the same"),
         (NeedsMore(), "NeedsMore cannot be used: besides ids and scores it needs beam_indices"),
-        (prefix, "PrefixConstrainedLogitsProcessor cannot be used: it looks at the row's place"),
+        (prefix, "PrefixConstrainedLogitsProcessor cannot be used: it depends on the row's index"),
     ):
         with pytest.raises(ConfigError, match=reason):
             engine.generate(PROMPTS[0], logits_processor=[processor])

@@ -12,7 +12,7 @@ from redrafter.drafters import speech as drafts
 from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
-from redrafter.targets.speech import Heard, SpeechTarget
+from redrafter.targets.speech import SpeechCache, SpeechTarget
 from tests.helpers.whispers import END, SILENT, START, Letters, make_model, make_target, sounds
 
 CLIPS = Path(__file__).parents[2] / "benchmarks" / "data" / "audio"
@@ -72,7 +72,7 @@ def test_as_transformers_writes_it():
     target = make_target()
     transcriber = Transcriber(target, target)
     sound = sounds(0.9)[0]
-    states = target.hear(transcriber.features([sound]))
+    states = target.encode_audio(transcriber.features([sound]))
     ids = list(target.opening)
     assert ids == [START, SILENT]
     with torch.no_grad():
@@ -88,9 +88,9 @@ def test_twins_fail(monkeypatch):
     target = make_target()
     true = texts(target, target)
     with monkeypatch.context() as patch:
-        patch.setattr(Heard, "commit", lambda self, lengths, path: None)
+        patch.setattr(SpeechCache, "commit", lambda self, lengths, path: None)
         assert texts(target, target, Shape(width=3, length=3)) != true
-    keep = Heard.keep
+    keep = SpeechCache.keep
 
     def shifted(self, rows):
         keep(self, rows)
@@ -98,7 +98,7 @@ def test_twins_fail(monkeypatch):
             layer.keys, layer.values = layer.keys.roll(1, 0), layer.values.roll(1, 0)
 
     plain = texts(target, NgramDrafter())
-    monkeypatch.setattr(Heard, "keep", shifted)
+    monkeypatch.setattr(SpeechCache, "keep", shifted)
     assert texts(target, NgramDrafter()) != plain
 
 

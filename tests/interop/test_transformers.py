@@ -77,7 +77,7 @@ def test_an_ensemble_is_left_to_transformers(models):
 
 def test_no_such_function(monkeypatch):
     monkeypatch.delattr(utils, "_speculative_sampling")
-    with pytest.raises(ConfigError, match="no _speculative_sampling"), use_fused_verification():
+    with pytest.raises(ConfigError, match="no function _speculative_sampling"), use_fused_verification():
         pass
 
 

@@ -72,7 +72,7 @@ def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
     want = Engine(target, NoDrafter()).generate(prompt, **room).tokens
     shape = Shape(width=3, length=4, nodes=9)
     assert recorded(target, recurrent_drafter(target), shape).generate(prompt, **room).tokens == want
-    monkeypatch.setattr(type(target), "existing", lambda self, positions: positions)
+    monkeypatch.setattr(type(target), "clamp_positions", lambda self, positions: positions)
     with pytest.raises(IndexError):  # the twin: gpt2 looks its positions up
         recorded(target, recurrent_drafter(target), shape).generate(prompt, **room)
 
@@ -181,7 +181,7 @@ def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
     caches = [Arena(target, 2, 64) for _ in range(2)]
     want = target.prefill(tokens, [33, 20], caches[0], (1, -1))
     reader = tree.TreeTarget(target)
-    with reader.serving(caches[1]):
+    with reader.using(caches[1]):
         got = reader.prefill(tokens, [33, 20], caches[1], (1, -1))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -52,7 +52,7 @@ def make(target: Target, rows: int = 8, recorded: bool | None = None, **limits: 
     return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)))
 
 
-class Heard:
+class SpeechCache:
     """Gathers what is told about one answer."""
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ def requests(engine: Engine, count: int, seed: int = 0) -> list[list[Any]]:
     return made
 
 
-def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, Heard]]:
-    heard = [Heard() for _ in group]
+def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, SpeechCache]]:
+    heard = [SpeechCache() for _ in group]
     return [(Job(r, h, tokenizer=target.tokenizer, **options), h) for r, h in zip(group, heard, strict=True)]
 
 
@@ -99,7 +99,7 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: T
     ]
     scheduler.start()
 
-    def client(group: list[tuple[Job, Heard]], wait: float, cancel: float | None) -> None:
+    def client(group: list[tuple[Job, SpeechCache]], wait: float, cancel: float | None) -> None:
         time.sleep(wait)
         scheduler.submit([job for job, _ in group])
         if cancel is not None:

@@ -97,7 +97,7 @@ class Speech:
             )
         self.target, self.drafter, self.temperature = loaded.target, loaded.drafter, temperature
         self.features = [loaded.features([wav.read(data / name)]) for name in self.transcripts]
-        self.encoded = [self.target.hear(one) for one in self.features]
+        self.encoded = [self.target.encode_audio(one) for one in self.features]
 
     def __len__(self) -> int:
         return len(self.transcripts)

@@ -17,7 +17,7 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import int8
 from redrafter.errors import DrafterMismatch
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 if TYPE_CHECKING:
     from redrafter.drafters.options import DrafterOptions
@@ -97,7 +97,7 @@ class NetDrafter(ABC, Generic[N]):
     The state is a dataclass of tensors whose first axis is the rows of the batch.
     """
 
-    def __init__(self, net: N, target: Described) -> None:
+    def __init__(self, net: N, target: TargetInfo) -> None:
         self.net = move_to_target(net, target)
         self.embed = target.input_embedding
         self.vocabulary = self.net.vocabulary(output_rows(self.net, target))
@@ -146,7 +146,7 @@ class NetDrafter(ABC, Generic[N]):
         return keep_rows(state, rows)
 
 
-def move_to_target(net: N, target: Described) -> N:
+def move_to_target(net: N, target: TargetInfo) -> N:
     """The network on the target's device, in its dtype, in eval mode.
 
     A network that has to change, or is being trained, is copied first: the caller's stays as it is.
@@ -158,7 +158,7 @@ def move_to_target(net: N, target: Described) -> N:
     return net.to(device=target.device, dtype=target.dtype).eval()
 
 
-def output_rows(net: DrafterNet, target: Described) -> Tensor:
+def output_rows(net: DrafterNet, target: TargetInfo) -> Tensor:
     """(V', H) the rows of the target's output embedding for the tokens that the network guesses among."""
     weight: Tensor = target.output_embedding.weight.detach().to(target.device)
     return weight if net.token_ids is None else weight[net.token_ids]
@@ -194,7 +194,7 @@ def require_matching_output(kind: str, target: "Target") -> None:
     )
 
 
-def check_shapes(config: DrafterConfig, target: Described) -> None:
+def check_shapes(config: DrafterConfig, target: TargetInfo) -> None:
     """Raise unless a drafter of these sizes can read this target."""
     count = target.layer_count
     for layer in config.layers:

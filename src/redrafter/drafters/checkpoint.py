@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from redrafter.drafters import int8, registry
 from redrafter.drafters.base import DrafterConfig, DrafterNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ OTHERWISE = "the text stays exact, guesses may be fewer"
 """What a drafter costs on a target with other weights."""
 
 
-def identity(target: Described) -> dict[str, str]:
+def identity(target: TargetInfo) -> dict[str, str]:
     """Hashes of the tokenizer, which a drafter must share, and of the weights, which it should share."""
     weight = target.output_embedding.weight.detach()
     sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
@@ -37,7 +37,7 @@ def identity(target: Described) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Described, what: str, otherwise: str) -> None:
+def compare(made_for: dict[str, str], target: TargetInfo, what: str, otherwise: str) -> None:
     """Raise for another tokenizer; for other weights (a fine-tune, a quantised copy) warn: `otherwise` is the cost."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
@@ -69,14 +69,14 @@ def _kind(config: dict[str, Any]) -> str | None:
     return next((name for name in registry.names() if found == PREFIX + name), None)
 
 
-def read_for(folder: Path, target: Described) -> DrafterNet:
+def read_for(folder: Path, target: TargetInfo) -> DrafterNet:
     """The network in a folder. The target must have the tokenizer that the network was trained for."""
     net, made_for = read(folder)
     compare(made_for, target, f"the drafter {folder}", OTHERWISE)
     return net
 
 
-def write(folder: Path, net: DrafterNet, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
+def write(folder: Path, net: DrafterNet, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8`: matrices rounded row by row to a quarter of the size."""
     config = {
         "model_type": model_type(net),

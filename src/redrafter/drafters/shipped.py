@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from redrafter.drafters.checkpoint import CONFIG_FILE, identity
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 FOLDER = Path(__file__).parent / "shipped"
 
 
-def find(target: Described) -> Path | None:
+def find(target: TargetInfo) -> Path | None:
     """The folder of the drafter trained for this model, if there is one."""
     own = identity(target)
     for config in sorted(FOLDER.glob(f"*/{CONFIG_FILE}")):

@@ -15,7 +15,7 @@ from torch import nn
 
 from redrafter.drafters import checkpoint, int8
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets.speech import SpeechTarget, quicken
+from redrafter.targets.speech import SpeechTarget, install_cpu_linears
 
 MODEL_TYPE = "redrafter_speech"
 
@@ -43,7 +43,7 @@ def shorten(target: SpeechTarget, layers: Sequence[int], guessable: int) -> Spee
     model.proj_out.weight = nn.Parameter(whole.proj_out.weight[:guessable].detach(), requires_grad=False)
     model.generation_config = whole.generation_config
     draft = SpeechTarget(model.eval(), target.tokenizer, name=f"{len(layers)} layers of {target.name}")
-    quicken(draft)
+    install_cpu_linears(draft)
     return draft
 
 

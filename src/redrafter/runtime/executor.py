@@ -286,7 +286,7 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
 
 def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManager[None]:
     """While in force, the tree kernel reads this KV cache; a target with its own attention is given its cache."""
-    return target.serving(cache) if isinstance(target, TreeTarget) else nullcontext()
+    return target.using(cache) if isinstance(target, TreeTarget) else nullcontext()
 
 
 def _holds_cache(state: Any) -> bool:

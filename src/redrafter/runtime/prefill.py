@@ -65,7 +65,7 @@ class _Piece:
         if self.graph is not None:
             self.graph.replay()
             return
-        with reader.verifier.serving(reader.cache):
+        with reader.verifier.using(reader.cache):
             if self.given.is_cuda:  # passes before the recording write what it will write again
                 self.graph = recorded(lambda: self._pass(reader), reader.memory)
                 self.graph.replay()

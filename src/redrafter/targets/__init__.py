@@ -1,6 +1,6 @@
-"""The model being sped up: any transformers causal LM."""
+"""The target: the model whose text is written, any causal LM of transformers."""
 
 from redrafter.targets.load import load_target
-from redrafter.targets.target import Described, Target
+from redrafter.targets.target import Target, TargetInfo
 
-__all__ = ["Described", "Target", "load_target"]
+__all__ = ["Target", "TargetInfo", "load_target"]

@@ -12,7 +12,7 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters.base import NetDrafter, last_accepted, select_position
 from redrafter.drafters.medusa.network import MedusaNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MedusaState:
 class MedusaDrafter(NetDrafter[MedusaNet]):
     """A `MedusaNet` bound to a target. In a shape W×L:N, W is the largest number of children of one node."""
 
-    def __init__(self, net: MedusaNet, target: Described) -> None:
+    def __init__(self, net: MedusaNet, target: TargetInfo) -> None:
         super().__init__(net, target)
         self.accuracies: list[list[float]] = net.accuracies.view(net.config.heads, -1).tolist()
         self.trees: dict[Shape, FixedTree] = {}

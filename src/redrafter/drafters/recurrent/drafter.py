@@ -19,7 +19,7 @@ from redrafter.drafters.recurrent.int8 import replace_layers
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.drafter_layers import cell, narrow, trial
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RecurrentState:
 class RecurrentDrafter(NetDrafter[RecurrentNet]):
     """A `RecurrentNet` bound to a target."""
 
-    def __init__(self, net: RecurrentNet, target: Described) -> None:
+    def __init__(self, net: RecurrentNet, target: TargetInfo) -> None:
         super().__init__(net, target)
         self.logits = lambda x: F.linear(self.net.project(x), self.vocabulary)
         self.table: Tensor | None = None
@@ -48,7 +48,7 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         return 8
 
     @classmethod
-    def load(cls, folder: str | Path, target: Described) -> Self:
+    def load(cls, folder: str | Path, target: TargetInfo) -> Self:
         net = checkpoint.read_for(Path(folder), target)
         if not isinstance(net, RecurrentNet):
             raise DrafterMismatch(f"{folder} holds no recurrent drafter: {checkpoint.model_type(net)}")
@@ -78,7 +78,7 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             table = self.table = net.token_input(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
             self.token_input = lambda tokens: table[place[tokens]]
 
-    def save(self, folder: str | Path, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
+    def save(self, folder: str | Path, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> RecurrentState:

@@ -1,13 +1,15 @@
-"""A model's few-token passes on a CPU with little Python, every weight read once.
+"""Faster passes of few tokens on a CPU: little Python, and every weight read once.
 
-Modules are recognised by what they are made of, never by a model's name. A compiled forward takes the place of a
-module's own only after both gave the same on random inputs, and all of them stay only if the whole model still gives
-the same logits. What is not recognised keeps its own forward, and so does every pass of many tokens.
+Modules are recognised by their parameters and children, not by a model's name. A compiled forward replaces a module's
+own only if both give the same result on random inputs, and all replacements stay only if the whole model still gives
+the same logits. Other modules, and all passes of many tokens, use the model's own forwards. `Target.release` removes
+the replacements.
 """
 
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -23,37 +25,47 @@ from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
 
-SAME = 1e-5
-"""Relative difference that another order of summation explains, in a module; in a whole model ten times that."""
+TOLERANCE = 1e-5
+"""Relative difference that another order of summation explains in a module. For a whole model it is ten times that."""
 
 
 @torch.no_grad()
-def lean(target: Target) -> None:
-    """Make a model that we loaded ourselves lean, if it is in fp32 on a CPU and there is a compiler."""
+def install_cpu_forwards(target: Target) -> None:
+    """Replace forwards of a model that redrafter loaded, if it is in fp32 on a CPU and there is a C++ compiler."""
     modules = list(target.model.modules())
-    if any("forward" in vars(m) for m in modules):  # others' hooks stay as they are
+    if any("forward" in vars(m) for m in modules):  # a user's own forwards stay in place
         return
     if target.dtype != torch.float32 or not all(runs_cpp(p.device) for p in target.model.parameters()):
         return
     before = _sample(target)
-    for module in reversed(modules):  # parts before the whole
+    installed: list[tuple[nn.Module, Forward]] = []
+    for module in reversed(modules):  # children before their parents
         for forward, trial in (*candidates(module), *LayerForward.candidates(module)):
             if _agrees(module, forward, trial):
-                module.forward = MethodType(forward, module)  # bound: a copy of the model gets its own
+                bound = MethodType(forward, module)  # bound, so a copy of the model uses its own weights
+                module.forward = bound
+                installed.append((module, bound))
                 break
-    if not _gap(_sample(target), before) <= 10 * SAME:
-        for module in modules:
-            vars(module).pop("forward", None)
-        log.info("%s keeps all of its own forward passes: the CPU's path gives other logits", target.name)
+    target.on_release(partial(_uninstall, installed))
+    if not _gap(_sample(target), before) <= 10 * TOLERANCE:
+        _uninstall(installed)
+        log.info("%s keeps all of its own forwards: the CPU kernels give other logits", target.name)
+
+
+def _uninstall(installed: list[tuple[nn.Module, Forward]]) -> None:
+    for module, forward in installed:
+        if vars(module).get("forward") is forward:
+            del module.forward
+    installed.clear()
 
 
 def _agrees(module: nn.Module, forward: Forward, trial: Trial) -> bool:
     try:
         wanted, made = (_tried(f, module, trial) for f in (type(module).forward, forward))
-    except Exception as error:  # a module that only looks like one we know
+    except Exception as error:  # a module with the expected parts but another forward
         log.debug("%s is not replaced: %s", type(module).__name__, error)
         return False
-    return wanted.shape == made.shape and _gap(made, wanted) <= SAME
+    return wanted.shape == made.shape and _gap(made, wanted) <= TOLERANCE
 
 
 def _tried(forward: Any, module: nn.Module, trial: Trial) -> Tensor:
@@ -70,16 +82,15 @@ def _gap(one: Tensor, other: Tensor) -> float:
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """The same random numbers each time, and nobody else's touched."""
+    """The same random numbers each time; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            0
-        )  # not all devices': that keeps a stack trace for each until there is a GPU
+        # torch.manual_seed would seed every device, and keep a stack trace for each device that is not there.
+        torch.default_generator.manual_seed(0)
         yield
 
 
 def _sample(target: Target) -> Tensor:
-    """Logits of a small tree behind a random prompt."""
+    """Logits of a small tree after a random prompt."""
     with _seeded():
         tokens = torch.randint(target.vocab_size, (1, 20))
         tree, _ = pack_beam(torch.randint(target.vocab_size, (1, 2, 3)), tokens[:, 0])
