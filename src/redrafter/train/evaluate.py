@@ -24,7 +24,7 @@ class DraftQuality:
 
     @property
     def tokens_per_step(self) -> float:
-        """Weighted by tokens. The first token of each answer comes from the prompt's forward pass and does not count."""
+        """Weighted by tokens. An answer's first token comes from the prompt's forward pass and does not count."""
         return (self.tokens - self.answers) / self.steps if self.steps else 0.0
 
     @property
