@@ -102,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.add is None:
         check_new(save, args.overwrite)
     rows: list[dict[str, Any]] = json.loads(save.read_text())["rows"] if args.add else []
-    made = {k: v for k, v in json.loads(save.read_text()).items() if k not in ("rows", "headline")} if args.add else None
+    made = (
+        {k: v for k, v in json.loads(save.read_text()).items() if k not in ("rows", "headline")} if args.add else None
+    )
     new = HERE.parent
     for part in args.parts:
         rows.append(compare(part, args, args.old or new, new))
@@ -112,7 +114,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def smoke(_: TinyFiles) -> list[object]:
-    return ["--device", "cpu", "--parts", "plain", "bulk", "--rounds", 1, "--prompts", 1, "--tokens", 3, "--bulk-rows", 2]
+    return [
+        "--device",
+        "cpu",
+        "--parts",
+        "plain",
+        "bulk",
+        "--rounds",
+        1,
+        "--prompts",
+        1,
+        "--tokens",
+        3,
+        "--bulk-rows",
+        2,
+    ]
 
 
 def compare(part: str, args: argparse.Namespace, old: Path, new: Path) -> dict[str, Any]:

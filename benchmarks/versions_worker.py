@@ -96,7 +96,12 @@ class Worker:
             sampling = SamplingParams(temperature=1.0)
             tokens, rows = self.settings["bulk_tokens"], self.settings["bulk_rows"]
             requests = [
-                Request(prompt=self.prompts[i % 64][: 20 + i % 30], max_new_tokens=tokens - i % 40, seed=i, sampling=sampling)
+                Request(
+                    prompt=self.prompts[i % 64][: 20 + i % 30],
+                    max_new_tokens=tokens - i % 40,
+                    seed=i,
+                    sampling=sampling,
+                )
                 for i in range(2 * rows)
             ]
             write_requests(self.engine.target, requests, rows=rows)

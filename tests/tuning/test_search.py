@@ -13,10 +13,9 @@ from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 from redrafter.tuning import search, store
 from redrafter.tuning.profile import BestShape, SimulatedShape
-from redrafter.tuning.prompts import target_texts
 from redrafter.tuning.search import SearchGrid, tune
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget
-from tests.helpers.letters import TEMPLATE, make_target, tokenizer
+from tests.helpers.letters import make_target, tokenizer
 from tests.helpers.profiles import make_profile
 from tests.helpers.zoo import make_model, recurrent_drafter
 
@@ -83,18 +82,6 @@ def test_tuning_for_real():
         tune(Engine(target, NoDrafter()))
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         tune(Engine(target, NgramDrafter()), row_counts=[0])
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, None])
-def test_the_target_writes_the_texts(template):
-    target = make_target(template)
-    plain = Engine(target, NoDrafter())
-    texts = target_texts(plain, None, count=3, length=8)
-    assert 1 <= len(texts) <= 3
-    for i in range(len(texts)):
-        row, prompt = texts.row(i).tolist(), int(texts.prompts[i])
-        [again] = [plain.generate(row[:prompt], max_new_tokens=8).tokens]
-        assert again == row[prompt:]
 
 
 def toy_folders(folder):

@@ -2,36 +2,14 @@
 
 import pytest
 
-from redrafter import Shape
 from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
-from redrafter.runtime.batch import Batch
-from redrafter.targets import Target, load_target
-from redrafter.tuning import step_cost
-from redrafter.tuning.batch_cost import measure_steps
-from redrafter.tuning.profile import SimulatedShape
+from redrafter.targets import load_target
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, open_rows, time_steps
+from tests.helpers.batches import FakeSteps, make_batch
 from tests.helpers.profiles import CHAIN, TREE
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
-
-
-def make_batch(target: Target, drafter, **changes) -> Batch:
-    return Batch(target, drafter, **({"rows": 4, "context": 90, "kept": 1, "shapes": [TREE]} | changes))
-
-
-class FakeSteps:
-    """Steps that are taken but cost what we say: 10 ms for a plain step, 1 ms more for each node."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.taken: list[tuple[Shape | None, int]] = []
-        self.real = step_cost.run_steps
-        monkeypatch.setattr(step_cost, "run_steps", self)
-
-    def __call__(self, batch: Batch, shape: Shape | None, count: int, drafts: bool = True) -> float:
-        self.taken.append((shape, count))
-        assert self.real(batch, shape, count, drafts) > 0
-        return 10.0 + (shape.budget if shape else 0)
 
 
 def test_the_dummy_drafter_drafts_its_nodes_and_changes_no_text():
@@ -90,22 +68,4 @@ def test_a_context_that_is_too_short_is_refused():
     batch = make_batch(target, recurrent_drafter(target), context=20)
     with pytest.raises(ConfigError, match="a context of 20 tokens is too short to time 2 shapes"):
         time_steps(batch, 1, [CHAIN, TREE], PROMPTS, TimingBudget(turns=1, steps=1))
-    assert batch.free == 4
-
-
-def test_rows_with_a_full_context_are_opened_again(monkeypatch):
-    target = Target(make_model())
-    shapes = [Shape(width=3, length=3), Shape(width=1, length=2)]
-    batch = make_batch(target, recurrent_drafter(target), context=40, shapes=shapes)
-    FakeSteps(monkeypatch)
-    opened = []
-    real = batch.open
-    batch.open = lambda *a, **k: (opened.append(1), real(*a, **k))[1]
-    simulated = [SimulatedShape(shapes[0], 0.0, 2.0), SimulatedShape(shapes[1], 0.0, 1.9)]
-    step_costs, best_shapes = measure_steps(batch, simulated, [[1, 2, 3], [4, 5]])
-    assert {(c.rows, c.shape and c.shape.budget): c.ms for c in step_costs if c.rows == 1} == {
-        (1, None): 10.0, (1, 9): 19.0, (1, 2): 12.0,
-    }  # fmt: skip
-    assert [best.shape for best in best_shapes] == [shapes[1]] * 3
-    assert len(opened) > 1 + 2 + 4, "some rows were full"
     assert batch.free == 4
