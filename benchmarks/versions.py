@@ -8,14 +8,18 @@ on one of SmolLM2-135M's shape. On a CPU it is the embedded default with its dra
 divided by the newer's: above 1 the newer is faster.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/versions.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import argparse
 import json
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import HERE, arguments, parse

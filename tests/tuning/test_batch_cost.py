@@ -2,7 +2,8 @@
 
 from redrafter import Shape
 from redrafter.targets import Target
-from redrafter.tuning.batch_cost import measure_steps, row_counts
+from redrafter.runtime.batch import sizes_up_to
+from redrafter.tuning.batch_cost import measure_steps
 from redrafter.tuning.profile import SimulatedShape
 from tests.helpers.batches import FakeSteps, make_batch
 from tests.helpers.zoo import make_model, recurrent_drafter
@@ -35,6 +36,6 @@ def test_shapes_above_the_best_one_are_not_timed_for_more_rows(monkeypatch):
     tokens = (1.5, 1.9, 1.05)
     simulated = [SimulatedShape(shape, 0.0, n) for shape, n in zip(shapes, tokens, strict=True)]
     step_costs, best_shapes = measure_steps(batch, simulated, [[1, 2, 3]])
-    timed = {rows: [c.shape for c in step_costs if c.rows == rows] for rows in row_counts(4)}
+    timed = {rows: [c.shape for c in step_costs if c.rows == rows] for rows in sizes_up_to(4)}
     assert timed == {1: [None, *shapes], 2: [None, *shapes[1:]], 4: [None, *shapes[1:]]}
     assert {best.shape for best in best_shapes} == {shapes[1]}
