@@ -25,6 +25,7 @@ from benchmarks.common import arguments, parse
 from benchmarks.smoke import QUESTIONS, TinyFiles
 from redrafter.config import Shape
 from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters.options import DrafterOptions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target
 from redrafter.texts import Texts
@@ -131,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "seconds": round(seconds, 1),
         }
         for temperature, label in [(0.0, label) for label in SHAPES] + [(1.0, "16x5:63")]:
-            walked = simulate(target, drafter, answers[temperature], SHAPES[label])
-            row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
+            found = simulate(target, drafter, answers[temperature], SHAPES[label])
+            row[f"{label}, T={temperature:g}"] = round(found.tokens_per_step, 4)
         row["held_out"] = next(r["held_out"] for r in reversed(done.records) if "held_out" in r)
         rows.append(row)
         print(json.dumps(row), flush=True)

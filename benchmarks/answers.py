@@ -26,7 +26,7 @@ def write_answers(
     requests = engine.requests(
         messages, max_new_tokens=tokens, seed=list(range(len(messages))), temperature=temperature
     )
-    done = [c for i in range(0, len(requests), BATCH) for c in engine.complete(requests[i : i + BATCH])]
+    done = engine.complete(requests, rows=BATCH)
     rows = [[*r.prompt, *c.tokens] for r, c in zip(requests, done, strict=True)]
     texts = Texts.of(rows, [len(r.prompt) for r in requests], [temperature] * len(rows), [r.seed for r in requests])
     folder.mkdir(parents=True, exist_ok=True)

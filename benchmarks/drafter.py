@@ -26,6 +26,7 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
+from redrafter.tuning.simulate import SimulatedSteps, text_batches
 
 SHAPES = {
     0.0: [
@@ -88,18 +89,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             shapes = [s for s in every_shape if not args.shapes or s in args.shapes]
             texts = write_answers(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
             looping = [loops(texts.row(i)[int(texts.prompts[i]) :].tolist()) for i in range(len(texts))]
-            answers = list(read_along(target, drafter.layers, texts))
+            batches = list(text_batches(target, drafter.layers, texts))
             for shape in map(Shape.of, shapes):
-                found = {r: w for a in answers for r, w in zip(a.rows, a.walk(drafter, shape), strict=True)}
+                found = {r: s for b in batches for r, s in zip(b.rows, b.simulate(drafter, shape), strict=True)}
                 every = [found[row] for row in range(len(texts))]
-                zero = Walked(0, 0, (0,) * shape.length)
                 for name in ["all", "no loops", *dict.fromkeys(categories)]:
                     chosen = [
-                        w
-                        for w, c, loop in zip(every, categories, looping, strict=True)
+                        steps
+                        for steps, c, loop in zip(every, categories, looping, strict=True)
                         if name in ("all", c) or (name == "no loops" and not loop)
                     ]
-                    total = sum(chosen, start=zero)
+                    total = SimulatedSteps.total(chosen, shape)
                     before = (total.steps, *total.reached)
                     rows.append(
                         {

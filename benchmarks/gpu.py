@@ -22,11 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from redrafter.train.cost import Effort, Filler, time_steps
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import HERE, arguments, first_turns, parse
-from benchmarks.compiled import is_recorded
 from benchmarks.gpu_trace import ATTENTION, busy_ms, by_name, split_steps, stage_times
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import SMOKE, load_wide
@@ -36,6 +34,8 @@ from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
+from redrafter.runtime.batch import Batch
+from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 
 PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
 CONTEXTS = (512, 2048, 4096, 8000)
@@ -71,7 +71,7 @@ class GpuBenchmark:
                     "part": "prepare",
                     "contender": name,
                     "seconds": round(time.perf_counter() - began, 1),
-                    "recorded": is_recorded(engine),
+                    "recorded": engine.recorded,
                     "gigabytes": (torch.cuda.memory_allocated() - before) / 1e9,
                 }
             )
@@ -297,14 +297,14 @@ def timed(engine: Engine, requests: list[Any]) -> dict[str, float]:
 def packing(bench: GpuBenchmark) -> None:
     """Time the verification of a beam's tokens unpacked, and of the nodes of its packed tree (the papers' Figure 6)."""
     measured = json.loads((HERE / "results" / "packing.json").read_text())["rows"]
-    plain = Engine(bench.target, bench.plain.drafter, runtime="graphs")
-    prompts = [plain.encode(m) for m in first_turns(bench.args.questions, max(bench.args.packed_rows))]
+    prompts = [bench.plain.encode(m) for m in first_turns(bench.args.questions, max(bench.args.packed_rows))]
+    drafter, budget = DummyDrafter(bench.drafter), TimingBudget(turns=bench.args.rounds, steps=10, seconds=60)
     for rows in bench.args.packed_rows:
         for before, after in ((int(m["before"]), round(m["after_mean"])) for m in measured):
-            fillers = [Filler(n, bench.drafter) for n in (before, after)]
-            engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
-            effort = Effort(openings=1, turns=bench.args.rounds, steps=10, seconds=60)
-            _, times = time_steps(plain, engines, [prompts[:rows]], effort)
+            shapes = [drafter.shape(n) for n in (before, after)]
+            context = context_for(shapes, budget.steps, max(map(len, prompts)))
+            batch = Batch(bench.target, drafter, rows=rows, context=context, shapes=shapes, runtime="graphs")
+            _, times = time_steps(batch, rows, shapes, prompts, budget)
             row = {"part": "packing", "rows": rows, "tokens": before, "packed": after}
             bench.rows.append(row | {"unpacked_ms": times[0], "packed_ms": times[1]})
             bench.save()

@@ -24,6 +24,7 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
 from redrafter.texts import Texts
+from redrafter.tuning.simulate import simulate
 
 
 def truncate(texts: Texts, length: int) -> Texts:
@@ -63,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 shape = Shape.of(beam)
                 for length in args.lengths:
                     cut = truncate(texts, length)
-                    along = read_along(target, drafter.layers, cut)
-                    walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
+                    found = simulate(target, drafter, cut, shape)
                     rows.append(
                         {
                             "drafter": Path(name).name,

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from redrafter.drafters.model import Read
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -29,7 +28,7 @@ from redrafter import Engine, Shape, load
 from redrafter.core.beam import candidates, visited_nodes
 from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.tree import Tree, pack, pack_beam
-from redrafter.drafters import ModelDrafter
+from redrafter.drafters.causal_lm import CausalLMState, ModelDrafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
 
@@ -60,7 +59,7 @@ class RecordingDrafter(ModelDrafter):
         self.budget = budget
         self.sizes: list[int] = []
 
-    def draft(self, state: Read, last: Tensor, search: Search) -> Tree:
+    def draft(self, state: CausalLMState, last: Tensor, search: Search) -> Tree:
         assert isinstance(search, BeamSearch)
         given = {f.name: getattr(search, f.name) for f in fields(search)}
         return super().draft(state, last, RecordingSearch(**given, budget=self.budget, sizes=self.sizes))

@@ -34,6 +34,7 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.drafters import checkpoint
 from redrafter.drafters.load import load_drafter
+from redrafter.drafters.options import DrafterOptions
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
 from redrafter.train.config import TrainConfig

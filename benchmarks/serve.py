@@ -34,7 +34,11 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.engine import Engine, load
 from redrafter.results import check_new, command
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.server import Server, build, ladder, make_pool
+from redrafter.serve.server import Server, build, ladder, make_batch
+from redrafter.tuning.batch_cost import measure_profile, warm_up
+from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import profile_key
 
 BEGAN = time.perf_counter()
 
@@ -58,7 +62,7 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
     engine, label = make_engine(args)
     config = ServeConfig(rows=args.rows, context=args.context, queue=512, name="target")
     shapes = ladder(engine)
-    pool = make_pool(engine, config, shapes)
+    batch = make_batch(engine, config, shapes)
     say("measuring steps")
     last = [""]
 
@@ -67,16 +71,16 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
             say(f"{what}: {done} of {total}")
         last[0] = what
 
-    profile = measure_profile(engine, pool, shapes, profile_key(engine.target, engine.drafter, engine.runtime), report)
+    profile = measure_profile(engine, batch, shapes, profile_key(engine.target, engine.drafter, engine.runtime), report)
     for row in profile.step_costs:
         if row.rows in (1, args.rows) or torch.cuda.is_available():
             say(f"{row.rows} rows, {row.shape}: {row.ms:.2f} ms")
     chooser = ShapeChooser(profile)
     kinds = [SamplingParams(temperature=args.temperature)]
-    if pool.recorded:
-        warm_up(pool, chooser.shapes, kinds, report)
+    if batch.recorded:
+        warm_up(batch, chooser.shapes, kinds, report)
     say(f"chosen: {[(c.rows, c.shape and c.shape.budget) for c in profile.best_shapes]}")
-    server = Server(build(engine, pool, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
+    server = Server(build(engine, batch, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label
 
 

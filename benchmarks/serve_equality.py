@@ -25,8 +25,8 @@ from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.job import Job, Told
-from redrafter.serve.server import build, ladder, make_pool
+from redrafter.serve.job import Event, Job
+from redrafter.serve.server import build, ladder, make_batch
 from redrafter.tuning.chooser import ShapeChooser
 
 KINDS: list[dict[str, Any]] = [
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine = load(args.model, args.drafter, shape=Shape())
     shapes = ladder(engine)
     config = ServeConfig(rows=args.rows, context=1024, queue=2 * args.requests)
-    scheduler = build(engine, make_pool(engine, config, shapes), EveryShape(shapes), config).scheduler
+    scheduler = build(engine, make_batch(engine, config, shapes), EveryShape(shapes), config).scheduler
     chance = random.Random(0)
     requests, jobs, answers = [], [], []
     for i, messages in enumerate(first_turns(args.questions, args.requests)):
@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokens: list[int] = []
         answers.append(tokens)
 
-        def listener(heard: Told, tokens: list[int] = tokens) -> None:
-            if heard.part is not None:
-                tokens += heard.part.tokens
+        def listener(event: Event, tokens: list[int] = tokens) -> None:
+            if event.part is not None:
+                tokens += event.part.tokens
 
         jobs.append(Job(requests[-1], listener, tokenizer=engine.target.tokenizer, drafts=chance.random() < 0.85))
     scheduler.start()
@@ -98,11 +98,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     while not scheduler.idle:
         time.sleep(0.2)
     scheduler.stop()
-    assert scheduler.pool.free == args.rows
+    assert scheduler.batch.free == args.rows
     plain = engine.plain()
     equal = ties = 0
     rows: list[dict[str, Any]] = []
-    finished = [i for i, job in enumerate(jobs) if job.host.finish_reason is not None]
+    finished = [i for i, job in enumerate(jobs) if job.writer.finish_reason is not None]
     for i in finished:
         alone = plain.complete([requests[i]])[0].tokens
         found = explain(engine.target, requests[i], alone, answers[i]) if alone != answers[i] else None

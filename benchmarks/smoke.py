@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from redrafter.config import DrafterConfig, EagleConfig, MedusaConfig, RecurrentConfig
-from redrafter.drafters import checkpoint
+from redrafter.drafters import EagleConfig, MedusaConfig, RecurrentConfig, checkpoint
+from redrafter.drafters.base import DrafterConfig
 from redrafter.interop import wav
 from redrafter.results import here
 from redrafter.targets import Target, load_target

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, parse
-from benchmarks.compiled import compile_target_pass, is_recorded
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen import widen
 from benchmarks.widen.drafter import BUDGETS, parameters_per_draft_step, widen_recurrent
@@ -133,12 +132,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             drafter, read = drafters[name]
             if set(drafter.layers) < set(layers):
                 drafter = LayerSelector(drafter, layers, target.hidden_size)
-        engine = Engine(target, drafter, shape=None if name == REFERENCE else shape, runtime="graphs")
-        compile_target_pass(engine, args.whole)
+        engine = Engine(target, drafter, shape=None if name == REFERENCE else shape, runtime="compiled")
+        engine.compiles_step = args.whole
         contender = Ours(name, engine)
         seconds = warm_up(contender, args.temperatures, args.tokens)
         row = {"part": "prepare", "contender": name, "seconds": round(seconds, 1), "parameters_per_draft_step": read}
-        row["recorded"] = is_recorded(engine)
+        row["recorded"] = engine.recorded
         rows.append(row)
         contenders.append(contender)
         print(f"{time.perf_counter() - began:.0f} s", row, flush=True)

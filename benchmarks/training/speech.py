@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.drafters.speech import shares_encoder, trained_parts
+from redrafter.drafters.training import TrainingBatch
 from redrafter.engine.speech import Transcriber
 from redrafter.errors import ConfigError
 from redrafter.targets.speech import SpeechTarget
@@ -152,7 +153,7 @@ def distill_recurrent(
 
 
 @torch.no_grad()
-def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[Batch, States]:
+def _batch(target: SpeechTarget, some: Sequence[SpeechExample]) -> tuple[TrainingBatch, States]:
     """Return the texts with their end tokens, and the hidden states along them."""
     rows = [[*x.tokens.tolist(), int(x.likely[-1, 0])] for x in some]
     count = len(rows)

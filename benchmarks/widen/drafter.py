@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.widen.target import MatrixPadder
-from redrafter.config import HeadKind, RecurrentConfig, require
-from redrafter.drafters.recurrent import RecurrentDrafter
+from redrafter.config import require
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
+from redrafter.drafters.options import HeadKind
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from benchmarks.widen.drafter import BUDGETS, STEP, pad_bias
 from benchmarks.widen.target import MatrixPadder
-from redrafter.config import EagleConfig, MedusaConfig
-from redrafter.drafters.eagle import EagleDrafter
-from redrafter.drafters.medusa import MedusaDrafter
+from redrafter.drafters import EagleConfig, EagleDrafter, EagleNet, MedusaConfig, MedusaDrafter, MedusaNet
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
 

@@ -22,7 +22,7 @@ from redrafter.drafters import NoDrafter, RecurrentDrafter, RecurrentNet, checkp
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
 from redrafter.targets import Target, load_target
 from redrafter.texts import Texts
-from redrafter.tuning.simulate import simulate
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 

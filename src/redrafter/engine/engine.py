@@ -86,6 +86,7 @@ class Engine:
         self.shape = shape or drafter.default_shape
         self.rule_config = rule or RuleConfig()
         self.recorded = runtime != "eager" and target.device.type == "cuda"
+        self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._plain: Engine | None = None
 
@@ -253,7 +254,7 @@ class Engine:
             rules=self.make_rule,
             endings=endings,
             runtime=self.runtime,
-            compiles_step=self.recorded and self.runtime in ("auto", "compiled"),
+            compiles_step=self.recorded and self.compiles_step,
             recorded=self.recorded,
         )
 
