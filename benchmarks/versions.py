@@ -62,7 +62,7 @@ class Side:
     """One version in a process of its own."""
 
     def __init__(self, checkout: Path, settings: dict[str, Any]) -> None:
-        environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
+        environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src")}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "versions_worker.py")],
             stdin=subprocess.PIPE,
@@ -71,18 +71,19 @@ class Side:
             env=environment,
             cwd=checkout,
         )
-        self._ask(json.dumps(settings))
+        where = self._ask(json.dumps(settings))["package"]
+        assert Path(str(where)).is_relative_to(checkout.resolve()), f"{where} is not the package of {checkout}"
 
-    def _ask(self, line: str) -> dict[str, float]:
+    def _ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        answer: dict[str, float] = json.loads(self.process.stdout.readline())
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
 
     def run(self, part: str) -> float:
-        return self._ask(f"run {part}")["ms"]
+        return float(self._ask(f"run {part}")["ms"])
 
     def close(self) -> None:
         assert self.process.stdin is not None

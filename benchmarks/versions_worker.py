@@ -1,6 +1,6 @@
 """One side of benchmarks/versions.py: runs the redrafter on its PYTHONPATH and answers commands with measured times.
 
-The process reads its settings as one line of JSON, then commands (`warm PART` or `run PART`), one a line, and answers
+The process reads its settings as one line of JSON, then commands (`run PART`), one a line, and answers
 each with one line of JSON. Only this file knows the names of the older version (before one running batch).
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import redrafter
 from redrafter import Engine, Shape
 from redrafter.config import SamplingParams
 from redrafter.drafters import RecurrentDrafter
@@ -26,12 +27,13 @@ try:
     from redrafter.serve.server import build, make_batch
     from redrafter.tuning.chooser import ShapeChooser
 except ImportError:  # the older version
-    from redrafter.config import RecurrentConfig  # type: ignore[attr-defined, no-redef]
     from redrafter.nets.recurrent import RecurrentNet  # type: ignore[import-not-found, no-redef]
-    from redrafter.runtime.bulk import write_texts
     from redrafter.runtime.eager import Start  # type: ignore[import-not-found]
     from redrafter.serve.build import build, make_pool  # type: ignore[import-not-found, no-redef]
     from redrafter.serve.costs import Costs as ShapeChooser  # type: ignore[import-not-found, no-redef]
+
+    from redrafter.config import RecurrentConfig  # type: ignore[attr-defined, no-redef]
+    from redrafter.runtime.bulk import write_texts
 
     make_batch = make_pool
 
@@ -49,8 +51,6 @@ class Worker:
         self.shape = Shape.of(settings["shape"])
         self.device = settings["device"]
         if settings["llama"] is None:  # the embedded default and its drafter
-            import redrafter
-
             self.engine = redrafter.load(shape=self.shape)
         else:
             self.engine = self._random()
@@ -141,7 +141,7 @@ class Worker:
 
 def main() -> None:
     worker = Worker(json.loads(sys.stdin.readline()))
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"package": redrafter.__file__}), flush=True)
     for line in sys.stdin:
         print(json.dumps(worker.run(line.split()[1])), flush=True)
 
