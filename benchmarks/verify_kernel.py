@@ -194,7 +194,8 @@ def seeded_agreement(batch: int, nodes: int, vocab: int, args: argparse.Namespac
     ahead = rows[:, None] * 7 + 1 + torch.arange(length + 1, device=args.device)
     noise = gumbel(rows + seed, ahead, vocab, stream=SEEDED, dtype=torch.float32)
     mine, want = by_both(lambda: seeded(logits, depths, heat, rows + seed, rows * 7, None, SEEDED, lambda: noise))
-    return mine == want
+    equal: Tensor = mine == want
+    return equal
 
 
 def parity(args: argparse.Namespace) -> None:

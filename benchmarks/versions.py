@@ -1,11 +1,11 @@
 """Compare two checkouts of redrafter on the same work: both run at once and take turns, so that noise hits both alike.
 
-    python benchmarks/versions.py --old OLDER_CHECKOUT --parts plain step serve bulk --save benchmarks/results/refactor.json
-    python benchmarks/versions.py --old OLDER_CHECKOUT --device cpu --parts generate --add benchmarks/results/refactor.json
+    python benchmarks/versions.py --old OLDER --parts plain step serve bulk
+    python benchmarks/versions.py --old OLDER --device cpu --parts generate --add benchmarks/results/refactor.json
 
-On a GPU the model is a Llama of 7B shape with random weights (times do not depend on the weights), and bulk writing runs
-on one of SmolLM2-135M's shape. On a CPU it is the embedded default with its drafter. A ratio is the older version's time
-divided by the newer's: above 1 the newer is faster.
+OLDER is a checkout. On a GPU the model is a Llama of 7B shape with random weights (times do not depend on the weights),
+and bulk writing runs on one of SmolLM2-135M's shape. On a CPU it is the embedded default with its drafter. A ratio is
+the older version's time divided by the newer's: above 1 the newer is faster.
 """
 
 import sys

@@ -17,30 +17,36 @@ from redrafter import Engine, Shape
 from redrafter.config import SamplingParams
 from redrafter.drafters import RecurrentDrafter
 from redrafter.engine.request import Request
-from redrafter.serve.config import ServeConfig
+from redrafter.runtime import bulk
 from redrafter.serve.job import Job
+from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.targets import load_target
 
+START: Any = None
+"""How the older version describes a row; None in the newer one."""
 try:
     from redrafter.drafters import RecurrentConfig, RecurrentNet
-    from redrafter.runtime.bulk import write_texts as write_requests
-    from redrafter.serve.server import build, make_batch
+    from redrafter.runtime.batch import Batch
     from redrafter.tuning.chooser import ShapeChooser
 except ImportError:  # the older version
     from redrafter.nets.recurrent import RecurrentNet  # type: ignore[import-not-found, no-redef]
-    from redrafter.runtime.eager import Start  # type: ignore[import-not-found]
-    from redrafter.serve.build import build, make_pool  # type: ignore[import-not-found, no-redef]
+    from redrafter.runtime.eager import Start as OldStart  # type: ignore[import-not-found]
+    from redrafter.runtime.pool import Pool as Batch  # type: ignore[import-not-found, no-redef]
     from redrafter.serve.costs import Costs as ShapeChooser  # type: ignore[import-not-found, no-redef]
 
+    START = OldStart
+
     from redrafter.config import RecurrentConfig  # type: ignore[attr-defined, no-redef]
-    from redrafter.runtime.bulk import write_texts
 
-    make_batch = make_pool
 
-    def write_requests(target: Any, requests: Any, *, rows: int, progress: Any = None) -> Any:
-        starts = [Start(r.prompt, r.seed, r.max_new_tokens, r.eos) for r in requests]
-        heat = [r.sampling.temperature for r in requests]
-        return write_texts(target, starts, heat, rows=rows, progress=progress)  # type: ignore[call-arg, arg-type]
+def write_requests(target: Any, requests: list[Request], rows: int) -> None:
+    """Bulk writing in either version."""
+    write: Any = bulk.write_texts
+    if START is None:
+        write(target, requests, rows=rows)
+    else:
+        starts = [START(r.prompt, r.seed, r.max_new_tokens, r.eos) for r in requests]
+        write(target, starts, [r.sampling.temperature for r in requests], rows=rows)
 
 
 class Worker:
@@ -104,7 +110,7 @@ class Worker:
                 )
                 for i in range(2 * rows)
             ]
-            write_requests(self.engine.target, requests, rows=rows)
+            write_requests(self.engine.target, requests, rows)
         return {"ms": 1000 * (time.perf_counter() - began)}
 
     def _options(self) -> dict[str, Any]:
@@ -122,10 +128,9 @@ class Worker:
     def _serve(self) -> None:
         """Eight requests at a time, each replaced by the next when it ends; the shape is fixed."""
         if self.served is None:
-            config = ServeConfig(rows=8, context=1024, queue=256)
-            batch = make_batch(self.engine, config, [self.shape])
-            self.served = build(self.engine, batch, ShapeChooser(None, self.shape), config)
-            self.served.scheduler.start()
+            batch = Batch(self.engine.target, self.engine.drafter, rows=8, context=1024, kept=4, shapes=[self.shape])
+            self.served = Scheduler(batch, ShapeChooser(None, self.shape), Limits(queue=256, chunk=512))
+            self.served.start()
         done, left = threading.Event(), [24]
 
         def hear(event: Any) -> None:
@@ -135,7 +140,7 @@ class Worker:
 
         requests = self.engine.requests(self.prompts[:24], seed=1, **self._options())
         for request in requests:
-            self.served.scheduler.submit([Job(request, hear)])
+            self.served.submit([Job(request, hear)])
         done.wait()
 
 

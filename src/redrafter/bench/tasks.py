@@ -62,7 +62,7 @@ class Summaries:
         elif gamma.name != "constant":  # only a ModelDrafter has a gamma
             shape = Shape(width=1, length=gamma.first)
         engine = Engine(self.target, drafter, shape=shape, runtime="eager")
-        engine.make_rule = lambda shape: rule(shape, self.target.vocab_size)  # type: ignore[method-assign]
+        engine.make_rule = lambda shape: rule(shape, self.target.vocab_size)
         some = self.articles[index * self.batch : (index + 1) * self.batch]
         prompts = [[{"role": "user", "content": a.text}] for a in some]
         done = engine.generate(

@@ -87,6 +87,8 @@ def decode(
         elapsed += time.perf_counter() - began
         parts = []
         for row, output in outputs:
+            if row not in writers:  # finished by an earlier step of the same results
+                continue
             if output.error is not None:
                 raise output.error
             part = writers[row].take(output, elapsed - opened[row])

@@ -85,14 +85,16 @@ class Engine:
         self.drafter = drafter
         self.shape = shape or drafter.default_shape
         self.rule_config = rule or RuleConfig()
+        config = self.rule_config
+
+        def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
+            return make_rule(config, shape, target.vocab_size, target.dtype)
+
+        self.make_rule: Callable[[Shape], Rule] = rules
         self.recorded = runtime != "eager" and target.device.type == "cuda"
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._plain: Engine | None = None
-
-    def make_rule(self, shape: Shape) -> Rule:
-        """The acceptance rule for a shape."""
-        return make_rule(self.rule_config, shape, self.target.vocab_size, self.target.dtype)
 
     def plain(self) -> "Engine":
         """The same target under the same rule of choice, decoding token by token."""

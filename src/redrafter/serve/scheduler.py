@@ -222,6 +222,8 @@ class Scheduler:
             self.costs.learn(result.shape, sum(tokens for tokens, _ in gained), len(gained))
             self.metrics.step(result.shape, gained, result.seconds)
             for row, output in result.rows:
+                if not row.open:  # finished by an earlier step of the same results
+                    continue
                 job = self.jobs[row]
                 self._take(job, output)
                 if output.done or output.error is not None or job.finished:
