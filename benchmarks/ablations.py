@@ -1,36 +1,40 @@
-"""What each part of the drafter and of its training is worth: one change at a time, same data, same updates.
+"""Ablations of the drafter and of its training: one change at a time, with the same data and number of updates.
 
     python benchmarks/ablations.py --data DATA --out RUNS --text docs.txt
 
-`DATA` is a folder of `redrafter distill`. tokens/step are simulated along the target's own answers to the
-questions (see train/simulate.py), written once. The last variants are the papers' Table 6: text that the
-target did not write, learned from as it is, and through the target's local rollouts on it. Several processes
-may share the work (`--variants`); their files are put together by benchmarks/drafter.py.
+`DATA` is a folder made by `redrafter distill`. tokens/step are simulated along the target's answers to the questions
+(see tuning/simulate.py), which are written once. The last variants are the papers' Table 6: training on text that the
+target did not write, directly and through the target's local rollouts. Several processes may share the work
+(`--variants`); benchmarks/drafter.py includes their results.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/ablations.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dataclasses
 import json
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-
-from common import arguments, first_turns
+from benchmarks.answers import write_answers
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import QUESTIONS, TinyFiles
 from redrafter.config import Shape
-from redrafter.core.noise import fold
-from redrafter.drafters import NoDrafter, RecurrentDrafter
-from redrafter.engine import Engine
-from redrafter.results import write_results
-from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters.options import DrafterOptions
+from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target
-from redrafter.train.config import DrafterOptions, TrainConfig
-from redrafter.train.dataset import Texts, read_texts
-from redrafter.train.distill import DistillConfig, distill
+from redrafter.texts import Texts
+from redrafter.train.config import DistillConfig, TrainConfig
+from redrafter.train.dataset import read_texts
+from redrafter.train.distill import distill
 from redrafter.train.local_rollouts import read_documents
-from redrafter.train.simulate import simulate
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import simulate
 
 SHAPES = {
     "1x5": Shape(width=1, length=5),
@@ -67,27 +71,39 @@ ON_TEXT: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "ablations.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    text = tiny.new_folder() / "documents.jsonl"
+    text.write_text("".join(json.dumps({"text": f"{i} {q}"}) + "\n" for i in range(3) for q in QUESTIONS))
+    words = ["--model", tiny.model, "--questions", tiny.questions, "--data", tiny.texts, "--out", tiny.new_folder()]
+    words += ["--text", text, "--documents", 12, "--variants", "no memory", "other text, local rollouts"]
+    return [*words, "--width", 32, "--updates", 1, "--positions", 64, "--held-out", 2, "--max-new-tokens", 4]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "ablations.json")
     parser.add_argument("--model", help="the target (default: the embedded one)")
-    parser.add_argument("--data", type=Path, required=True, help="a folder of `redrafter distill`")
-    parser.add_argument("--out", type=Path, required=True, help="where the drafters go")
+    parser.add_argument("--data", type=Path, required=True, help="folder made by `redrafter distill`")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the drafters")
     parser.add_argument("--text", type=Path, help="text that the target did not write")
-    parser.add_argument("--documents", type=int, default=3000, help="pieces of it (default 3000)")
-    parser.add_argument("--variants", nargs="+", help="only these (default: all)")
+    parser.add_argument("--documents", type=int, default=3000, help="number of documents of --text (default 3000)")
+    parser.add_argument("--variants", nargs="+", help="train only these variants (default: all)")
+    parser.add_argument("--width", type=int, help="state and exit size of the drafters (default: the usual sizes)")
     parser.add_argument("--updates", type=int, default=500)
     parser.add_argument("--positions", type=int, default=16384)
+    parser.add_argument("--held-out", type=int, default=TrainConfig.held_out, help="texts kept out of training")
     parser.add_argument("--max-new-tokens", type=int, default=256)
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
+    check_new(args.save, args.overwrite)
     target = load_target(args.model)
-    answers = {t: written(target, args.questions, args.max_new_tokens, t, args.out) for t in (0.0, 1.0)}
+    answers = {t: write_answers(target, args.questions, args.max_new_tokens, t, args.out) for t in (0.0, 1.0)}
     texts = read_texts(args.data, target)
     jobs = [(name, texts, *VARIANTS[name]) for name in VARIANTS if not args.variants or name in args.variants]
-    wanted = [name for name in ON_TEXT if args.text and (not args.variants or name in args.variants)]
-    if wanted:
+    on_text = [name for name in ON_TEXT if args.text and (not args.variants or name in args.variants)]
+    if on_text:
         rolled = documents(target, args.text, args.documents, args.out / "documents")
         plain = dataclasses.replace(rolled, rollouts=None)
-        jobs += [(name, plain if "tokens" in name else rolled, {}, ON_TEXT[name]) for name in wanted]
+        jobs += [(name, plain if "tokens" in name else rolled, {}, ON_TEXT[name]) for name in on_text]
+    sizes = {"state_size": args.width, "exit_size": args.width}
     rows: list[dict[str, Any]] = []
     for name, data, options, config in jobs:
         began = time.perf_counter()
@@ -99,11 +115,12 @@ def main() -> None:
                     "positions": args.positions,
                     "evaluate_every": args.updates,
                     "warmup": args.updates // 8,
+                    "held_out": args.held_out,
                 }
                 | config
             )
         )
-        done = train(target, data, folder, options=DrafterOptions(**options), config=settings)
+        done = train(target, data, folder, options=DrafterOptions(**(sizes | options)), config=settings)
         seconds = time.perf_counter() - began
         drafter = RecurrentDrafter.load(folder, target)
         row: dict[str, Any] = {
@@ -115,32 +132,12 @@ def main() -> None:
             "seconds": round(seconds, 1),
         }
         for temperature, label in [(0.0, label) for label in SHAPES] + [(1.0, "16x5:63")]:
-            walked = simulate(target, drafter, answers[temperature], SHAPES[label])
-            row[f"{label}, T={temperature:g}"] = round(walked.tokens_per_step, 4)
+            found = simulate(target, drafter, answers[temperature], SHAPES[label])
+            row[f"{label}, T={temperature:g}"] = round(found.tokens_per_step, 4)
         row["held_out"] = next(r["held_out"] for r in reversed(done.records) if "held_out" in r)
         rows.append(row)
         print(json.dumps(row), flush=True)
         write_results(args.save, {r["variant"]: r["16x5:63, T=0"] for r in rows}, rows)
-
-
-def written(
-    target: Target, questions: Path, tokens: int, temperature: float, folder: Path, count: int = 10**6
-) -> Texts:
-    """The target's answers to all questions, or so many of them, written once."""
-    path = folder / f"answers-{temperature:g}.safetensors"
-    if path.exists():
-        return Texts(**load_file(path))
-    engine = Engine(target, NoDrafter())
-    prompts = [engine.encode(messages) for messages in first_turns(questions, count)]
-    starts = [Start(p, fold(0, i), tokens, engine.eos_tokens()) for i, p in enumerate(prompts)]
-    new = write_texts(target, starts, [temperature] * len(starts), rows=len(starts))
-    rows = [[*p, *w] for p, w in zip(prompts, new, strict=True)]
-    found = Texts.of(rows, [len(p) for p in prompts], [temperature] * len(rows), [s.seed for s in starts])
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{time.time_ns()}")
-    save_file({k: v for k, v in vars(found).items() if v is not None}, scratch)
-    scratch.replace(path)
-    return found
 
 
 def documents(target: Target, path: Path, count: int, folder: Path) -> Texts:

@@ -1,15 +1,26 @@
-"""How often bf16 texts part: speculative from plain, against plain from plain at another batch size.
+"""How often bf16 texts diverge: speculative from plain decoding, and plain decoding from itself at other batch sizes.
 
-Rounding differs between passes of different shape, so even two plain runs part now and then. The
-reference is plain decoding of all prompts as one batch; each contender's texts are compared with it
-up to the first difference, and differences are counted per token compared.
+Rounding differs between forward passes of different shapes, so even two plain runs diverge now and then. The reference
+is plain decoding of all prompts as one batch. Each contender's texts are compared with the reference up to the first
+difference; differences are counted per compared token.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/bf16_divergence.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from collections.abc import Sequence
+from typing import Any
 
 from rich.progress import track
 
-from common import arguments, first_turns
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
 from redrafter import Engine, Shape, load
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.engine.request import Request
 from redrafter.engine.ties import first_difference
 from redrafter.results import check_new, write_results
 
@@ -17,14 +28,19 @@ SETTINGS = ((0.0, 1), (1.0, 1), (1.0, 2))
 """(temperature, seed)"""
 
 
-def main() -> None:
-    parser = arguments(__doc__ or "", "bf16_divergence.json")
-    parser.add_argument("--model", help="a model folder (default: the embedded one)")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--device", "cpu", "--questions", tiny.questions]
+    return [*words, "--prompts", 2, "--tokens", 4, "--plain", 1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "bf16_divergence.json")
+    parser.add_argument("--model", help="model folder or id (default: the embedded model)")
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--plain", type=int, nargs="+", default=[20, 5], help="batch sizes of the other plain runs")
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     target = load(args.model, drafter=None, dtype="bf16", device=args.device).target
     plain = Engine(target, NoDrafter())
@@ -35,13 +51,13 @@ def main() -> None:
         f"self, batch {args.prompts}": (own, args.prompts),
     } | {f"plain, batch {size}": (plain, size) for size in args.plain}
     prompts = first_turns(args.questions, args.prompts)
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     for temperature, seed in SETTINGS:
         requests = plain.requests(
             prompts, max_new_tokens=args.tokens, seed=seed, temperature=temperature, ignore_eos=True
         )
 
-        def texts(engine: Engine, batch: int, label: str, requests: list = requests) -> list[list[int]]:
+        def texts(engine: Engine, batch: int, label: str, requests: list[Request] = requests) -> list[list[int]]:
             starts = track(range(0, len(requests), batch), label)
             return [c.tokens for i in starts for c in engine.complete(requests[i : i + batch])]
 
@@ -60,16 +76,16 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-            write_results(args.save, headline(rows), rows)  # after each, so that an interrupted run leaves what it saw
+            write_results(args.save, headline(rows), rows)  # after each, so that an interrupted run keeps them
     print(headline(rows))
 
 
-def headline(rows: list[dict]) -> dict[str, float]:
-    """Differences per 1000 tokens compared at temperature 0, which every contender runs first."""
-    cold = [r for r in rows if r["temperature"] == 0]
-    guessed = [r for r in cold if not r["contender"].startswith("plain")]
-    rates = {"speculative_t0": 1000 * sum(r["parted"] for r in guessed) / sum(r["compared"] for r in guessed)}
-    for r in cold:
+def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return differences per 1000 compared tokens at temperature 0, which every contender runs first."""
+    greedy = [r for r in rows if r["temperature"] == 0]
+    speculative = [r for r in greedy if not r["contender"].startswith("plain")]
+    rates = {"speculative_t0": 1000 * sum(r["parted"] for r in speculative) / sum(r["compared"] for r in speculative)}
+    for r in greedy:
         if r["contender"].startswith("plain"):
             size = r["contender"].split()[-1]
             rates[f"plain_batch_{size}_t0"] = 1000 * r["parted"] / r["compared"]

@@ -1,30 +1,35 @@
-"""Speculative decoding on a CPU against our own plain decoding, transformers' generate and llama.cpp, taking turns.
+"""Speculative decoding on a CPU against plain decoding, transformers' `generate` and llama.cpp, taking turns.
 
     python benchmarks/cpu.py --llama PYTHON
 
-MT-Bench's first turns, temperature 0, one text at a time, from prompt to end. Every contender writes a text before any
-writes the next, and all of it several times over: what disturbs the machine disturbs all alike. Ratios are of ms per
-token, each text's median over the rounds, summed over texts. PYTHON is an interpreter that has llama-cpp-python; it
-reads the very GGUF that the default model was converted from, so its weights are the same but in 4 bits, and its
-arithmetic is its own: its texts are not compared.
+The prompts are MT-Bench's first turns, at temperature 0, one text at a time. All contenders write a text before any
+writes the next, for several rounds, so that other load on the machine affects them alike. Ratios are of ms per token:
+the median of each text over the rounds, averaged over texts. PYTHON is an interpreter with llama-cpp-python, which
+reads the GGUF file that the default model was converted from. Its weights are the same in 4 bits, but its arithmetic
+differs, so its texts are not compared.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/cpu.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import redrafter
-from common import arguments
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.kernels.cpu import ops
 from redrafter.questions import read_questions
@@ -32,7 +37,7 @@ from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model, find_gguf
 
 Writer = Callable[[list[int]], tuple[list[int], float, int]]
-"""A prompt's ids -> the new tokens, seconds, steps."""
+"""Token ids of a prompt -> new tokens, seconds, steps."""
 
 LLAMA = """
 import json, sys, time
@@ -42,7 +47,7 @@ llm = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbos
 print("ready", flush=True)
 for line in sys.stdin:
     began, tokens = time.perf_counter(), []
-    llm.reset()  # or a prompt seen before would cost nothing
+    llm.reset()  # else a repeated prompt would be cached
     for token in llm.generate(json.loads(line), temp=0.0, top_k=1, repeat_penalty=1.0):
         tokens.append(token)
         if token in eos or len(tokens) == most:
@@ -61,11 +66,11 @@ def ours(engine: redrafter.Engine, most: int) -> Writer:
     return write
 
 
-def transformers_generate(most: int) -> Writer:
-    """The same model as anybody would load it."""
+def transformers_generate(model_folder: Path, most: int) -> Writer:
+    """Load the same model with transformers."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(default_model(), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
     def write(ids: list[int]) -> tuple[list[int], float, int]:
         given = torch.tensor([ids])
@@ -81,7 +86,7 @@ def transformers_generate(most: int) -> Writer:
 
 
 def llama(python: str, most: int, eos: tuple[int, ...]) -> Writer:
-    """llama.cpp in a process of its own."""
+    """Start llama.cpp in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         path = find_gguf(Path(scratch))
     threads = str(torch.get_num_threads())
@@ -107,7 +112,7 @@ def llama(python: str, most: int, eos: tuple[int, ...]) -> Writer:
 
 @torch.no_grad()
 def products(model: Any, rounds: int) -> list[dict[str, Any]]:
-    """All products of the model for n tokens, one after the other, beside torch's and a plain sum of as many bytes."""
+    """Time all matrix products of the model for n tokens: our kernels, torch, and a sum over as many bytes."""
     weights = [m.weight.detach() for m in model.modules() if isinstance(m, torch.nn.Linear)]
     size = sum(w.numel() * w.element_size() for w in weights)
     flat = torch.ones(size // 4)
@@ -123,33 +128,40 @@ def products(model: Any, rounds: int) -> list[dict[str, Any]]:
             for w in weights:
                 F.linear(x[w.shape[1]], w)
 
-        taken: dict[str, list[float]] = {"skinny": [], "torch": [], "sum": []}
+        taken: dict[str, list[float]] = {"ours": [], "torch": [], "sum": []}
         for _ in range(rounds + 1):
-            for name, run in (("skinny", native), ("torch", own), ("sum", flat.sum)):
+            for name, run in (("ours", native), ("torch", own), ("sum", flat.sum)):
                 began = time.perf_counter()
                 run()
                 taken[name].append(1e3 * (time.perf_counter() - began))
         best = {name: min(each[1:]) for name, each in taken.items()}
         row = {"kind": "products", "n": n, "bytes": size} | {f"{k}_ms": round(v, 2) for k, v in best.items()}
-        rows.append(row | {"read_gb_s": round(size / best["sum"] / 1e6, 1), "of_read": best["sum"] / best["skinny"]})
+        rows.append(row | {"read_gb_s": round(size / best["sum"] / 1e6, 1), "of_read": best["sum"] / best["ours"]})
         print(row, flush=True)
     return rows
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "cpu.json")
-    parser.add_argument("--prompts", type=int, default=16, help="questions, spread over the categories")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each text, at most")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
+    return [*words, "--prompts", 1, "--tokens", 4, "--rounds", 1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "cpu.json")
+    parser.add_argument("--prompts", type=int, default=16, help="number of questions, spread over the categories")
+    parser.add_argument("--tokens", type=int, default=128, help="at most this many new tokens per text")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shape", type=Shape.of, help="W×L:N (default: the drafter's own)")
-    parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
-    args = parser.parse_args()
+    parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
+    parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python")
+    parser.add_argument("--model", type=Path, help="model folder (default: the embedded model)")
+    parser.add_argument("--drafter", default="auto")
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    engine = redrafter.load(device="cpu", shape=args.shape)
-    writers = {
+    engine = redrafter.load(args.model, args.drafter, device="cpu", shape=args.shape)
+    writers: dict[str, Writer] = {
         "speculative": ours(engine, args.tokens),
         "plain": ours(engine.plain(), args.tokens),
-        "transformers": transformers_generate(args.tokens),
+        "transformers": transformers_generate(args.model or default_model(), args.tokens),
     }
     if args.llama:
         writers["llama_cpp"] = llama(args.llama, args.tokens, engine.eos_tokens())
@@ -192,7 +204,9 @@ def main() -> None:
     names = {"plain": "vs_own_plain", "transformers": "vs_transformers", "llama_cpp": "vs_llama_cpp"}
     headline |= {names[name]: round(ms / own, 3) for name, ms in so_far.items() if name in names}
     rows.append({"kind": "setting", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"), "load": os.getloadavg()})
-    write_results(args.save, headline, rows + (products(engine.target.model, 7) if ops.available() else []))
+    if ops.available():
+        rows += products(engine.target.model, args.rounds + 2)
+    write_results(args.save, headline, rows)
     print(headline)
 
 

@@ -1,25 +1,32 @@
-"""How well a drafter guesses along the target's answers to MT-Bench, with and without answers that loop.
+"""tokens/step of a drafter on MT-Bench, with and without answers that end in a loop.
 
     python benchmarks/drafter.py --drafter FOLDER --dtype fp32 --minutes 12.3 --ablations a.json b.json
 
-The answers are written once, in the dtype given, at temperature 0 and 1; then tokens/step are simulated along
-them for each shape, which gives what decoding would (see train/simulate.py). An answer loops when its end
-repeats with a period of at most 64 tokens: at least three times over and for at least 32 tokens.
+The target writes its answers once, in the given dtype, at temperature 0 and 1. tokens/step are then simulated along the
+answers for each shape, which gives the same figure as decoding (see tuning/simulate.py). An answer loops if its end
+repeats with a period of at most 64 tokens, at least three times and for at least 32 tokens.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/drafter.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import json
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from ablations import written
-from common import arguments
+from benchmarks.answers import write_answers
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.questions import read_questions
-from redrafter.results import write_results
+from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
-from redrafter.train.simulate import Walked, read_along
+from redrafter.tuning.simulate import SimulatedSteps, text_batches
 
 SHAPES = {
     0.0: [
@@ -41,7 +48,7 @@ SHAPES = {
 
 
 def loops(tokens: list[int]) -> bool:
-    """Whether the end of a text repeats.
+    """Return whether the end of a text repeats.
 
     >>> loops(list(range(100))), loops(list(range(60)) + [7, 8, 9] * 11)
     (False, True)
@@ -54,16 +61,24 @@ def loops(tokens: list[int]) -> bool:
     return False
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "drafter_smollm2.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
+    return [*words, "--max-new-tokens", 4, "--shapes", "4x4:7"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "drafter_smollm2.json")
     parser.add_argument("--model", help="the target (default: the embedded one)")
-    parser.add_argument("--drafter", default="auto", help="(default: the one that comes with the package)")
+    parser.add_argument(
+        "--drafter", default="auto", help="drafter folder (default: the one that comes with the package)"
+    )
     parser.add_argument("--dtype", default="fp32")
-    parser.add_argument("--minutes", type=float, help="how long making its data and training it took, as measured")
-    parser.add_argument("--ablations", type=Path, nargs="*", default=[], help="results of ablations.py to take along")
+    parser.add_argument("--minutes", type=float, help="measured minutes of making the data and training")
+    parser.add_argument("--ablations", type=Path, nargs="*", default=[], help="results of ablations.py to include")
     parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--shapes", nargs="+", help="only these (default: all)")
-    args = parser.parse_args()
+    parser.add_argument("--shapes", nargs="+", help="measure only these shapes (default: all)")
+    args = parse(parser, argv, smoke)
+    check_new(args.save, args.overwrite)
     target = load_target(args.model, dtype=args.dtype)
     drafter = resolve_drafter(args.drafter, target)
     categories = [q.category for q in read_questions(args.questions)]
@@ -72,20 +87,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for temperature, every_shape in SHAPES.items():
             shapes = [s for s in every_shape if not args.shapes or s in args.shapes]
-            known = written(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
-            looping = [loops(known.row(i)[int(known.prompts[i]) :].tolist()) for i in range(len(known))]
-            known_with_states = list(read_along(target, drafter.layers, known))
+            texts = write_answers(target, args.questions, args.max_new_tokens, temperature, Path(scratch))
+            looping = [loops(texts.row(i)[int(texts.prompts[i]) :].tolist()) for i in range(len(texts))]
+            batches = list(text_batches(target, drafter.layers, texts))
             for shape in map(Shape.of, shapes):
-                found = {r: w for a in known_with_states for r, w in zip(a.rows, a.walk(drafter, shape), strict=True)}
-                every = [found[row] for row in range(len(known))]
-                nothing = Walked(0, 0, (0,) * shape.length)
+                found = {r: s for b in batches for r, s in zip(b.rows, b.simulate(drafter, shape), strict=True)}
+                every = [found[row] for row in range(len(texts))]
                 for name in ["all", "no loops", *dict.fromkeys(categories)]:
                     chosen = [
-                        w
-                        for w, c, loop in zip(every, categories, looping, strict=True)
+                        steps
+                        for steps, c, loop in zip(every, categories, looping, strict=True)
                         if name in ("all", c) or (name == "no loops" and not loop)
                     ]
-                    total = sum(chosen, start=nothing)
+                    total = SimulatedSteps.total(chosen, shape)
                     before = (total.steps, *total.reached)
                     rows.append(
                         {

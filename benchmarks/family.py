@@ -1,23 +1,30 @@
-"""Accuracy against speed over a family of drafters (arXiv v1, Figure 4): with an RNN and without, more blocks or fewer.
+"""Accuracy against speed of a family of drafters, with and without an RNN (arXiv v1, Figure 4).
 
     python benchmarks/peers.py --data DATA --out RUNS --drafters family --updates 150 --save trained.json
     python benchmarks/family.py --trained trained.json --drafters RUNS
 
-Accuracy is that of the trained file: how often a depth's first guess is right on texts not learned from. Speed is
-measured by decoding, all drafters and plain decoding taking turns, on whatever device this runs; the texts must equal
-plain decoding's but for ties. `trained` says where accuracies come from. On a GPU steps are recorded as in
-benchmarks/table1.py.
+Accuracy comes from the results of peers.py: the top-1 accuracy of each depth on held-out texts. Speed is measured by
+decoding, with all drafters and plain decoding taking turns; the texts must equal those of plain decoding except for
+ties. `trained` names the run that the accuracies come from. On a GPU, steps are recorded as in benchmarks/table1.py.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/family.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import json
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from common import arguments
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import TinyFiles
+from benchmarks.table1 import answer_suite, warm_up
 from redrafter.bench.contenders import REFERENCE, Ours
 from redrafter.bench.statistics import summaries
 from redrafter.config import Shape
@@ -25,9 +32,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.drafters.load import load_drafter
 from redrafter.engine import Engine
 from redrafter.results import check_new, write_results
-from redrafter.runtime.compiled import Programs
 from redrafter.targets import load_target
-from table1 import play, warm_up
 
 MEASURED = (
     "tokens_per_step",
@@ -42,7 +47,7 @@ MEASURED = (
 
 
 def correlations(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Pearson's, between accuracy at the last depth and speed, of all and of those with and without the RNN."""
+    """Return Pearson correlations of the last depth's accuracy with speed: for all drafters, with and without RNN."""
     groups = {"all": rows, "rnn": [r for r in rows if r["rnn"]], "no_rnn": [r for r in rows if not r["rnn"]]}
     found = {}
     for name, own in groups.items():
@@ -52,18 +57,28 @@ def correlations(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "family.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    row = {"drafter": "recurrent", "options": {"cell": "rnn"}, "parameters": 1, "updates": 1}
+    facts = dict.fromkeys(("command", "commit", "hardware", "date"), "")
+    trained = tiny.new_folder() / "trained.json"
+    trained.write_text(json.dumps(facts | {"rows": [row | {"held_out": {"accuracy": [0.5, 0.25]}}]}))
+    words = ["--model", tiny.model, "--device", "cpu", "--trained", trained, "--drafters", tiny.drafters]
+    return [*words, "--suite", tiny.questions, "--prompts", 1, "--tokens", 4, "--rounds", 1, "--beam", "2x3:4"]
+
+
+@torch.no_grad()
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "family.json")
     parser.add_argument("--model", help="the target (default: the embedded one)")
-    parser.add_argument("--trained", type=Path, required=True, help="what peers.py wrote of the family")
-    parser.add_argument("--drafters", type=Path, required=True, help="the folder they are in")
+    parser.add_argument("--trained", type=Path, required=True, help="results of peers.py for the family")
+    parser.add_argument("--drafters", type=Path, required=True, help="folder of the drafters")
     parser.add_argument("--device")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
     parser.add_argument("--suite", default="mt_bench")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     trained = json.loads(args.trained.read_text())
     began = time.perf_counter()
@@ -74,12 +89,10 @@ def main() -> None:
         drafter = load_drafter(args.drafters / row["drafter"], target)
         contenders.append(Ours(row["drafter"], Engine(target, drafter, shape=Shape.of(args.beam))))
     for contender in contenders:
-        engine = contender.engine
-        if engine.programs is not None:
-            engine.programs = Programs(target, engine.drafter, engine.rule, compiles=True, whole=False)
+        contender.engine.compiles_step = False
         warm_up(contender, [0.0], args.tokens)
         print(f"{time.perf_counter() - began:.0f} s: {contender.name} is ready", flush=True)
-    found = {r["contender"]: r for r in summaries(play(contenders, args.suite, 0.0, args), REFERENCE)}
+    found = {r["contender"]: r for r in summaries(answer_suite(contenders, args.suite, 0.0, args), REFERENCE)}
     rows = [
         {
             "drafter": r["drafter"],
@@ -105,5 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     main()

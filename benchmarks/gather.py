@@ -1,19 +1,25 @@
-"""Rows of results files as a file of their own: what several processes measured together, or one ablation out of many.
+"""Collect rows of several results files, or selected rows of one, in a new results file.
 
     python benchmarks/gather.py a.json b.json --save peers.json
     python benchmarks/gather.py benchmarks/results/drafter_smollm2.json --only variant "all of it" "no RNN" \\
         --headline variant "16x5:63, T=0" --save benchmarks/results/rnn.json
 
-Nothing is measured or changed. The new file says which commands, commit, versions and hardware measured its rows (of
-all of them the same, else it is refused), and under `gathered` which files they were taken from.
+Nothing is measured. The new file names the commands, commit, versions and hardware that measured its rows, and under
+`gathered` the files that the rows come from. Rows with different commits, versions or hardware are refused.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/gather.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import json
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.common import bare_arguments, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.results import check_new, write_results
 
 SAME = ("commit", "versions", "hardware")
@@ -21,15 +27,15 @@ FACTS = ("command", *SAME, "date")
 
 
 def facts_of(row: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Who measured a row: what it says itself, where it was taken from another run already; else its file."""
+    """Return which run measured a row: the row's own facts if it was gathered before, else those of its file."""
     return {name: (row if "command" in row else result)[name] for name in FACTS}
 
 
-def together(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One for all rows.
+def merge_facts(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the facts of all rows; exit if they differ in commit, versions or hardware.
 
     >>> one = {"command": "a", "commit": "c", "versions": {}, "hardware": {}, "date": "1"}
-    >>> together([one, one | {"command": "b", "date": "2"}])["command"]
+    >>> merge_facts([one, one | {"command": "b", "date": "2"}])["command"]
     'a; b'
     """
     for name in SAME:
@@ -41,14 +47,28 @@ def together(facts: list[dict[str, Any]]) -> dict[str, Any]:
     return facts[0] | {"command": commands, "date": max(f["date"] for f in facts)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def smoke(tiny: TinyFiles) -> list[object]:
+    folder = tiny.new_folder()
+    for name in ("a", "b"):
+        write_results(folder / f"{name}.json", {name: 1.0}, [{"name": name}], tiny.facts)
+    return [folder / "a.json", folder / "b.json", "--save", folder / "gathered.json"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = bare_arguments(__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--only", nargs="+", metavar=("KEY", "VALUE"), help="rows that have one of these values there")
-    parser.add_argument("--headline", nargs=2, metavar=("KEY", "KEY"), help="names and numbers, from the rows")
+    parser.add_argument(
+        "--only", nargs="+", metavar=("KEY", "VALUE"), help="take only rows whose KEY has one of these values"
+    )
+    parser.add_argument(
+        "--headline",
+        nargs=2,
+        metavar=("KEY", "KEY"),
+        help="make the headline from these two keys of each row: name and number",
+    )
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     rows: list[dict[str, Any]] = []
     facts: list[dict[str, Any]] = []
@@ -68,7 +88,7 @@ def main() -> None:
         sys.exit(f"no rows in {', '.join(map(str, args.files))}")
     if args.headline:
         headline = {str(r[args.headline[0]]): r[args.headline[1]] for r in rows}
-    write_results(args.save, headline, rows, together(facts) | {"gathered": [p.name for p in args.files]})
+    write_results(args.save, headline, rows, merge_facts(facts) | {"gathered": [p.name for p in args.files]})
 
 
 if __name__ == "__main__":

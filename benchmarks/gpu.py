@@ -1,47 +1,56 @@
-"""Speculative against plain decoding on a GPU, with a small model's behaviour at a large model's cost.
+"""Speculative against plain decoding on a GPU, with a widened model.
 
     python benchmarks/gpu.py --shape vicuna-7b
 
-Both contenders are compiled and recorded as CUDA graphs; they take turns, prompt by prompt, and a figure is the
-median over the rounds. Parts: `speed` (wall clock and tokens/step), `profile` (where a step's time goes, from a
-profiler's trace), `memory`, `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams as
-they are and as trees), `batch` (beam widths × rows). Results are written after each part.
+Both contenders are compiled and recorded as CUDA graphs. They take turns, prompt by prompt; figures are medians over
+the rounds. Parts: `speed` (wall-clock time and tokens/step), `profile` (the time of each stage of a step, from a
+profiler trace), `memory`, `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams unpacked and
+packed into trees), `batch` (beam widths × rows). Results are written after each part.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/gpu.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from common import HERE, arguments, first_turns
+from benchmarks.common import HERE, arguments, first_turns, parse
+from benchmarks.gpu_trace import ATTENTION, busy_ms, by_name, split_steps, stage_times
+from benchmarks.smoke import TinyFiles
+from benchmarks.widen.load import SMOKE, load_wide
 from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.train.cost import Effort, Filler, time_steps
-from wide import load_wide
+from redrafter.runtime.batch import Batch
+from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 
 PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
 CONTEXTS = (512, 2048, 4096, 8000)
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 10, 20, 40, 80)
 PACKED_ROWS = (1, 4, 16, 40)
-ATTENTION = "_tree_attention"
-PRODUCTS = ("gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
 
 
-class Bench:
-    """The contenders, and what was found about them so far."""
+class GpuBenchmark:
+    """The contenders, and the results so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.target, self.drafter, self.label = load_wide(args.shape, drafter_budget=args.drafter, model=args.model)
+        self.target, self.drafter, self.label = load_wide(
+            args.shape, args.device, drafter_budget=args.budget, model=args.model, drafter=args.drafter
+        )
         self.speculative = Engine(self.target, self.drafter, shape=Shape.of(args.beam), runtime=args.runtime)
         self.plain = self.speculative.plain()
         self.prompts = first_turns(args.questions, args.prompts)
@@ -53,17 +62,16 @@ class Bench:
         return {"plain": self.plain, "speculative": self.speculative}
 
     def prepare(self) -> None:
-        """Compile and record everything the first parts need."""
+        """Compile and record the steps that the first parts need."""
         for name, engine in self.contenders.items():
             before, began = torch.cuda.memory_allocated(), time.perf_counter()
             once(engine, self.prompts[0], 16)
-            assert engine.programs is not None
             self.rows.append(
                 {
                     "part": "prepare",
                     "contender": name,
                     "seconds": round(time.perf_counter() - began, 1),
-                    "recorded": not engine.programs.hopeless,
+                    "recorded": engine.recorded,
                     "gigabytes": (torch.cuda.memory_allocated() - before) / 1e9,
                 }
             )
@@ -75,9 +83,12 @@ class Bench:
 
 
 def once(engine: Engine, prompt: Any, tokens: int, most: int | None = None, **options: Any) -> dict[str, float]:
-    """One answer of at most `tokens` tokens: how long its prompt took, and its steps. `most` fixes the cache's size."""
+    """Write one answer of at most `tokens` tokens; return the time of its prompt and of its steps.
+
+    `most` sets the size of the KV cache.
+    """
     requests = engine.requests([prompt], max_new_tokens=most or tokens, seed=1, **options)
-    torch.cuda.synchronize()
+    synchronize()
     began = time.perf_counter()
     first, steps, new = 0.0, 0, 0
     for parts in engine.run(requests):
@@ -89,16 +100,21 @@ def once(engine: Engine, prompt: Any, tokens: int, most: int | None = None, **op
         if new >= tokens - 1:
             break
     ended = time.perf_counter()
-    torch.cuda.synchronize()
+    synchronize()
     return {"prompt": first - began, "decode": ended - first, "steps": steps, "tokens": new}
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def total(rows: list[dict[str, float]], key: str) -> float:
     return sum(r[key] for r in rows)
 
 
-def compare(bench: Bench, prompts: list[Any], tokens: int, rounds: int, **options: Any) -> dict[str, Any]:
-    """Contenders in turn over all prompts, several times; ratios are medians over the rounds."""
+def compare(bench: GpuBenchmark, prompts: list[Any], tokens: int, rounds: int, **options: Any) -> dict[str, Any]:
+    """Time the contenders in turn over all prompts, for several rounds; ratios are medians over the rounds."""
     found: list[dict[str, list[dict[str, float]]]] = []
     for _ in range(rounds):
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in bench.contenders}
@@ -128,7 +144,7 @@ def compare(bench: Bench, prompts: list[Any], tokens: int, rounds: int, **option
     }
 
 
-def speed(bench: Bench) -> None:
+def speed(bench: GpuBenchmark) -> None:
     row = compare(bench, bench.prompts, bench.args.tokens, bench.args.rounds)
     row["efficiency"] = row["speedup"] / row["tokens_per_step"]
     bench.rows.append({"part": "speed", "temperature": 0.0} | row)
@@ -136,8 +152,8 @@ def speed(bench: Bench) -> None:
         bench.headline[key] = round(row[key], 4)
 
 
-def trace(bench: Bench) -> None:
-    """One step's kernels in order; stages are told apart by kernels that only one of them has."""
+def trace(bench: GpuBenchmark) -> None:
+    """Profile single steps: kernels, the time of each stage, and idle time."""
     question = bench.prompts[0]
     for name, engine in bench.contenders.items():
         free = [once(engine, question, 64, most=256, ignore_eos=True) for _ in range(3)]
@@ -145,7 +161,7 @@ def trace(bench: Bench) -> None:
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             once(engine, question, 24, most=256, ignore_eos=True)
         steps = [s for s in split_steps(prof) if any(k[0].startswith(ATTENTION) for k in s)][2:-2]
-        stages = [staged(s) for s in steps]
+        stages = [stage_times(s) for s in steps]
         row: dict[str, Any] = {"part": "profile", "contender": name, "step_ms": step_ms, "steps_traced": len(stages)}
         row["kernels"] = statistics.median(len(s) for s in steps)
         for stage in stages[0]:
@@ -158,66 +174,8 @@ def trace(bench: Bench) -> None:
             bench.headline["idle_fraction"] = round(row["idle_fraction"], 4)
 
 
-def by_name(steps: list[list["Kernel"]]) -> dict[str, tuple[float, float]]:
-    """What a step spends on kernels of a name, the most costly first, and how many there are."""
-    spent: dict[str, list[float]] = {}
-    for kernel in (k for s in steps for k in s):
-        spent.setdefault(kernel[0][:80], []).append(kernel[2])
-    most = sorted(spent.items(), key=lambda x: -sum(x[1]))[:30]
-    return {name: (round(sum(v) / len(steps), 2), round(len(v) / len(steps), 1)) for name, v in most}
-
-
-Kernel = tuple[str, float, float]
-"""Name, start and duration in microseconds."""
-
-
-def split_steps(prof: profile) -> list[list[Kernel]]:
-    """A step ends with the copy of its result to the host."""
-    events = sorted(
-        (
-            (e.name, float(e.time_range.start), float(e.time_range.elapsed_us()))
-            for e in prof.events() or []
-            if e.device_type == torch.autograd.DeviceType.CUDA
-        ),
-        key=lambda k: k[1],
-    )
-    steps: list[list[Kernel]] = [[]]
-    for event in events:
-        if "DtoH" in event[0]:
-            steps.append([])
-        else:
-            steps[-1].append(event)
-    return steps
-
-
-def busy_ms(kernels: list[Kernel]) -> float:
-    """Milliseconds in which any of these runs. A kernel may begin, and wait, before the last one has ended."""
-    busy, end = 0.0, 0.0
-    for _, start, took in kernels:
-        busy += max(0.0, start + took - max(start, end))
-        end = max(end, start + took)
-    return busy / 1e3
-
-
-def staged(kernels: list[Kernel]) -> dict[str, float]:
-    """Milliseconds from one stage's first kernel to the next one's."""
-    places = {
-        part: [i for i, k in enumerate(kernels) if k[0].startswith(part)] for part in ("_choose", ATTENTION, "_commit")
-    }
-    is_product = [any(p in k[0].lower() for p in PRODUCTS) for k in kernels]
-    drafted = places["_choose"][-1] + 1 if places["_choose"] else 0
-    verify = next((i for i in range(drafted, len(kernels)) if is_product[i]), drafted) if drafted else 0
-    after = places[ATTENTION][-1] + 1
-    commit = places["_commit"][-1]
-    head = max(range(after, commit), key=lambda i: kernels[i][2])  # the vocabulary: by far the longest there
-    cuts = {"draft": 0, "pack": drafted, "verify": verify, "accept": head + 1, "commit": commit, "follow": commit + 1}
-    times = [kernels[min(c, len(kernels) - 1)][1] for c in cuts.values()]
-    times.append(kernels[-1][1] + kernels[-1][2])
-    return {name: (b - a) / 1e3 for name, a, b in zip(cuts, times, times[1:], strict=False)}
-
-
-def memory(bench: Bench) -> None:
-    """What decoding with a drafter adds to the plain one."""
+def memory(bench: GpuBenchmark) -> None:
+    """Measure the memory that the drafter adds to plain decoding."""
     weights = sum(p.numel() * p.element_size() for p in bench.target.model.parameters())
     net = sum(p.numel() * p.element_size() for p in bench.drafter.net.parameters())
     own = bench.drafter.vocabulary
@@ -238,16 +196,16 @@ def memory(bench: Bench) -> None:
     )
 
 
-def equality(bench: Bench) -> None:
-    """Texts at T = 1 with a seed, ten at a time; every difference with how close the two tokens were."""
+def equality(bench: GpuBenchmark) -> None:
+    """Compare texts at T = 1 with a seed, ten at a time, and explain every difference."""
     prompts = first_turns(bench.args.questions, bench.args.texts)
     engines = {k: Engine(e.target, e.drafter, shape=e.shape, runtime="graphs") for k, e in bench.contenders.items()}
-    requests = bench.plain.requests(prompts, max_new_tokens=128, seed=7, temperature=1.0, ignore_eos=True)
+    requests = bench.plain.requests(prompts, max_new_tokens=bench.args.tokens, seed=7, temperature=1.0, ignore_eos=True)
     batches = [requests[i : i + 10] for i in range(0, len(requests), 10)]
     done = {name: [c for b in batches for c in engine.complete(b)] for name, engine in engines.items()}
     pairs = list(zip(requests, done["plain"], done["speculative"], strict=True))
     found = [(i, explain(bench.target, r, a.tokens, b.tokens)) for i, (r, a, b) in enumerate(pairs)]
-    parted = [{"text": i, "token": d.index, "gap": d.gap, "tie": d.is_tie} for i, d in found if d is not None]
+    differences = [{"text": i, "token": d.index, "gap": d.gap, "tie": d.is_tie} for i, d in found if d is not None]
     steps = sum(c.stats.steps for c in done["speculative"])
     bench.rows.append(
         {
@@ -255,46 +213,55 @@ def equality(bench: Bench) -> None:
             "temperature": 1.0,
             "texts": len(pairs),
             "tokens": sum(len(a.tokens) for _, a, _ in pairs),
-            "equal": len(pairs) - len(parted),
-            "ties": sum(p["tie"] for p in parted),
+            "equal": len(pairs) - len(differences),
+            "ties": sum(p["tie"] for p in differences),
             "tokens_per_step": sum(len(c.tokens) - 1 for c in done["speculative"]) / steps,
-            "differences": parted,
+            "differences": differences,
         }
     )
-    bench.headline["t1_equal"] = len(pairs) - len(parted)
-    bench.headline["t1_ties"] = sum(p["tie"] for p in parted)
+    bench.headline["t1_equal"] = len(pairs) - len(differences)
+    bench.headline["t1_ties"] = sum(p["tie"] for p in differences)
 
 
-def long(bench: Bench) -> None:
-    """Other questions before the one to answer, up to a length."""
+def long(bench: GpuBenchmark) -> None:
+    """Compare at several prompt lengths: other questions stand before the one to answer."""
     questions = [q.text for q in read_questions(bench.args.questions)]
-    for length in CONTEXTS:
+    for length in bench.args.contexts:
         prompts = [padded(bench.plain, questions, i, length) for i in range(bench.args.long_prompts)]
         for prompt in prompts[:1]:
             for engine in bench.contenders.values():
                 once(engine, prompt, 8, most=bench.target.max_positions)
-        row = compare(bench, prompts, 64, 3, most=bench.target.max_positions, ignore_eos=True)
+        row = compare(
+            bench,
+            prompts,
+            min(64, bench.args.tokens),
+            min(3, bench.args.rounds),
+            most=bench.target.max_positions,
+            ignore_eos=True,
+        )
         bench.rows.append({"part": "long", "context": length} | row)
         print(bench.rows[-1], flush=True)
 
 
 def padded(engine: Engine, questions: list[str], which: int, length: int) -> list[int]:
-    """Question `which`, after as many others as fit into `length` tokens."""
+    """Return question `which`, after as many others as fit into `length` tokens."""
     asked = engine.encode([{"role": "user", "content": questions[which]}])
     others = "\n\n".join(questions[which + 1 :] + questions[:which])
     before = engine.encode("\n\n".join([others] * 4))
     return before[: length - len(asked)] + asked
 
 
-def batch(bench: Bench) -> None:
-    """tokens/s by beam width and rows, all rows answering; without torch.compile around the beam, to record quickly."""
+def batch(bench: GpuBenchmark) -> None:
+    """Measure tokens/s by beam width and rows; without torch.compile, so that steps are recorded quickly."""
     prompts = first_turns(bench.args.questions, max(bench.args.rows))
     for rows in bench.args.rows:
-        for width in (0, *WIDTHS):
+        for width in (0, *bench.args.widths):
             shape = Shape(width=width, length=5, nodes=min(63, 5 * width)) if width else None
             base = bench.speculative if width else bench.plain
             engine = Engine(bench.target, base.drafter, shape=shape, runtime="graphs")
-            requests = engine.requests(prompts[:rows], max_new_tokens=48, seed=1, ignore_eos=True)
+            requests = engine.requests(
+                prompts[:rows], max_new_tokens=min(48, bench.args.tokens), seed=1, ignore_eos=True
+            )
             row: dict[str, Any] = {"part": "batch", "rows": rows, "width": width, "beam": engine.shape.label}
             try:
                 row |= timed(engine, requests)
@@ -307,13 +274,13 @@ def batch(bench: Bench) -> None:
 
 
 def timed(engine: Engine, requests: list[Any]) -> dict[str, float]:
-    """The second of two runs: the first records."""
+    """Time the second of two runs; the first records the CUDA graph."""
     rate = 0.0
     for _ in range(2):
         tokens, steps, began = 0, 0, 0.0
         for parts in engine.run(requests):
             if not began:
-                torch.cuda.synchronize()
+                synchronize()
                 began = time.perf_counter()
             else:
                 steps += 1
@@ -327,42 +294,25 @@ def timed(engine: Engine, requests: list[Any]) -> dict[str, float]:
     }
 
 
-def packing(bench: Bench) -> None:
-    """The papers' Figure 6: verifying a beam's tokens as they are, and as many nodes as its tree has on average."""
+def packing(bench: GpuBenchmark) -> None:
+    """Time the verification of a beam's tokens unpacked, and of the nodes of its packed tree (the papers' Figure 6)."""
     measured = json.loads((HERE / "results" / "packing.json").read_text())["rows"]
-    plain = Engine(bench.target, bench.plain.drafter, runtime="graphs")
-    prompts = [plain.encode(m) for m in first_turns(bench.args.questions, max(PACKED_ROWS))]
-    for rows in PACKED_ROWS:
+    prompts = [bench.plain.encode(m) for m in first_turns(bench.args.questions, max(bench.args.packed_rows))]
+    drafter, budget = DummyDrafter(bench.drafter), TimingBudget(turns=bench.args.rounds, steps=10, seconds=60)
+    for rows in bench.args.packed_rows:
         for before, after in ((int(m["before"]), round(m["after_mean"])) for m in measured):
-            fillers = [Filler(n, bench.drafter) for n in (before, after)]
-            engines = [Engine(bench.target, f, shape=f.default_shape, runtime="graphs") for f in fillers]
-            effort = Effort(openings=1, turns=5, steps=10, seconds=60)
-            _, times = time_steps(plain, engines, [prompts[:rows]], effort)
+            shapes = [drafter.shape(n) for n in (before, after)]
+            context = context_for(shapes, budget.steps, max(map(len, prompts)))
+            batch = Batch(bench.target, drafter, rows=rows, context=context, shapes=shapes, runtime="graphs")
+            _, times = time_steps(batch, rows, shapes, prompts, budget)
             row = {"part": "packing", "rows": rows, "tokens": before, "packed": after}
             bench.rows.append(row | {"unpacked_ms": times[0], "packed_ms": times[1]})
             bench.save()
-            del engines
+            del batch
             torch.cuda.empty_cache()
 
 
-def parser() -> argparse.ArgumentParser:
-    made = arguments(__doc__.splitlines()[0], "gpu_7b.json")
-    made.add_argument("--shape", default="vicuna-7b", help="whose cost (default vicuna-7b)")
-    made.add_argument("--model", help="the small target, converted already (default: the embedded one)")
-    made.add_argument("--drafter", default="100M", help="parameters read per draft step: 100M, 120M or 430M")
-    made.add_argument("--beam", default="16x5:63", metavar="WxL:N")
-    made.add_argument("--runtime", default="compiled")
-    made.add_argument("--prompts", type=int, default=10)
-    made.add_argument("--tokens", type=int, default=128)
-    made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--texts", type=int, default=50)
-    made.add_argument("--long-prompts", type=int, default=4)
-    made.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="at once, in the part `batch`")
-    made.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
-    return made
-
-
-RUN = {
+RUN: dict[str, Callable[[GpuBenchmark], None]] = {
     "speed": speed,
     "profile": trace,
     "memory": memory,
@@ -373,15 +323,45 @@ RUN = {
 }
 
 
-def main() -> None:
-    args = parser().parse_args()
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--device", "cpu", "--questions", tiny.questions]
+    words += ["--shape", SMOKE, "--budget", 200_000, "--beam", "2x3:4", "--runtime", "eager"]
+    words += ["--prompts", 1, "--tokens", 6, "--rounds", 1, "--texts", 1, "--long-prompts", 1, "--contexts", 64]
+    words += ["--rows", 2, "--widths", 2, "--packed-rows", 1]
+    return [*words, "--parts", "speed", "memory", "equality", "long", "packing", "batch"]  # `profile` needs a GPU
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "gpu_7b.json")
+    parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target (default vicuna-7b)")
+    parser.add_argument("--model", help="the small target (default: the embedded model)")
+    parser.add_argument("--drafter", type=Path, help="folder of the small drafter (default: that of the package)")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--budget", type=budget, default="100M", help="parameters read per draft step (default 100M)")
+    parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
+    parser.add_argument("--runtime", default="compiled")
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=50, help="number of texts in the part `equality`")
+    parser.add_argument("--long-prompts", type=int, default=4, help="number of prompts in the part `long`")
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="prompt lengths in the part `long`")
+    parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="rows in the part `batch`")
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="beam widths in the part `batch`")
+    parser.add_argument("--packed-rows", type=int, nargs="+", default=PACKED_ROWS, help="rows in the part `packing`")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    bench = Bench(args)
+    bench = GpuBenchmark(args)
     bench.prepare()
     for part in args.parts:
         RUN[part](bench)
         print(part, {k: v for k, v in bench.rows[-1].items() if k != "differences"}, flush=True)
         bench.save()
+
+
+def budget(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
 
 
 if __name__ == "__main__":

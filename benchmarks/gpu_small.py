@@ -1,51 +1,65 @@
-"""The embedded SmolLM2-135M on a GPU, where launching kernels is most of the work: ours and transformers' own decoding.
+"""The embedded SmolLM2-135M on a GPU, where kernel launches dominate: redrafter and transformers' `generate`.
 
     python benchmarks/gpu_small.py
 
-Contenders take turns, prompt by prompt: our plain and speculative decoding (compiled, recorded), transformers'
-`generate` (eager; with its compiled static cache; with prompt lookup). Whole answers are timed, prompts included; a
-figure is the median over the rounds.
+Contenders take turns, prompt by prompt: redrafter's plain and speculative decoding (compiled, as CUDA graphs), and
+transformers' `generate` (eager; with its compiled static cache; with prompt lookup). Whole answers are timed, including
+the prompt; figures are medians over the rounds.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/gpu_small.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import redrafter
-from common import arguments, first_turns
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine.ties import first_difference
 from redrafter.results import check_new, write_results
 
-Answer = Callable[[list[int]], list[int]]
+Generate = Callable[[list[int]], list[int]]
 """Prompt -> new tokens."""
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "gpu_small.json")
-    parser.add_argument("--model", help="the target, converted already (default: the embedded one)")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--device", "cpu", "--questions", tiny.questions]
+    words += ["--without", "transformers, static cache"]  # transformers compiles it
+    return [*words, "--beam", "2x3:4", "--prompts", 1, "--tokens", 4, "--rounds", 1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "gpu_small.json")
+    parser.add_argument("--model", help="the target (default: the embedded model)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--beam", default="16x8:63", metavar="WxL:N")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
-    args = parser.parse_args()
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, by name")
+    parser.add_argument("--drafter", default="auto")
+    args = parse(parser, argv, smoke)
     if any(name.startswith("ours") for name in args.without):
-        parser.error("--without: ours cannot be left out, all others are held against it")
+        parser.error("--without cannot leave out redrafter: the others are compared with it")
     check_new(args.save, args.overwrite)
-    engine = redrafter.load(args.model, shape=Shape.of(args.beam), dtype=args.dtype, device=args.device)
+    engine = redrafter.load(args.model, args.drafter, shape=Shape.of(args.beam), dtype=args.dtype, device=args.device)
     prompts = [engine.encode(messages) for messages in first_turns(args.questions, args.prompts)]
     made = contenders(engine, args.tokens)
     every = {name: answer for name, answer in made.items() if name not in args.without}
     for name, answer in every.items():
         began = time.perf_counter()
-        for prompt in prompts:  # all: prompts of other lengths are compiled and recorded for themselves
+        for prompt in prompts:  # prompts of other lengths are compiled and recorded separately
             answer(prompt)
         print(f"{name}: {time.perf_counter() - began:.1f} s for the first answers", flush=True)
     rates: dict[str, list[float]] = {name: [] for name in every}
@@ -63,7 +77,7 @@ def main() -> None:
                 texts[name].append(new)
         for name in every:
             rates[name].append(written[name] / spent[name])
-        save(args, rates, texts)  # after each round, so that a run that is cut short keeps what it found
+        save(args, rates, texts)  # after each round, so that an interrupted run keeps its results
 
 
 def save(args: argparse.Namespace, rates: dict[str, list[float]], texts: dict[str, list[list[int]]]) -> None:
@@ -92,14 +106,14 @@ def save(args: argparse.Namespace, rates: dict[str, list[float]], texts: dict[st
     write_results(args.save, headline, rows)
 
 
-def contenders(engine: redrafter.Engine, tokens: int) -> dict[str, Answer]:
+def contenders(engine: redrafter.Engine, tokens: int) -> dict[str, Generate]:
     model, device = engine.target.model, engine.target.device
     eos = engine.eos_tokens()
 
-    def ours(one: redrafter.Engine) -> Answer:
+    def ours(one: redrafter.Engine) -> Generate:
         return lambda prompt: list(one.generate(prompt, max_new_tokens=tokens).tokens)
 
-    def theirs(**options: Any) -> Answer:
+    def theirs(**options: Any) -> Generate:
         def answer(prompt: list[int]) -> list[int]:
             ids = torch.tensor([prompt], device=device)
             out = model.generate(

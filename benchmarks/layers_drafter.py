@@ -1,4 +1,4 @@
-"""Make a draft model out of the target's first layers, distilled on texts that the target wrote.
+"""Make a draft model of the target's first layers and distil it on texts that the target wrote.
 
     redrafter distill --out texts                     # or the data of a `redrafter train` run
     python benchmarks/layers_drafter.py --data texts --layers 4 --out my-draft-model
@@ -7,34 +7,46 @@
 The folder is a normal transformers model with the target's tokenizer, in bf16.
 """
 
-import argparse
-import time
+import sys
 from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/layers_drafter.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import time
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.common import bare_arguments, parse
+from benchmarks.smoke import TinyFiles
+from benchmarks.training.layer_drafter import distill, shorten
 from redrafter.results import check_new
 from redrafter.targets import load_target
 from redrafter.train.dataset import read_texts
-from redrafter.train.layer_drafter import distill, shorten
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a folder of texts that `redrafter distill` made")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--device", "cpu", "--data", tiny.texts, "--out", tiny.new_folder()]
+    return [*words, "--layers", 1, "--updates", 2, "--batch", 2, "--longest", 24]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = bare_arguments(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of texts made by `redrafter distill`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the draft model")
     parser.add_argument("--model", help="the target (default: the embedded one)")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
-    parser.add_argument("--layers", type=int, default=4, help="how many of the target's layers it begins with")
+    parser.add_argument("--layers", type=int, default=4, help="number of target layers to copy")
     parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=16, help="texts an update learns from")
-    parser.add_argument("--longest", type=int, default=384, help="tokens of a text, the rest is left out")
+    parser.add_argument("--batch", type=int, default=16, help="texts per update")
+    parser.add_argument("--longest", type=int, default=384, help="truncate texts to this many tokens")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--minutes", type=float, help="fewer updates, if this is the time there is")
+    parser.add_argument("--minutes", type=float, help="limit the number of updates to what fits into this time")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     args.out.mkdir(parents=True, exist_ok=True)
     check_new(args.out / "config.json")
     target = load_target(args.model, dtype="fp32", device=args.device)
@@ -43,21 +55,21 @@ def main() -> None:
     options = {"batch_size": args.batch, "longest": args.longest, "lr": args.lr, "seed": args.seed}
     updates = args.updates
     if args.minutes:
-        for count in (3, 6):  # the first ones load libraries
+        for count in (3, 6):  # the first run warms up
             began = time.perf_counter()
             distill(shorten(target, args.layers), target, texts, updates=count, **options)
         updates = max(1, min(updates, int(6 * args.minutes * 60 / (time.perf_counter() - began))))
-    seen: list[tuple[float, float]] = []
+    reported: list[tuple[float, float]] = []
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("updates", total=updates)
 
         def report(update: int, loss: float, same: float) -> None:
-            seen.append((loss, same))
+            reported.append((loss, same))
             bar.update(task, completed=update)
             if update % max(1, updates // 20) == 0:
-                last = seen[-max(1, updates // 20) :]
+                last = reported[-max(1, updates // 20) :]
                 loss, same = (sum(x) / len(last) for x in zip(*last, strict=True))
-                bar.console.print(f"update {update}: loss {loss:.3f}, the target's choice {same:.1%}")
+                bar.console.print(f"update {update}: loss {loss:.3f}, top-1 agreement with the target {same:.1%}")
 
         distill(model, target, texts, updates=updates, report=report, **options)
     model.to(torch.bfloat16).save_pretrained(args.out)

@@ -1,27 +1,34 @@
-"""tokens/step against how much has been written (arXiv v1, Figure 5a), for any drafters, along the target's answers.
+"""tokens/step by length of the answer (arXiv v1, Figure 5a), for any drafters.
 
     python benchmarks/lengths.py --drafters auto ngram RUNS/medusa RUNS/eagle
 
-Every drafter walks along the same answers, cut to each length; answers that are shorter are left out of it. The walk
-gives what decoding would (see train/simulate.py).
+All drafters are simulated along the same answers of the target, truncated to each length; shorter answers are left out.
+The simulation gives the same tokens/step as decoding (see tuning/simulate.py).
 """
 
-import json
+import sys
 from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/lengths.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from ablations import written
-from common import arguments
+from benchmarks.answers import write_answers
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
-from redrafter.train.dataset import Texts
-from redrafter.train.simulate import Walked, read_along
+from redrafter.texts import Texts
+from redrafter.tuning.simulate import simulate
 
 
-def upto(texts: Texts, length: int) -> Texts:
-    """Answers cut to so many tokens, those that are longer only."""
+def truncate(texts: Texts, length: int) -> Texts:
+    """Return the answers of at least `length` tokens, truncated to `length`."""
     answers = texts.lengths - texts.prompts
     rows = (answers >= length).nonzero()[:, 0].tolist()
     cut = [texts.row(i)[: int(texts.prompts[i]) + length].tolist() for i in rows]
@@ -29,29 +36,35 @@ def upto(texts: Texts, length: int) -> Texts:
     return Texts.of(cut, chosen.prompts.tolist(), chosen.temperatures.tolist(), chosen.seeds.tolist())
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "lengths.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--questions", tiny.questions, "--prompts", 1, "--answers", tiny.new_folder()]
+    return [*words, "--lengths", 4, "--temperatures", 0.0, "--drafters", "ngram", "--beams", "1x3"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "lengths.json")
     parser.add_argument("--model", help="the target (default: the embedded one)")
     parser.add_argument("--drafters", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--beams", nargs="+", default=["16x5:63"], metavar="WxL:N")
-    parser.add_argument("--prompts", type=int, default=80, help="questions, spread over the file (default 80)")
+    parser.add_argument(
+        "--prompts", type=int, default=80, help="number of questions, spread over the file (default 80)"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--answers", type=Path, required=True, help="a folder; answers are written there once")
-    args = parser.parse_args()
+    parser.add_argument("--answers", type=Path, required=True, help="folder to which the answers are written once")
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     target = load_target(args.model)
     rows: list[dict[str, Any]] = []
     for temperature in args.temperatures:
-        texts = written(target, args.questions, max(args.lengths), temperature, args.answers, args.prompts)
+        texts = write_answers(target, args.questions, max(args.lengths), temperature, args.answers, args.prompts)
         for name in args.drafters:
             drafter = resolve_drafter(name, target)
             for beam in args.beams:
                 shape = Shape.of(beam)
                 for length in args.lengths:
-                    cut = upto(texts, length)
-                    along = read_along(target, drafter.layers, cut)
-                    walked = sum((w for a in along for w in a.walk(drafter, shape)), Walked(0, 0, (0,) * shape.length))
+                    cut = truncate(texts, length)
+                    found = simulate(target, drafter, cut, shape)
                     rows.append(
                         {
                             "drafter": Path(name).name,
@@ -59,7 +72,7 @@ def main() -> None:
                             "temperature": temperature,
                             "length": length,
                             "answers": len(cut),
-                            "tokens_per_step": walked.tokens_per_step,
+                            "tokens_per_step": found.tokens_per_step,
                         }
                     )
                     print(json.dumps(rows[-1]), flush=True)

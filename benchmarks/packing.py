@@ -1,35 +1,47 @@
-"""How much dynamic tree attention saves: tokens of real beams before and after packing.
+"""How much packing a beam into a tree saves: tokens of real beams before and after packing.
 
-The default target drafts for itself with beam search at every step of its own greedy answers. Each
-final beam, W candidates of L tokens, is packed as in the papers and compared with the W·L tokens it
-came as. Beside it: the same number of nodes, but the most probable of all the search visited.
+    python benchmarks/packing.py
+
+The target drafts for itself with beam search at every step of its own greedy answers. Each final beam, W candidates of
+L tokens, is packed as in the papers and compared with its W·L tokens. For comparison, a second run verifies the same
+number of nodes, but takes the most probable of all nodes that the search visited.
 """
 
-from dataclasses import dataclass, field
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/packing.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 
-from common import arguments, first_turns
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
 from redrafter import Engine, Shape, load
-from redrafter.config import RuleConfig
-from redrafter.core.accept import accept_seeded
 from redrafter.core.beam import candidates, visited_nodes
-from redrafter.core.rules import BeamRule, BeamSearch, make_rule
+from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.tree import Tree, pack, pack_beam
-from redrafter.drafters import ModelDrafter
+from redrafter.drafters.causal_lm import CausalLMState, ModelDrafter
 from redrafter.results import check_new, write_results
+from redrafter.targets import Target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordingSearch(BeamSearch):
-    """Packs final beams (the papers' way) or, given a budget, visited nodes; remembers the sizes."""
+    """A beam search that packs final beams (as in the papers) or, given a budget, the best visited nodes."""
 
-    budget: int | None = None
+    budget: int | None
     sizes: list[int] = field(default_factory=list)
+    """Receives the number of nodes of each packed tree, without the root."""
 
-    def tree(self, advance, state, last, token_ids=None) -> Tree:
+    def tree(self, advance: Any, state: Any, last: Tensor, token_ids: Tensor | None = None) -> Tree:
         beam = self.beam(advance, state, last, token_ids)
         if self.budget is None:
             tree, _ = pack_beam(candidates(beam), last)
@@ -39,39 +51,46 @@ class RecordingSearch(BeamSearch):
         return tree
 
 
-@dataclass(frozen=True)
-class RecordingRule(BeamRule):
-    budget: int | None = None
-    sizes: list[int] = field(default_factory=list)
+class RecordingDrafter(ModelDrafter):
+    """The target as its own draft model, which drafts with a `RecordingSearch`."""
 
-    def search(self, sampling, seeds, lengths) -> RecordingSearch:
-        plain = super().search(sampling, seeds, lengths)
-        return RecordingSearch(plain.shape, plain.sampling, plain.noise, self.budget, self.sizes)
+    def __init__(self, target: Target, budget: int | None) -> None:
+        super().__init__(target, target)
+        self.budget = budget
+        self.sizes: list[int] = []
+
+    def draft(self, state: CausalLMState, last: Tensor, search: Search) -> Tree:
+        assert isinstance(search, BeamSearch)
+        given = {f.name: getattr(search, f.name) for f in fields(search)}
+        return super().draft(state, last, RecordingSearch(**given, budget=self.budget, sizes=self.sizes))
 
 
 def measure(
-    target, shape: Shape, prompts: list, tokens: int, budget: int | None, label: str
+    target: Target, shape: Shape, prompts: list[Any], tokens: int, budget: int | None, label: str
 ) -> tuple[list[int], float]:
-    """Sizes of all trees on the way, and tokens/step."""
-    engine = Engine(target, ModelDrafter(target, target), shape=shape)
-    plain = make_rule(RuleConfig(), shape, target.vocab_size, target.dtype)
-    assert isinstance(plain, BeamRule)
-    engine.rule = rule = RecordingRule(plain.config, shape, plain.vocab_size, plain.dtype, accept_seeded, budget)
+    """Return the sizes of all trees, and tokens/step."""
+    drafter = RecordingDrafter(target, budget)
+    engine = Engine(target, drafter, shape=shape)
     done = [c for p in track(prompts, label) for c in engine.generate([p], max_new_tokens=tokens)]
-    return rule.sizes, sum(len(c.tokens) - 1 for c in done) / sum(c.stats.steps for c in done)
+    return drafter.sizes, sum(len(c.tokens) - 1 for c in done) / sum(c.stats.steps for c in done)
 
 
-def main() -> None:
-    parser = arguments(__doc__ or "", "packing.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    return ["--model", tiny.model, "--questions", tiny.questions, "--prompts", 1, "--tokens", 4, "--widths", 2]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "packing.json")
+    parser.add_argument("--model", help="the target (default: the embedded model)")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--widths", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--length", type=int, default=5)
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    target = load(drafter=None).target
+    target = load(args.model, drafter=None).target
     prompts = first_turns(args.questions, args.prompts)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for width in args.widths:
         shape = Shape(width=width, length=args.length)
         sizes, per_step = measure(target, shape, prompts, args.tokens, None, f"W={width}, final beams")
@@ -92,19 +111,17 @@ def main() -> None:
                 "steps": len(sizes),
             }
         )
-    table = Table(title="beams of the default target, drafting for itself")
-    columns = (
-        "W×L",
-        "tokens before",
-        "after (p1, mean, p99)",
-        "saved",
-        "tokens/step",
-        "same nodes, best of all visited",
-    )
+    Console().print(table(rows, target.name))
+    write_results(args.save, {f"saved_w{r['width']}": r["saved"] for r in rows}, rows)
+
+
+def table(rows: list[dict[str, Any]], name: str) -> Table:
+    made = Table(title=f"beams of {name}, drafting for itself")
+    columns = ("W×L", "tokens", "nodes (p1, mean, p99)", "saved", "tokens/step", "tokens/step, best visited nodes")
     for column in columns:
-        table.add_column(column, justify="right")
+        made.add_column(column, justify="right")
     for r in rows:
-        table.add_row(
+        made.add_row(
             f"{r['width']}×{r['length']}",
             str(r["before"]),
             f"{r['after_p1']}, {r['after_mean']:.1f}, {r['after_p99']}",
@@ -112,8 +129,7 @@ def main() -> None:
             f"{r['tokens_per_step']:.2f}",
             f"{r['tokens_per_step_same_nodes_by_score']:.2f}",
         )
-    Console().print(table)
-    write_results(args.save, {f"saved_w{r['width']}": r["saved"] for r in rows}, rows)
+    return made
 
 
 if __name__ == "__main__":

@@ -1,19 +1,27 @@
-"""Acceptance rules over temperatures (arXiv v1, Table 2): tokens/step, and what each does to the text.
+"""Acceptance rules at several temperatures (arXiv v1, Table 2): tokens/step and the likelihood of the texts.
 
     python benchmarks/rules.py
 
-Quality is what can be computed offline: the mean log-probability per token that the target itself gives the text, at
-temperature 1. A lossless rule must give what plain sampling gives, within the spread over texts; `seeded` must give the
-very texts. `typical` is lossy: it prefers probable tokens, so its texts may be more probable than the target's own.
+Quality is measured as the mean log-probability per token that the target gives the text at temperature 1. A lossless
+rule must match plain sampling within the spread over texts; `seeded` must write the same texts. `typical` is lossy: it
+prefers probable tokens, so its texts may have a higher likelihood than those of plain sampling.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/rules.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from common import arguments, first_turns
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import RuleConfig, Shape
 from redrafter.engine import Engine
 from redrafter.engine.request import Completion
@@ -26,7 +34,7 @@ TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @torch.no_grad()
 def log_likelihood(target: Target, prompt: list[int], tokens: list[int]) -> float:
-    """Mean log-probability of the tokens after the prompt."""
+    """Return the mean log-probability of `tokens` after `prompt`."""
     whole = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target.model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     own = logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])
@@ -34,7 +42,10 @@ def log_likelihood(target: Target, prompt: list[int], tokens: list[int]) -> floa
 
 
 def contenders(target: Target, drafter: Any, beam: str) -> dict[str, Engine]:
-    """All verify about as many nodes; rejection draws a fixed tree, three children at first and a chain below each."""
+    """Return an engine per rule, all with about as many nodes.
+
+    `rejection` samples a fixed tree: three children of the root, and a chain below each.
+    """
     shape = Shape.of(beam)
     branching = (3, *[1] * (shape.length - 1)) if shape.budget >= 2 * shape.length else (1,) * shape.length
     rules = {
@@ -46,8 +57,13 @@ def contenders(target: Target, drafter: Any, beam: str) -> dict[str, Engine]:
     return {"plain": made["seeded"].plain()} | made
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "rules.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--device", "cpu", "--questions", tiny.questions]
+    return [*words, "--prompts", 1, "--tokens", 4, "--temperatures", 0.7]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "rules.json")
     parser.add_argument("--model", help="the target (default: the embedded one)")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--device")
@@ -56,7 +72,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--temperatures", type=float, nargs="+", default=list(TEMPERATURES))
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     target = load_target(args.model, device=args.device)
     engines = contenders(target, resolve_drafter(args.drafter, target), args.beam)
@@ -65,24 +81,24 @@ def main() -> None:
     headline: dict[str, float] = {}
     for temperature in args.temperatures:
         texts: dict[str, list[Completion]] = {}
-        own: list[float] = []  # plain decoding's, the first
+        plain: list[float] = []  # of plain decoding, which runs first
         for name, engine in engines.items():
             seeds = list(range(len(prompts)))
-            options = {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seeds}
+            options: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seeds}
             done = texts[name] = engine.generate(prompts, batch_size=args.batch, **options)
-            worth = [log_likelihood(target, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
-            own = own or worth
-            apart = [a - b for a, b in zip(worth, own, strict=True)]
-            row = {
+            likelihoods = [log_likelihood(target, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
+            plain = plain or likelihoods
+            gains = [a - b for a, b in zip(likelihoods, plain, strict=True)]
+            row: dict[str, Any] = {
                 "rule": name,
                 "temperature": temperature,
                 "beam": args.beam,
                 "lossless": engine.rule_config.lossless,
                 "texts": len(done),
                 "tokens_per_step": sum(len(c.tokens) - 1 for c in done) / max(1, sum(c.stats.steps for c in done)),
-                "log_likelihood": statistics.fmean(worth),
-                "more_than_plain": statistics.fmean(apart),
-                "standard_error": statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0,
+                "log_likelihood": statistics.fmean(likelihoods),
+                "more_than_plain": statistics.fmean(gains),
+                "standard_error": statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0,
                 "equal_to_plain": sum(a.tokens == b.tokens for a, b in zip(done, texts["plain"], strict=True)),
             }
             rows.append(row)

@@ -1,38 +1,44 @@
-"""`redrafter bench serve` against a server that this script starts: on a GPU a small model at a large model's cost.
+"""Run `redrafter bench serve` against a server that this script starts, on a GPU with a widened model.
 
     python benchmarks/serve.py --save benchmarks/results/serve_cpu.json
     python benchmarks/serve.py --shape vicuna-7b --save benchmarks/results/serve_gpu.json
 
-The server lives in this process, the client in another one, and they meet over HTTP. The client saves after each load;
-at the end the server's own measurements (what a step costs by rows and shape) are added to the file.
+The server runs in this process, the client in another one; they communicate over HTTP. The client saves its results
+after each load. At the end, the server's measurements (the cost of a step by rows and shape) are added to the file.
 """
 
-import os
+import sys
+from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the commands have it; read when torch is first imported
+if not __package__:  # run as `python benchmarks/serve.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the CLI; read when torch is first imported
 
 import argparse
 import json
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import QUESTIONS
-from redrafter.cli.serve import measured
+from benchmarks.common import QUESTIONS, bare_arguments, parse
+from benchmarks.smoke import TinyFiles
+from benchmarks.widen.load import load_wide
 from redrafter.config import SamplingParams, Shape
 from redrafter.engine import Engine, load
-from redrafter.engine.profile import Profile, key_of
 from redrafter.results import check_new, command
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.costs import Costs
-from redrafter.serve.measure import prepare
-from redrafter.serve.server import Server, build, ladder, make_pool
-from wide import load_wide
+from redrafter.serve.server import Server, build, ladder, make_batch
+from redrafter.tuning.batch_cost import measure_profile, warm_up
+from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import profile_key
 
 BEGAN = time.perf_counter()
 
@@ -43,7 +49,7 @@ def say(what: str) -> None:
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
     if args.shape is None:
-        # A given shape, whichever: what `redrafter tune` found for one row must not take the drafter away.
+        # An explicit shape, so that a profile of `redrafter tune` cannot turn drafting off.
         engine = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=Shape())
         return engine, Path(engine.target.name).name
     target, drafter, label = load_wide(args.shape, drafter_budget=args.drafter or "120M", model=args.model)
@@ -51,12 +57,12 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
 
 
 def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
-    """A server that runs, what it measured before, and what figures made with it are called."""
+    """Return a server, the profile it measured, and the label of its figures."""
     say("loading")
     engine, label = make_engine(args)
     config = ServeConfig(rows=args.rows, context=args.context, queue=512, name="target")
     shapes = ladder(engine)
-    pool = make_pool(engine, config, shapes)
+    batch = make_batch(engine, config, shapes)
     say("measuring steps")
     last = [""]
 
@@ -65,16 +71,16 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
             say(f"{what}: {done} of {total}")
         last[0] = what
 
-    profile = measured(engine, pool, shapes, key_of(engine.target, engine.drafter, engine.runtime), report)
-    for row in profile.stepped:
-        if row.batch in (1, args.rows) or torch.cuda.is_available():
-            say(f"{row.batch} rows, {row.shape}: {row.ms:.2f} ms")
-    costs = Costs(profile)
+    profile = measure_profile(engine, batch, shapes, profile_key(engine.target, engine.drafter, engine.runtime), report)
+    for row in profile.step_costs:
+        if row.rows in (1, args.rows) or torch.cuda.is_available():
+            say(f"{row.rows} rows, {row.shape}: {row.ms:.2f} ms")
+    chooser = ShapeChooser(profile)
     kinds = [SamplingParams(temperature=args.temperature)]
-    if pool.recorded:
-        prepare(pool, costs.shapes, kinds, report)
-    say(f"chosen: {[(c.batch, c.shape and c.shape.budget) for c in profile.choices]}")
-    server = Server(build(engine, pool, costs, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
+    if batch.recorded:
+        warm_up(batch, chooser.shapes, kinds, report)
+    say(f"chosen: {[(c.rows, c.shape and c.shape.budget) for c in profile.best_shapes]}")
+    server = Server(build(engine, batch, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label
 
 
@@ -97,11 +103,17 @@ def client(args: argparse.Namespace, url: str, label: str) -> int:
     return subprocess.run([sys.executable, "-m", "redrafter.cli.main", "bench", "serve", *words, *loads]).returncode
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", help="the large model whose cost is paid, e.g. vicuna-7b (default: as it is)")
-    parser.add_argument("--model", help="the small model (default: the embedded one)")
-    parser.add_argument("--drafter", help="a drafter, or with --shape the size it is widened to (default 120M)")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
+    words += ["--rows", 2, "--context", 256, "--concurrency", 1, "--tokens", 4, "--rounds", 1, "--answers", 1]
+    return [*words, "--least", 1, "--save", tiny.new_folder() / "serve.json"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = bare_arguments(__doc__)
+    parser.add_argument("--shape", help="shape of the widened target, e.g. vicuna-7b (default: not widened)")
+    parser.add_argument("--model", help="the small target (default: the embedded model)")
+    parser.add_argument("--drafter", help="drafter folder, or with --shape its budget (default 120M)")
     parser.add_argument("--runtime", default="auto", help="compiled, graphs or eager")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--context", type=int, default=1024)
@@ -110,12 +122,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--answers", type=int, default=2)
     parser.add_argument("--least", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=60, help="no further round of a load after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="start no further round of a load after this many seconds"
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     server, profile, label = serve(args)
     thread = threading.Thread(target=server.run)
@@ -134,14 +148,15 @@ def main() -> None:
         made = json.loads(args.save.read_text())
         made["command"] = command()
         made["rows"] += [
-            {"part": "step", "rows": s.batch, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.stepped
+            {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs
         ]
         made["rows"] += [
-            {"part": "choice", "rows": c.batch, "shape": c.shape and vars(c.shape)} for c in profile.choices
+            {"part": "choice", "rows": c.rows, "shape": c.shape and vars(c.shape)} for c in profile.best_shapes
         ]
         args.save.write_text(json.dumps(made, indent=1) + "\n")
     say("done")
-    sys.exit(status)
+    if status:
+        sys.exit(status)
 
 
 if __name__ == "__main__":

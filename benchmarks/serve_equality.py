@@ -1,25 +1,33 @@
-"""Many requests at once against each alone: the real model, mixed parameters, some cancelled.
+"""Compare answers written under load with plain decoding of each request alone: mixed parameters, some cancelled.
 
     python benchmarks/serve_equality.py
 
-Every answer that was finished under load is compared with what plain decoding writes for that request alone; where two
-tokens were tied to within rounding, that is said.
+Every answer finished under load is compared with plain decoding of the same request. Differences at a numerical tie are
+counted separately.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/serve_equality.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from common import arguments, first_turns
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.costs import Costs
-from redrafter.serve.job import Job, Told
-from redrafter.serve.server import build, ladder, make_pool
+from redrafter.serve.job import Event, Job
+from redrafter.serve.server import build, ladder, make_batch
+from redrafter.tuning.chooser import ShapeChooser
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -33,41 +41,52 @@ KINDS: list[dict[str, Any]] = [
 SYSTEM = {"role": "system", "content": "You are a helpful assistant who answers briefly and to the point."}
 
 
-class Ladder(Costs):
-    """All shapes in turn, by the number of rows: here it is equality that counts, not speed."""
+class EveryShape(ShapeChooser):
+    """Chooses the shapes in turn by the number of rows: this script tests equality, not speed."""
 
     def __init__(self, shapes: list[Shape]) -> None:
         super().__init__(None)
-        self.shapes = [*shapes, None]
+        self.all: list[Shape | None] = [*shapes, None]
 
     def choose(self, rows: int) -> Shape | None:
-        return self.shapes[rows % len(self.shapes)]
+        return self.all[rows % len(self.all)]
+
+    def shapes(self, rows: int) -> list[Shape | None]:
+        return [self.choose(rows)]
 
 
-def main() -> None:
-    parser = arguments(__doc__ or "", "serve_equality.json")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
+    return [*words, "--requests", 4, "--tokens", 6, "--rows", 2, "--seconds", 0.1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "serve_equality.json")
+    parser.add_argument("--model", help="the target (default: the embedded model)")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--seconds", type=float, default=60, help="cancel within this time (default 60)")
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--cancelled", type=float, default=0.2, help="share of the requests")
-    args = parser.parse_args()
+    parser.add_argument("--cancelled", type=float, default=0.2, help="share of requests to cancel")
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    engine = load(shape=Shape())
+    engine = load(args.model, args.drafter, shape=Shape())
     shapes = ladder(engine)
     config = ServeConfig(rows=args.rows, context=1024, queue=2 * args.requests)
-    scheduler = build(engine, make_pool(engine, config, shapes), Ladder(shapes), config).scheduler
+    scheduler = build(engine, make_batch(engine, config, shapes), EveryShape(shapes), config).scheduler
     chance = random.Random(0)
-    requests, jobs, told = [], [], []
+    requests, jobs, answers = [], [], []
     for i, messages in enumerate(first_turns(args.questions, args.requests)):
         prompt = [SYSTEM, *messages] if i % 2 else messages
         options = KINDS[i % len(KINDS)] | {"max_new_tokens": chance.randint(4, args.tokens), "seed": i}
         requests += engine.requests([prompt], **options)
         tokens: list[int] = []
-        told.append(tokens)
+        answers.append(tokens)
 
-        def listener(heard: Told, tokens: list[int] = tokens) -> None:
-            if heard.part is not None:
-                tokens += heard.part.tokens
+        def listener(event: Event, tokens: list[int] = tokens) -> None:
+            if event.part is not None:
+                tokens += event.part.tokens
 
         jobs.append(Job(requests[-1], listener, tokenizer=engine.target.tokenizer, drafts=chance.random() < 0.85))
     scheduler.start()
@@ -75,25 +94,25 @@ def main() -> None:
         scheduler.submit([job])
     for job in jobs:
         if chance.random() < args.cancelled:
-            threading.Timer(chance.random() * 60, scheduler.cancel, [[job]]).start()
+            threading.Timer(chance.random() * args.seconds, scheduler.cancel, [[job]]).start()
     while not scheduler.idle:
         time.sleep(0.2)
     scheduler.stop()
-    assert scheduler.pool.free == args.rows
+    assert scheduler.batch.free == args.rows
     plain = engine.plain()
     equal = ties = 0
-    rows = []
-    finished = [i for i, job in enumerate(jobs) if job.host.finish_reason is not None]
+    rows: list[dict[str, Any]] = []
+    finished = [i for i, job in enumerate(jobs) if job.writer.finish_reason is not None]
     for i in finished:
         alone = plain.complete([requests[i]])[0].tokens
-        found = explain(engine.target, requests[i], alone, told[i]) if alone != told[i] else None
-        equal += alone == told[i]
+        found = explain(engine.target, requests[i], alone, answers[i]) if alone != answers[i] else None
+        equal += alone == answers[i]
         ties += found is not None and found.is_tie
-        rows.append({"request": i, "kind": i % len(KINDS), "tokens": len(told[i]), "equal": alone == told[i]})
+        rows.append({"request": i, "kind": i % len(KINDS), "tokens": len(answers[i]), "equal": alone == answers[i]})
         if found is not None:
             rows[-1] |= {"token": found.index, "gap": found.gap, "tie": found.is_tie}
     metrics = scheduler.metrics
-    headline = {
+    headline: dict[str, float] = {
         "requests": len(jobs),
         "finished": len(finished),
         "cancelled": metrics.finished["cancelled"],

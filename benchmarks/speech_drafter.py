@@ -1,26 +1,35 @@
-"""Make a speech drafter for Whisper tiny.en out of synthetic speech, on a CPU, in minutes.
+"""Train a speech drafter for Whisper tiny.en on synthetic speech, on a CPU, in minutes.
 
     pip install 'redrafter[speech]' espeakng-loader
     python benchmarks/speech_drafter.py --text book.txt --out my-drafter
 
-espeak-ng reads sentences of a book aloud in many voices, the target writes down what it hears, and some of its decoder
-layers learn that; with `--kind recurrent`, a recurrent drafter on the decoder's last hidden state does.
+espeak-ng speaks sentences of a book in many voices, and the target transcribes the speech. The drafter is a copy of
+some decoder layers, trained on the transcripts; with `--kind recurrent`, a recurrent drafter on the decoder's last
+hidden state.
 """
 
-import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/speech_drafter.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import ctypes
 import random
 import re
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from benchmarks.common import bare_arguments, parse
+from benchmarks.smoke import QUESTIONS, TinyFiles, tones
+from benchmarks.training.speech import distill, distill_recurrent, speech_examples
 from redrafter.drafters import speech
 from redrafter.engine.speech import load_speech
 from redrafter.interop.wav import RATE, resample
 from redrafter.results import check_new
-from redrafter.train.speech import distill, distill_recurrent, lessons
 
 VOICES = [
     f"{accent}+{voice}"
@@ -28,11 +37,11 @@ VOICES = [
     for voice in ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4")
 ]
 SYNCHRONOUS, SPEED, PITCH, CHARACTER, UTF8 = 2, 1, 3, 1, 1
-"""Numbers of espeak-ng's interface."""
+"""Constants of espeak-ng's C interface."""
 
 
 class Voice:
-    """espeak-ng through its C interface: samples come in pieces, by a callback."""
+    """Speech synthesis by espeak-ng, which returns samples piece by piece through a callback."""
 
     def __init__(self) -> None:
         import espeakng_loader
@@ -42,10 +51,10 @@ class Voice:
         self.rate = self.library.espeak_Initialize(SYNCHRONOUS, 0, data.encode(), 0)
         self.pieces: list[bytes] = []
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-        self.callback = kind(self._take)  # kept: espeak-ng holds no reference
+        self.callback = kind(self._take)  # keep a reference: espeak-ng holds none
         self.library.espeak_SetSynthCallback(self.callback)
 
-    def _take(self, samples, count, _) -> int:
+    def _take(self, samples: Any, count: int, _: Any) -> int:
         if samples and count > 0:
             self.pieces.append(ctypes.string_at(samples, 2 * count))
         return 0
@@ -62,19 +71,23 @@ class Voice:
         return resample(sound, self.rate)
 
 
-def windows(text: str, count: int, seed: int) -> list[torch.Tensor]:
-    """Sentences in a row by one voice each, 4 to 28 seconds, with pauses and some hiss."""
-    chance, voice = random.Random(seed), Voice()
+Say = Callable[[str, str, int, int], torch.Tensor]
+"""Text, voice, speed and pitch -> samples at 16 kHz."""
+
+
+def windows(text: str, count: int, seed: int, say: Say) -> list[torch.Tensor]:
+    """Make windows of 4 to 28 seconds: consecutive sentences by one voice, with pauses and background noise."""
+    chance = random.Random(seed)
     torch.manual_seed(seed)
     sentences = [s for s in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if 12 < len(s) < 260]
     at = chance.randrange(len(sentences))
     made: list[torch.Tensor] = []
     while len(made) < count:
         want = chance.uniform(4, 28) * RATE
-        who, speed, pitch = chance.choice(VOICES), chance.randrange(130, 190), chance.randrange(30, 70)
+        voice, speed, pitch = chance.choice(VOICES), chance.randrange(130, 190), chance.randrange(30, 70)
         sound = torch.zeros(0)
         while len(sound) < want:
-            more = voice.say(sentences[at % len(sentences)], who, speed, pitch)
+            more = say(sentences[at % len(sentences)], voice, speed, pitch)
             at += 1
             if len(sound) + len(more) > 29 * RATE:
                 break
@@ -85,37 +98,56 @@ def windows(text: str, count: int, seed: int) -> list[torch.Tensor]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="a book in English, plain text")
+def say_tones(text: str, voice: str, speed: int, pitch: int) -> torch.Tensor:  # noqa: ARG001
+    """Replace espeak-ng in smoke runs."""
+    return tones(len(text) / 40)
+
+
+def smoke(tiny: TinyFiles) -> list[object]:
+    text = tiny.new_folder() / "book.txt"
+    text.write_text(" ".join(QUESTIONS))
+    words = ["--model", tiny.whisper, "--text", text, "--out", tiny.new_folder()]
+    return [*words, "--layers", 0, "--guessable", 64, "--windows", 4, "--updates", 2]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = bare_arguments(__doc__)
+    parser.add_argument("--model", type=Path, help="Whisper folder (default: the installed tiny.en)")
+    parser.add_argument("--text", type=Path, required=True, help="English book, plain text")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafter")
     parser.add_argument("--kind", choices=["layers", "recurrent"], default="layers")
-    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="decoder layers it begins with")
-    parser.add_argument("--guessable", type=int, default=8192, help="it guesses among this many token ids")
-    parser.add_argument("--windows", type=int, default=280, help="pieces of speech to learn from")
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="decoder layers to copy")
+    parser.add_argument("--guessable", type=int, default=8192, help="size of the draft vocabulary")
+    parser.add_argument("--windows", type=int, default=280, help="number of speech windows to train on")
     parser.add_argument("--updates", type=int, default=240)
-    parser.add_argument("--bf16", action="store_true", help="products in bf16: faster on a CPU that has AMX")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16: faster on a CPU with AMX")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     args.out.mkdir(parents=True, exist_ok=True)
     check_new(args.out / "config.json")
-    transcriber = load_speech(drafter="none", dtype="bf16" if args.bf16 else None)
+    transcriber = load_speech(args.model, drafter="none", dtype="bf16" if args.bf16 else None)
     began = time.perf_counter()
-    spoken = windows(args.text.read_text(), args.windows, args.seed)
+    say: Say = say_tones if args.smoke else Voice().say
+    spoken = windows(args.text.read_text(), args.windows, args.seed, say)
     print(f"{sum(map(len, spoken)) / RATE / 60:.0f} minutes of speech, {time.perf_counter() - began:.0f} s")
     data = []
-    for lesson in lessons(transcriber, spoken):
-        data.append(lesson)
+    for example in speech_examples(transcriber, spoken):
+        data.append(example)
         if len(data) % 40 == 0:
-            print(f"{len(data)} windows written down, {time.perf_counter() - began:.0f} s", flush=True)
-    target = load_speech(drafter="none").target
+            print(f"{len(data)} windows transcribed, {time.perf_counter() - began:.0f} s", flush=True)
+    target = load_speech(args.model, drafter="none").target
 
     def report(update: int, loss: float) -> None:
         if update % 20 == 0:
             print(f"update {update}: loss {loss:.2f}, {time.perf_counter() - began:.0f} s", flush=True)
 
     if args.kind == "recurrent":
-        options = {"guessable": args.guessable, "updates": args.updates, "seed": args.seed, "report": report}
+        options: dict[str, Any] = {
+            "guessable": args.guessable,
+            "updates": args.updates,
+            "seed": args.seed,
+            "report": report,
+        }
         drafter = distill_recurrent(target, data, **options)
         drafter.save(args.out, target, storage="int8")
         return

@@ -1,13 +1,19 @@
-"""The drafter inside vLLM on a CPU: texts against vLLM's own plain ones, tokens/step against our own engine's chain.
+"""The drafter inside vLLM on a CPU: texts compared with plain vLLM, tokens/step with redrafter's engine.
 
-    .venv-vllm/bin/python benchmarks/vllm_cpu.py          (`make vllm` makes that environment)
+    .venv-vllm/bin/python benchmarks/vllm_cpu.py          (`make setup-vllm` makes that environment)
 
-Parts: `turns` (MT-Bench's first turns, no prefix cache), `mixed` (32 requests at once, of mixed lengths, many with the
-same beginning, prefix cache on), `ranks` (both again on two tensor-parallel ranks, of a twin whose heads can be split),
-`speed` (plain and speculative taking turns, text by text and eight at once). tokens/step is (tokens - 1 of each text) /
-drafts, the drafts counted by vLLM; its own formula, 1 + accepted / drafts, also counts what was accepted past a text's
-end, and so does `uncut` here.
+Parts: `turns` (MT-Bench's first turns, no prefix cache), `mixed` (32 concurrent requests of mixed lengths, many with a
+common prefix, prefix cache on), `ranks` (both again on two tensor-parallel ranks, with a copy of the model whose heads
+can be split), `speed` (plain and speculative decoding taking turns, one text at a time and eight at once). tokens/step
+is the sum of (tokens - 1) over all texts, divided by the number of drafts that vLLM counted. vLLM's own formula,
+1 + accepted / drafts, also counts tokens accepted past the end of a text, and so does `uncut` here.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/vllm_cpu.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import contextlib
 import copy
@@ -16,17 +22,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB for each rank
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as our commands do, for all contenders
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the CLI, for all contenders
 
 import torch
 
 import redrafter
-from common import arguments
+from benchmarks.common import arguments, parse
+from benchmarks.smoke import TinyFiles
 from redrafter import Shape
 from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
@@ -35,7 +41,7 @@ from redrafter.targets.default import default_model
 
 PROPOSER = "redrafter.interop.vllm.Proposer"
 PARTS = ("turns", "mixed", "ranks", "speed")
-BEGINNINGS = [
+PREFIXES = [
     "You are a careful assistant. Read the question twice, think about what is really asked, and answer it in plain "
     "words, without lists, in as few sentences as you can. If you do not know something, say so; never make it up. "
     * 2,
@@ -45,7 +51,7 @@ BEGINNINGS = [
 
 
 def twelve_heads(folder: Path) -> Path:
-    """The default model with a fourth group of heads that adds zero: its 9 heads cannot be split over two ranks."""
+    """Save the default model with a fourth group of heads that adds zero: 9 heads cannot be split over two ranks."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     small = AutoModelForCausalLM.from_pretrained(default_model(), dtype=torch.float32)
@@ -68,14 +74,14 @@ def twelve_heads(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def engine(depth: int, model: Path | None = None, **options: Any) -> Iterator[Any]:
-    """A vLLM of the default model, with our drafter unless `depth` is 0; its processes end with the block."""
+    """Start vLLM with the default model, and with our drafter unless `depth` is 0; stop it when the block ends."""
     from vllm import LLM
 
     if depth:
         options["speculative_config"] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": depth}
     usual = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "enable_prefix_caching": False}
     cores = sorted(os.sched_getaffinity(0))
-    if options.get("tensor_parallel_size", 1) == 2:  # vLLM itself shares out NUMA nodes, of which there may be one
+    if options.get("tensor_parallel_size", 1) == 2:  # vLLM assigns NUMA nodes, and there may be only one
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{_list(cores[: len(cores) // 2])}|{_list(cores[len(cores) // 2 :])}"
     else:
         os.environ.pop("VLLM_CPU_OMP_THREADS_BIND", None)
@@ -91,7 +97,7 @@ def _list(cores: Sequence[int]) -> str:
 
 
 def write(llm: Any, prompts: Sequence[list[int]], tokens: Sequence[int]) -> list[list[int]]:
-    """Greedy texts of at most so many tokens each, all requests at once."""
+    """Write greedy texts of at most `tokens` tokens each, all requests at once."""
     from vllm import SamplingParams
 
     params = [SamplingParams(temperature=0.0, max_tokens=n) for n in tokens]
@@ -100,7 +106,7 @@ def write(llm: Any, prompts: Sequence[list[int]], tokens: Sequence[int]) -> list
 
 
 def counted(llm: Any) -> dict[str, int]:
-    """vLLM's own counters of speculative decoding and of preempted requests."""
+    """Read vLLM's counters of speculative decoding and of preempted requests."""
     wanted = {
         "vllm:spec_decode_num_drafts": "drafts",
         "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -126,7 +132,7 @@ def figures(texts: Sequence[list[int]], counts: dict[str, int]) -> dict[str, flo
 
 
 def compare(own: redrafter.Engine, prompts: Sequence[list[int]], plain: Any, other: Any) -> dict[str, Any]:
-    """How many texts are equal; whether those that are not part at a numerical tie."""
+    """Count equal texts, and differences at a numerical tie and elsewhere."""
     requests = own.requests(list(prompts), max_new_tokens=1)
     found = [explain(own.target, r, a, b) for r, a, b in zip(requests, plain, other, strict=True)]
     apart = [(i, d) for i, d in enumerate(found) if d is not None]
@@ -140,10 +146,10 @@ def compare(own: redrafter.Engine, prompts: Sequence[list[int]], plain: Any, oth
 
 
 def own_chain(own: redrafter.Engine, prompts: Sequence[list[int]], tokens: int, batch: int = 8) -> dict[str, float]:
-    """Our engine's chain on the same prompts; `uncut` counts a text's last step whole, as vLLM's metrics do."""
+    """Return tokens/step of redrafter's engine with a chain; `uncut` counts a text's last step in full, as vLLM."""
     steps, gained, whole = 0, 0, 0
     for i in range(0, len(prompts), batch):
-        # As far as the longest last step can reach past the end.
+        # The last step can reach this far past the end.
         longer = own.requests(list(prompts[i : i + batch]), max_new_tokens=tokens + own.shape.length)
         for done in own.complete(longer):
             so_far = 1
@@ -162,14 +168,14 @@ def turns(own: redrafter.Engine, questions: Path, count: int | None) -> list[lis
 
 
 def mixed(own: redrafter.Engine, questions: Path, count: int = 32) -> tuple[list[list[int]], list[int]]:
-    """Requests of very different lengths; two of three share a beginning of several cache blocks."""
+    """Return requests of very different lengths; two of three share a prefix of several cache blocks."""
     texts = [q.text for q in read_questions(questions, count)]
-    given = [(BEGINNINGS[i % 3] if i % 3 < 2 else "") + text for i, text in enumerate(texts)]
+    given = [(PREFIXES[i % 3] if i % 3 < 2 else "") + text for i, text in enumerate(texts)]
     return [own.encode([{"role": "user", "content": g}]) for g in given], [16 + 7 * (i % 9) for i in range(len(given))]
 
 
 def speed(plain: Any, fast: Any, prompts: Sequence[list[int]], tokens: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of either, taking turns: one request at a time, then all of them at once."""
+    """Time both, taking turns: one request at a time, then all at once."""
     rows = []
     for at_once in (1, len(prompts)):
         groups = [prompts[i : i + at_once] for i in range(0, len(prompts), at_once)]
@@ -188,19 +194,25 @@ def speed(plain: Any, fast: Any, prompts: Sequence[list[int]], tokens: int, roun
     return rows
 
 
-def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], "vllm_cpu.json")
-    parser.add_argument("--prompts", type=int, default=80, help="questions, spread over the categories")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each text, at most")
-    parser.add_argument("--depth", type=int, default=3, help="tokens guessed ahead")
-    parser.add_argument("--timed", type=int, default=8, help="questions that are timed")
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--questions", tiny.questions, "--prompts", 1, "--tokens", 4, "--timed", 1, "--rounds", 1]
+    return [*words, "--mixed", 2, "--parts", "turns", "mixed", "speed"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "vllm_cpu.json")
+    parser.add_argument("--prompts", type=int, default=80, help="number of questions, spread over the categories")
+    parser.add_argument("--tokens", type=int, default=64, help="at most this many new tokens per text")
+    parser.add_argument("--depth", type=int, default=3, help="tokens drafted per step")
+    parser.add_argument("--timed", type=int, default=8, help="number of questions to time")
+    parser.add_argument("--mixed", type=int, default=32, help="number of concurrent requests in the part `mixed`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    args = parser.parse_args()
+    args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     own = redrafter.load(device="cpu", dtype="fp32", shape=Shape(width=1, length=args.depth))
     prompts = turns(own, args.questions, args.prompts)
-    many, lengths = mixed(own, args.questions)
+    many, lengths = mixed(own, args.questions, args.mixed)
     whole = [args.tokens] * len(prompts)
     rows: list[dict[str, Any]] = []
     chain = own_chain(own, prompts, args.tokens, batch=16)

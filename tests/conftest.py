@@ -21,5 +21,5 @@ def _seeded() -> None:
 def _untuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither read nor write the user's own profiles and self-check verdicts."""
     base = tmp_path_factory.getbasetemp()
-    monkeypatch.setattr("redrafter.engine.profile.folder", lambda: base / "no-profiles")
+    monkeypatch.setattr("redrafter.tuning.store.profile_folder", lambda: base / "no-profiles")
     monkeypatch.setattr("redrafter.targets.verdicts.folder", lambda: base / "verdicts")

@@ -3,11 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from redrafter.config import Gamma, RecurrentConfig, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.errors import RedrafterError
 from redrafter.version import __version__
 
 if TYPE_CHECKING:
+    from redrafter.drafters import RecurrentConfig
     from redrafter.engine import Engine, custom_generate, load
 
 __all__ = [
@@ -28,4 +29,6 @@ def __getattr__(name: str) -> Any:
     """torch and transformers take seconds to import: only when something of the engine is asked for."""
     if name in ("Engine", "custom_generate", "load"):
         return getattr(import_module("redrafter.engine"), name)
+    if name == "RecurrentConfig":
+        return getattr(import_module("redrafter.drafters"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

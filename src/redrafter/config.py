@@ -8,12 +8,11 @@ from typing import Literal
 
 from redrafter.errors import ConfigError
 
-RuleName = Literal["seeded", "rejection", "typical"]
 GammaName = Literal["constant", "heuristic", "confidence"]
-Cell = Literal["rnn", "gated", "none"]
-FirstState = Literal["embedding", "zero", "context"]
-HeadKind = Literal["own", "tied"]
-DrafterKind = Literal["recurrent", "medusa", "eagle"]
+
+
+RULES = {"seeded": True, "rejection": True, "typical": False}
+"""The acceptance rules of `redrafter.core.rules`: name, and whether the rule is lossless."""
 
 
 def require(ok: bool, message: str) -> None:
@@ -120,7 +119,7 @@ def check_text_options(max_new_tokens: int, stop: Sequence[str] = ()) -> None:
 class RuleConfig:
     """Which acceptance rule verifies the guesses, and its constants."""
 
-    name: RuleName = "seeded"
+    name: str = "seeded"
     """`seeded` and `rejection` are lossless; `typical` is lossy."""
     branching: tuple[int, ...] = ()
     """`rejection` only: children drawn per node at each depth (empty: a chain of the beam's length)."""
@@ -130,8 +129,7 @@ class RuleConfig:
     """`typical` only."""
 
     def __post_init__(self) -> None:
-        names = ("seeded", "rejection", "typical")
-        require(self.name in names, f"rule must be one of {', '.join(names)}, got {self.name!r}")
+        require(self.name in RULES, f"rule must be one of {', '.join(RULES)}, got {self.name!r}")
         require(
             all(b >= 1 for b in self.branching),
             f"every branching factor must be at least 1, got {self.branching}",
@@ -147,7 +145,8 @@ class RuleConfig:
 
     @property
     def lossless(self) -> bool:
-        return self.name != "typical"
+        """Whether the text is the target's own: token for token (`seeded`) or in distribution (`rejection`)."""
+        return RULES[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,148 +183,3 @@ class Gamma:
         except ValueError:
             raise ConfigError(f"gamma's constant must be a number, got {text!r}") from None
         return cls(name=text)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
-    """The shape of a recurrent drafter; `config.json` of its checkpoint holds exactly this."""
-
-    vocab_size: int
-    """Size of the target's vocabulary."""
-    context_size: int
-    """Width of the context h: the target's hidden size times the number of layers read."""
-    embedding_size: int
-    """Width of the target's token embeddings."""
-    state_size: int
-    """Width of the recurrent state s."""
-    exit_size: int
-    """Width of the blocks; an input projection is used when it differs from state + context."""
-    blocks: int = 2
-    """Residual blocks between [s, h] and the head."""
-    cell: Cell = "rnn"
-    """`rnn`: s = silu(U s + W e + b); `gated`: the same, mixed with the old s by a gate; `none`: s = e + s."""
-    first_state: FirstState = "embedding"
-    """State after the last token: its `embedding`, or one cell update from `zero` or the `context`."""
-    head: HeadKind = "own"
-    """`own` weights, or `tied` to the target's output embedding through a projection."""
-    draft_vocab_size: int | None = None
-    """Guess only among this many token ids (all when not given)."""
-    layers: tuple[int, ...] = (-1,)
-    """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
-    normed: bool = False
-    """Scale hidden states, embeddings and what enters each block to unit size: layers differ by orders of magnitude."""
-    memory_heads: int = 0
-    """Heads of a memory that persists over the accepted text (0: none)."""
-    memory_size: int = 64
-    """Width of its keys and values."""
-
-    def __post_init__(self) -> None:
-        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size"))
-        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
-        require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
-        require(self.memory_size >= 1, f"memory_size must be at least 1, got {self.memory_size}")
-        for name, allowed in (
-            ("cell", ("rnn", "gated", "none")),
-            ("first_state", ("embedding", "zero", "context")),
-            ("head", ("own", "tied")),
-        ):
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        require(len(self.layers) >= 1, "layers must name at least one hidden state")
-        if self.first_state == "embedding" or self.cell == "none":
-            require(
-                self.state_size == self.embedding_size,
-                f"first_state={self.first_state}, cell={self.cell} need state_size == embedding_size, "
-                f"got {self.state_size} and {self.embedding_size}",
-            )
-
-    @property
-    def joint_size(self) -> int:
-        """Width of [s, h] and, with a memory, its reading."""
-        return self.state_size + self.context_size + self.memory_heads * self.memory_size
-
-    @property
-    def guessable(self) -> int:
-        """How many different tokens the drafter can guess."""
-        return self.draft_vocab_size or self.vocab_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class MedusaConfig:
-    """The shape of a Medusa drafter: one small network for each depth, none of which knows what another guessed."""
-
-    vocab_size: int
-    """Size of the target's vocabulary."""
-    context_size: int
-    """Width of the context h: the target's hidden size times the number of layers read."""
-    embedding_size: int
-    """Width of the target's embeddings."""
-    exit_size: int
-    """Width of the blocks."""
-    heads: int = 6
-    """How many tokens ahead it guesses: one network each."""
-    blocks: int = 1
-    """Residual blocks of each."""
-    draft_vocab_size: int | None = None
-    """Guess only among this many token ids (all when not given)."""
-    layers: tuple[int, ...] = (-1,)
-    """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
-
-    def __post_init__(self) -> None:
-        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "exit_size", "heads"))
-        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
-        require(len(self.layers) >= 1, "layers must name at least one hidden state")
-
-    @property
-    def guessable(self) -> int:
-        """How many different tokens the drafter can guess."""
-        return self.draft_vocab_size or self.vocab_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleConfig:
-    """The shape of an EAGLE drafter: one transformer layer that guesses the target's next hidden state."""
-
-    vocab_size: int
-    """Size of the target's vocabulary."""
-    context_size: int
-    """Width of the target's hidden states, which are its features."""
-    embedding_size: int
-    """Width of the target's embeddings."""
-    heads: int
-    """Attention heads."""
-    head_size: int = 64
-    """Width of each."""
-    exit_size: int
-    """Width of the layer's MLP."""
-    rotary_base: float = 10_000.0
-    """Of its rotary positions."""
-    draft_vocab_size: int | None = None
-    """Guess only among this many token ids (all when not given)."""
-    layers: tuple[int, ...] = (-1,)
-    """Always the last hidden state: the target's own head reads it."""
-
-    def __post_init__(self) -> None:
-        check_sizes(self, ("vocab_size", "context_size", "embedding_size", "exit_size", "heads", "head_size"))
-        require(self.head_size % 2 == 0, f"head_size must be even, got {self.head_size}")
-        require(self.rotary_base > 0, f"rotary_base must be positive, got {self.rotary_base}")
-        require(self.layers == (-1,), f"an EAGLE drafter reads the last hidden state, layers -1, got {self.layers}")
-
-    @property
-    def guessable(self) -> int:
-        """How many different tokens the drafter can guess."""
-        return self.draft_vocab_size or self.vocab_size
-
-
-DrafterConfig = RecurrentConfig | MedusaConfig | EagleConfig
-
-
-def check_sizes(config: DrafterConfig, names: tuple[str, ...]) -> None:
-    """What every drafter's shape must obey."""
-    for name in names:
-        require(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
-    if config.draft_vocab_size is not None:
-        require(
-            1 <= config.draft_vocab_size <= config.vocab_size,
-            f"draft_vocab_size must be in 1..{config.vocab_size}, got {config.draft_vocab_size}",
-        )

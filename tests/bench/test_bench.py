@@ -10,9 +10,9 @@ import pytest
 
 from redrafter import Engine, Shape
 from redrafter.bench import contenders, entries, formats, runs, suites
-from redrafter.bench.contenders import Answer, Ours, Task
-from redrafter.bench.entries import Place
-from redrafter.bench.runs import Run, RunConfig, read_answers
+from redrafter.bench.contenders import Ours, PromptBatch, TimedAnswer
+from redrafter.bench.entries import TargetSetup
+from redrafter.bench.runs import BenchmarkRun, RunConfig, read_answers
 from redrafter.bench.statistics import by_depth, summaries
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.errors import ConfigError, CorruptCheckpoint
@@ -134,7 +134,7 @@ def playing():
 
 
 def play(folder: Path, playing, config=CONFIG, stop_after=None):
-    run = Run(folder, config)
+    run = BenchmarkRun(folder, config)
     for number, _ in enumerate(run.play(playing, QUESTIONS, playing[0].engine), start=1):
         if number == stop_after:
             break
@@ -181,7 +181,7 @@ def test_who_is_first_changes(tmp_path, playing, monkeypatch):
 def test_other_settings_are_never_mixed(tmp_path, playing, change, message):
     play(tmp_path / "run", playing, stop_after=1)
     with pytest.raises(ConfigError, match=message):
-        Run(tmp_path / "run", replace(CONFIG, **change))
+        BenchmarkRun(tmp_path / "run", replace(CONFIG, **change))
 
 
 def test_other_code_or_hardware_is_never_mixed(tmp_path, playing, monkeypatch):
@@ -190,7 +190,7 @@ def test_other_code_or_hardware_is_never_mixed(tmp_path, playing, monkeypatch):
         changed = runs.environment() | {name: value}
         monkeypatch.setattr(runs, "environment", lambda changed=changed: changed)
         with pytest.raises(ConfigError, match=f"{name} was"):
-            Run(tmp_path / "run", CONFIG)
+            BenchmarkRun(tmp_path / "run", CONFIG)
         monkeypatch.undo()
 
 
@@ -205,7 +205,7 @@ def test_answers_of_another_run_are_noticed(tmp_path, playing):
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="neither empty nor a run"):
-        Run(tmp_path, CONFIG)
+        BenchmarkRun(tmp_path, CONFIG)
 
 
 def test_a_text_that_differs_is_told(tmp_path, playing):
@@ -266,7 +266,7 @@ def test_suites_are_found_or_asked_for(tmp_path, monkeypatch):
 
 def test_transformers_contenders_write_what_plain_decoding_writes(playing):
     target = playing[0].engine.target
-    task = Task([[3, 1, 4, 1, 5, 1, 4, 1]], [0], 0.0, 8)
+    task = PromptBatch([[3, 1, 4, 1, 5, 1, 4, 1]], [0], 0.0, 8)
     (plain,) = playing[0].answer(task)
     for options in ({}, {"prompt_lookup_num_tokens": 3}):
         theirs = contenders.Transformers("x", target.model, playing[0].engine.eos_tokens(), **options)
@@ -295,10 +295,10 @@ def test_llama_cpp_is_spoken_to_as_it_wants(playing, monkeypatch):
             yield from [7, 8, 39, 9]
 
     monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
-    place = Place(playing[0].engine.target, "", "eager")
+    place = TargetSetup(playing[0].engine.target, "", "eager")
     (_, llama) = entries.make(place, ["llama.cpp=x.gguf"], [])
-    (answer,) = llama.answer(Task([[1, 2]], [3], 0.0, 9))
-    assert answer == Answer([7, 8, 39], answer.seconds, answer.first_seconds, [0, 0])
+    (answer,) = llama.answer(PromptBatch([[1, 2]], [3], 0.0, 9))
+    assert answer == TimedAnswer([7, 8, 39], answer.seconds, answer.first_seconds, [0, 0])
     assert said == [("x.gguf", 4096), "reset", 3, ([1, 2], 0.0, 1)]
 
 
@@ -308,11 +308,11 @@ def test_llama_cpp_is_spoken_to_as_it_wants(playing, monkeypatch):
 )
 def test_contenders_that_cannot_be(playing, specs, message):
     with pytest.raises(ConfigError, match=message):
-        entries.make(Place(playing[0].engine.target, "", "eager"), specs, [])
+        entries.make(TargetSetup(playing[0].engine.target, "", "eager"), specs, [])
 
 
 def test_a_grid_of_shapes(playing):
-    place = Place(playing[0].engine.target, "", "eager")
+    place = TargetSetup(playing[0].engine.target, "", "eager")
     made = entries.make(place, ["ngram"], [Shape(width=1, length=2), Shape(width=2, length=3, nodes=4)])
     assert [c.name for c in made] == ["plain", "ngram 1x2:2", "ngram 2x3:4"]
     assert made[2].engine.shape == Shape(width=2, length=3, nodes=4)

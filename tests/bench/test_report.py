@@ -133,4 +133,4 @@ def test_a_browser_opens_it_without_errors(html, tmp_path):
 
 def test_reports_of_nothing_are_refused(tmp_path, capsys):
     assert main(["bench", "report", str(tmp_path)]) == 2
-    assert "holds no run of `redrafter bench run`" in capsys.readouterr().err
+    assert "contains no run of `redrafter bench run`" in capsys.readouterr().err

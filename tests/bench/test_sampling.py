@@ -31,7 +31,7 @@ def test_rouge_1_is_rouge_score_s():
 
 def test_word_error_rate_is_jiwer_s():
     jiwer = pytest.importorskip("jiwer")
-    references, texts = ([" ".join(quality.spoken(t)) for t in column] for column in zip(*PAIRS, strict=True))
+    references, texts = ([" ".join(quality.normalise(t)) for t in column] for column in zip(*PAIRS, strict=True))
     assert quality.word_error_rate(references, texts) == pytest.approx(jiwer.wer(references, texts))
 
 
@@ -44,7 +44,7 @@ def test_every_text_is_scored_against_its_own_reference():
     assert summaries.score([(1, "e f\0h x")]) == pytest.approx(0.75)
     assert summaries.score([(0, "e f\0g h")]) == 0.0
     speech = object.__new__(tasks.Speech)
-    speech.said = {"one.wav": "a b c", "two.wav": "d"}
+    speech.transcripts = {"one.wav": "a b c", "two.wav": "d"}
     assert speech.score([(1, "D."), (0, "a, b c"), (1, "d")]) == 0.0
     assert speech.score([(0, "a b"), (1, "d")]) == pytest.approx(1 / 4), "over all words, not over texts"
     assert speech.score([(0, "d"), (1, "a b c")]) > 1.0
@@ -76,11 +76,11 @@ def first_tokens(way, case) -> float:
 
 @pytest.mark.parametrize("name", ["baseline", "paper_exact", "fused"])
 def test_lossless_ways_have_the_target_s_distribution(name):
-    assert first_tokens(verification.ways((-1e3, 1e3))[name], many(20_000)) > 1e-3
+    assert first_tokens(verification.methods((-1e3, 1e3))[name], many(20_000)) > 1e-3
 
 
 def test_twin_the_sigmoid_is_seen_to_be_lossy():
-    assert first_tokens(verification.ways((-1e3, 1e3))["sigmoid_lossy"], many(20_000)) < 1e-9
+    assert first_tokens(verification.methods((-1e3, 1e3))["sigmoid_lossy"], many(20_000)) < 1e-9
 
 
 def test_the_batched_baseline_accepts_as_often_as_transformers_own():
@@ -104,7 +104,7 @@ class Tiny:
 
     def __init__(self):
         self.target = load_target(make_model("llama", torch.float32))
-        self.shapes, self.ways = [], []
+        self.shapes, self.methods = [], []
 
     def __len__(self):
         return len(PROMPTS)
@@ -113,7 +113,7 @@ class Tiny:
         self.shapes.append((shape.length, gamma))
         engine = Engine(self.target, ModelDrafter(self.target, self.target, gamma=gamma), shape=shape)
         engine.rule = rule(shape, self.target.vocab_size)
-        self.ways.append(engine.rule.way)
+        self.methods.append(engine.rule.method)
         done = engine.generate(PROMPTS[index], max_new_tokens=12, temperature=1.0, seed=seed)
         assert len(done.tokens) == 12
         return done.text
@@ -125,12 +125,12 @@ class Tiny:
 def test_a_table():
     """The draft model is the target: p = q, so every lossless way accepts all there is."""
     task = Tiny()
-    main_part = sampling.parts(task, texts=3, fewer=1)[0]
+    main_part = sampling.tables(task, texts=3, fewer=1)[0]
     *steps, rows = sampling.measure(task, main_part)
     assert steps == [None] * 3
     assert [row["way"] for row in rows] == ["baseline", "paper_exact", "sigmoid_lossy", "fused"]
-    assert task.ways[-12::4] == ["baseline", "paper_exact", "sigmoid_lossy"], "another one is first at each text"
-    assert all(len(set(task.ways[-4 - i : -i or None])) == 4 for i in (0, 4, 8))
+    assert task.methods[-12::4] == ["baseline", "paper_exact", "sigmoid_lossy"], "another one is first at each text"
+    assert all(len(set(task.methods[-4 - i : -i or None])) == 4 for i in (0, 4, 8))
     for row in rows:
         assert row["texts_written"] == 3
         assert row["acceptance"] == pytest.approx(1.0)
@@ -147,14 +147,14 @@ def test_a_table():
 def test_several_samples_of_each_text():
     class Twice(Tiny):
         def write(self, index, rule, shape, gamma, seed):
-            self.ways.append((index, seed))
+            self.methods.append((index, seed))
             return super().write(index, rule, shape, gamma, seed)
 
     task = Twice()
-    part = replace(sampling.parts(task, texts=2, fewer=1, samples=2)[0], ways={"fused": verification.fused})
+    part = replace(sampling.tables(task, texts=2, fewer=1, samples=2)[0], methods={"fused": verification.fused})
     *steps, rows = sampling.measure(task, part, seed=5)
     assert len(steps) == sampling.total(task, part) == rows[0]["texts"] == 4
-    assert [at for at in task.ways if isinstance(at, tuple)][-4:] == [(0, 5), (1, 6), (0, 7), (1, 8)]
+    assert [at for at in task.methods if isinstance(at, tuple)][-4:] == [(0, 5), (1, 6), (0, 7), (1, 8)]
 
 
 def test_quality_has_the_error_of_a_mean():
@@ -175,7 +175,7 @@ def test_quality_has_the_error_of_a_mean():
 
 
 def test_parts_are_the_paper_s_tables():
-    every = sampling.parts(Tiny(), texts=9, fewer=2)
+    every = sampling.tables(Tiny(), texts=9, fewer=2)
     assert [p.about["gamma"] for p in every if p.table == "8"] == [3, 5, 10, 15]
     assert [p.length for p in every if p.table == "8"] == [3, 5, 10, 15]
     assert [p.about["scale"] for p in every if p.table == "2, 7"] == [1e1, 1e3, 1e4, 1e5]
@@ -185,10 +185,10 @@ def test_parts_are_the_paper_s_tables():
 
 def test_bytes_are_counted_by_what_happened():
     """Some refused, some not: a row of q more for each that was."""
-    tally = sampling.Tally(spans=[0.5, 0.5], moved=[(100, 110), (100, 110)])
-    tally.accepted = [torch.tensor([2, 1]), torch.tensor([2, 2])]
-    tally.drafted = [torch.tensor([2, 2]), torch.tensor([2, 2])]
-    row = tally.row()
+    times = sampling.CallTimes(spans=[0.5, 0.5], moved=[(100, 110), (100, 110)])
+    times.accepted = [torch.tensor([2, 1]), torch.tensor([2, 2])]
+    times.drafted = [torch.tensor([2, 2]), torch.tensor([2, 2])]
+    row = times.row()
     assert row["bytes"] == 410
     assert row["bytes_per_second"] == 410
     assert row["acceptance"] == 7 / 8
@@ -197,23 +197,23 @@ def test_bytes_are_counted_by_what_happened():
 def test_rule_of_a_batch_is_lossless_at_any_length():
     """Rows that stop at different depths, several at once."""
     target = load_target(make_model("llama", torch.float32))
-    tally = sampling.Tally()
+    times = sampling.CallTimes()
     shape = Shape(width=1, length=4)
     engine = Engine(target, ModelDrafter(target, target, gamma=Gamma(name="confidence")), shape=shape)
-    for name, way in verification.ways((-1e3, 1e3)).items():
-        engine.rule = sampling.JudgedRule(
-            RuleConfig(name="rejection"), shape, target.vocab_size, name, way, tally
+    for name, way in verification.methods((-1e3, 1e3)).items():
+        engine.rule = sampling.TimedRule(
+            RuleConfig(name="rejection"), shape, target.vocab_size, name, way, times
         )  # fmt: skip
         done = engine.generate(PROMPTS, max_new_tokens=12, temperature=1.0, seed=1)
         assert all(len(c.tokens) == 12 for c in done)
-    assert max(int(n.max()) for n in tally.drafted) > min(int(n.min()) for n in tally.drafted)
+    assert max(int(n.max()) for n in times.drafted) > min(int(n.min()) for n in times.drafted)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["summaries", "--data", "nowhere.jsonl"], "holds no articles"),
-        (["speech", "--data", "nowhere"], "holds no clips"),
+        (["summaries", "--data", "nowhere.jsonl"], "contains no articles"),
+        (["speech", "--data", "nowhere"], "contains no clips"),
         (["speech", "--data", "nowhere", "--batch", "2"], "one by one"),
         (["summaries", "--data", "nowhere.jsonl", "--temperature", "0"], "above 0"),
     ],

@@ -6,31 +6,31 @@ from typing import Any
 import pytest
 import torch
 
-from redrafter import Engine, Shape
-from redrafter.core.rules import Search
-from redrafter.core.tree import Tree
-from redrafter.drafters import NoDrafter, RecurrentDrafter, checkpoint, shipped
-from redrafter.drafters.widen import (
+from benchmarks.widen import SHAPES, LlamaShape, widen
+from benchmarks.widen.drafter import (
     BUDGETS,
     fitting,
     parameters_per_draft_step,
     read_per_draft_step,
-    widen_drafter,
+    widen_recurrent,
 )
+from benchmarks.widen.target import empty_model, wide_config
+from redrafter import Engine, Shape
+from redrafter.core.rules import Search
+from redrafter.core.tree import Tree
+from redrafter.drafters import NoDrafter, RecurrentDrafter, RecurrentNet, checkpoint, shipped
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import SHAPES, Target, Wide, load_target, widen
-from redrafter.targets.widen import empty_model, wide_config
-from redrafter.train.dataset import Texts
-from redrafter.train.simulate import Walked, simulate
+from redrafter.targets import Target, load_target
+from redrafter.texts import Texts
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 
 # The small model: hidden 32, 2 layers, 4 heads of 8 on 2 kv heads, MLP 48.
 WIDE = {
-    "keys repeated": Wide(hidden=96, layers=4, heads=6, kv_heads=6, mlp=80),
-    "groups with a gap": Wide(hidden=96, layers=3, heads=6, kv_heads=2, mlp=48),
-    "only wider": Wide(hidden=40, layers=2, heads=4, kv_heads=2, mlp=48),
+    "keys repeated": LlamaShape(hidden=96, layers=4, heads=6, kv_heads=6, mlp=80),
+    "groups with a gap": LlamaShape(hidden=96, layers=3, heads=6, kv_heads=2, mlp=48),
+    "only wider": LlamaShape(hidden=40, layers=2, heads=4, kv_heads=2, mlp=48),
 }
 TOKENS = torch.randint(VOCAB, (2, 90), generator=torch.Generator().manual_seed(1))
 SHAPE = Shape(width=4, length=4, nodes=9)
@@ -59,7 +59,7 @@ def gap(small: Any, wide: Any) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", WIDE.values(), ids=WIDE)
-def test_the_logits_are_those_of_the_small_model(shape: Wide, dtype: torch.dtype) -> None:
+def test_the_logits_are_those_of_the_small_model(shape: LlamaShape, dtype: torch.dtype) -> None:
     model = make_model(dtype=dtype)
     wide = widen(model, shape)
     assert gap(model, wide) < 3e-5, "fp32 either way: so are transformers' norms and rotary tables"
@@ -145,7 +145,7 @@ class Recorder:
         return self.trees[-1]
 
 
-def walked(target: Target, drafter: RecurrentDrafter, texts: Texts) -> tuple[Walked, list[Tree]]:
+def walked(target: Target, drafter: RecurrentDrafter, texts: Texts) -> tuple[SimulatedSteps, list[Tree]]:
     recorder = Recorder(drafter)
     return simulate(target, recorder, texts, SHAPE), recorder.trees
 
@@ -176,7 +176,7 @@ def test_the_guesses_are_those_of_the_small_drafter(changes: dict[str, Any], bud
     target = Target(make_model(dtype=dtype))
     wide = Target(widen(target.model, WIDE["keys repeated"]))
     drafter = recurrent_drafter(target, **changes)
-    large = widen_drafter(drafter, wide, budget)
+    large = widen_recurrent(drafter, wide, budget)
     assert large.net.config.exit_size > drafter.net.config.exit_size or budget == 11_500
     assert large.net.config.head == ("own" if budget == 11_500 else drafter.net.config.head)
     assert parameters_per_draft_step(large) <= budget
@@ -190,7 +190,7 @@ def test_the_guesses_twin(part: str) -> None:
     target = Target(make_model(dtype=torch.float64))
     wide = Target(widen(target.model, WIDE["keys repeated"]))
     drafter = recurrent_drafter(target, **FULL)
-    large = widen_drafter(drafter, wide, 150_000)
+    large = widen_recurrent(drafter, wide, 150_000)
     weight = large.net.get_submodule(part).weight
     with torch.no_grad():
         weight[0] += weight.abs().mean() * 3
@@ -210,7 +210,7 @@ def test_what_a_draft_step_reads() -> None:
 def test_engines_write_the_same_text() -> None:
     target = Target(make_model(dtype=torch.float64))
     wide = load_target(widen(target.model, WIDE["groups with a gap"]))
-    large = widen_drafter(recurrent_drafter(target, **FULL), wide, 150_000)
+    large = widen_recurrent(recurrent_drafter(target, **FULL), wide, 150_000)
     for options in ({}, {"temperature": 1.0, "seed": 5}):
         plain = Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=16, **options)
         done = Engine(wide, large, shape=SHAPE).generate(PROMPTS, max_new_tokens=16, **options)
@@ -233,7 +233,9 @@ def unrounded(target: Target) -> RecurrentDrafter:
 def test_the_real_pair(smollm: Target) -> None:
     """SmolLM2 and its drafter, with heads of 128, a layer more and twice the hidden size."""
     target = smollm
-    wide = Target(widen(target.model, Wide(hidden=1152, layers=31, heads=9, kv_heads=3, mlp=1664)), target.tokenizer)
+    wide = Target(
+        widen(target.model, LlamaShape(hidden=1152, layers=31, heads=9, kv_heads=3, mlp=1664)), target.tokenizer
+    )
     prompt = target.tokenizer.encode("The lighthouse keeper opened the door and saw that the sea was")
     (done,) = Engine(target, NoDrafter()).generate([prompt], max_new_tokens=24)
     tokens = torch.tensor([[*prompt, *done.tokens]])
@@ -241,7 +243,7 @@ def test_the_real_pair(smollm: Target) -> None:
         small, large = (t.model(tokens).logits for t in (target, wide))
     assert float((large - small).abs().max() / small.std()) < 1e-3
     drafter = unrounded(target)
-    twin = widen_drafter(drafter, wide, 42_000_000)
+    twin = widen_recurrent(drafter, wide, 42_000_000)
     assert twin.net.config.exit_size == 1408
     texts = Texts.of(tokens.tolist(), [len(prompt)], [0.0], [0])
     assert same_guesses((target, drafter), (wide, twin), texts)
@@ -287,18 +289,18 @@ def test_refusals() -> None:
         with pytest.raises(UnsupportedTarget, match=message):
             widen(make_model(**changes), WIDE["keys repeated"])
     for shape, message in (
-        (Wide(hidden=16, layers=2, heads=2, kv_heads=2, mlp=48), "its hidden size is 32, the shape's 16"),
-        (Wide(hidden=64, layers=1, heads=4, kv_heads=2, mlp=48), "its number of layers is 2, the shape's 1"),
-        (Wide(hidden=64, layers=2, heads=16, kv_heads=4, mlp=48), "its head size is 8, the shape's 4"),
-        (Wide(hidden=64, layers=2, heads=4, kv_heads=2, mlp=47), "its MLP size is 48, the shape's 47"),
-        (Wide(hidden=64, layers=2, heads=2, kv_heads=2, mlp=48), "heads need 4 kv heads, the shape has 2"),
+        (LlamaShape(hidden=16, layers=2, heads=2, kv_heads=2, mlp=48), "its hidden size is 32, the shape's 16"),
+        (LlamaShape(hidden=64, layers=1, heads=4, kv_heads=2, mlp=48), "its number of layers is 2, the shape's 1"),
+        (LlamaShape(hidden=64, layers=2, heads=16, kv_heads=4, mlp=48), "its head size is 8, the shape's 4"),
+        (LlamaShape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=47), "its MLP size is 48, the shape's 47"),
+        (LlamaShape(hidden=64, layers=2, heads=2, kv_heads=2, mlp=48), "heads need 4 kv heads, the shape has 2"),
     ):
         with pytest.raises(ConfigError, match=message):
             widen(model, shape)
     with pytest.raises(ConfigError, match="unknown shape 'vicuna-8b'; use one of vicuna-7b"):
         widen(model, "vicuna-8b")
     with pytest.raises(ConfigError, match="3 heads of even size do not make 32"):
-        Wide(hidden=32, layers=1, heads=3, kv_heads=1, mlp=1)
+        LlamaShape(hidden=32, layers=1, heads=3, kv_heads=1, mlp=1)
 
 
 def test_refusals_of_the_drafter() -> None:
@@ -306,13 +308,13 @@ def test_refusals_of_the_drafter() -> None:
     wide = Target(widen(target.model, WIDE["keys repeated"]))
     drafter = recurrent_drafter(target)
     with pytest.raises(DrafterMismatch, match="llama is no widened target"):
-        widen_drafter(drafter, target)
+        widen_recurrent(drafter, target)
     with pytest.raises(ConfigError, match="unknown budget '7B'"):
-        widen_drafter(drafter, wide, "7B")
+        widen_recurrent(drafter, wide, "7B")
     with pytest.raises(ConfigError, match=r"reads at least .* the budget is 1,000"):
-        widen_drafter(drafter, wide, 1000)
-    with pytest.raises(DrafterMismatch, match="states are normed embeddings"):
-        widen_drafter(recurrent_drafter(target, normed=True), wide)
-    again = Target(widen(wide.model, Wide(hidden=120, layers=4, heads=6, kv_heads=6, mlp=80)))
+        widen_recurrent(drafter, wide, 1000)
+    with pytest.raises(DrafterMismatch, match="states are normalised embeddings"):
+        widen_recurrent(recurrent_drafter(target, normed=True), wide)
+    again = Target(widen(wide.model, LlamaShape(hidden=120, layers=4, heads=6, kv_heads=6, mlp=80)))
     with pytest.raises(DrafterMismatch, match="from a hidden size of 96, the drafter reads one of 32"):
-        widen_drafter(drafter, again)
+        widen_recurrent(drafter, again)

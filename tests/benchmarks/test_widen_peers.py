@@ -3,17 +3,18 @@
 import pytest
 import torch
 
+from benchmarks.widen import LlamaShape, widen
+from benchmarks.widen.drafter import STEP
+from benchmarks.widen.peers import parameters_read, read_by_medusa, widen_eagle, widen_medusa
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
-from redrafter.drafters.widen import STEP
-from redrafter.drafters.widen_peers import parameters_read, read_by_medusa, widen_eagle, widen_medusa
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.targets import Wide, load_target, widen
-from redrafter.train.simulate import simulate
+from redrafter.targets import load_target
+from redrafter.tuning.simulate import simulate
 from tests.helpers.toys import make_texts
 from tests.helpers.zoo import PROMPTS, make_model, peer_drafter
 
-WIDE = Wide(hidden=96, layers=4, heads=6, kv_heads=6, mlp=80)
+WIDE = LlamaShape(hidden=96, layers=4, heads=6, kv_heads=6, mlp=80)
 SHAPE = Shape(width=4, length=4, nodes=9)
 BUDGET = 1_000_000
 

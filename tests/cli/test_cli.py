@@ -1,6 +1,5 @@
 """The command line: what it prints, and one clear line with exit code 2 for bad input."""
 
-import json
 import subprocess
 import sys
 
@@ -138,12 +137,6 @@ def test_a_pipe_gets_the_models_text_as_it_is(capsys, monkeypatch):
     assert out == text + "\n"
 
 
-def test_compare_prints_brackets_in_prompts(capsys):
-    code, out, _ = run(capsys, "compare", "--max-new-tokens", "4", "why does a[/i] fail, and x[i] not?")
-    assert code == 0
-    assert "why does a[/i] fail, and x[i] not?" in out
-
-
 def test_no_such_device(capsys):
     assert "no device 'banana' here" in bad(capsys, "generate", "--device", "banana", "hi")
 
@@ -158,25 +151,6 @@ def test_generate_reads_standard_input(capsys, monkeypatch):
     assert err == ""
 
 
-def test_compare_saves_what_it_measured_and_overwrites_nothing(capsys, tmp_path):
-    file = tmp_path / "out.json"
-    prompt = "Say: one two three one two three one two three"
-    code, out, _ = run(capsys, "compare", "--max-new-tokens", "12", "--save", str(file), prompt)
-    assert code == 0
-    assert "texts equal" in out
-    result = json.loads(file.read_text())
-    assert set(result) == {"command", "commit", "versions", "hardware", "date", "headline", "rows"}
-    assert set(result["headline"]) == {"tokens_per_step", "speedup", "equal", "ties"}
-    assert result["headline"]["equal"] == 1.0
-    [row] = result["rows"]
-    assert row["tokens_per_step"] == pytest.approx((row["tokens"] - 1) / row["steps"])
-    assert result["headline"]["speedup"] == pytest.approx(row["plain_seconds"] / row["speculative_seconds"])
-    before = file.read_text()
-    assert "exists; choose another name" in bad(capsys, "compare", "--save", str(file), prompt)
-    assert file.read_text() == before
-    assert "does not exist" in bad(capsys, "compare", "--save", str(tmp_path / "no" / "out.json"), prompt)
-
-
 def test_chat_remembers_and_ends_with_an_empty_line(capsys, monkeypatch):
     turns = iter(["My name is Ada.", "What is my name?", ""])
     monkeypatch.setattr("builtins.input", lambda *a: next(turns))
@@ -189,13 +163,6 @@ def test_chat_remembers_and_ends_with_an_empty_line(capsys, monkeypatch):
     assert [m["role"] for m in heard[1]] == ["system", "user", "assistant", "user"]
     assert heard[1][:2] == heard[0]
     assert heard[1][2]["content"] in out.replace("\n", " ")
-
-
-def test_doctor(capsys):
-    code, out, _ = run(capsys, "doctor")
-    assert code == 0
-    for word in ("torch", "transformers", "SmolLM2-135M-Instruct", "cache folder", "rule seeded"):
-        assert word in out
 
 
 def test_bytes_that_are_no_text(capsys, monkeypatch):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,11 @@ from rich.console import Console
 from redrafter import Engine, Shape
 from redrafter.cli import serve as verb
 from redrafter.cli.main import main
-from redrafter.engine import profile as profiles
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.costs import Costs
-from redrafter.serve.server import CPU_LADDER, ladder, make_pool
+from redrafter.serve.server import CPU_LADDER, ladder, make_batch
+from redrafter.tuning import batch_cost, store
+from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.profile import BestShape, Profile, StepCost
 from tests.helpers.letters import make_target
 from tests.helpers.zoo import recurrent_drafter
 
@@ -70,13 +73,26 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
     assert server.returncode in (0, 130)
 
 
+@pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
+def test_every_rule_is_served(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    served: list[Any] = []
+    monkeypatch.setattr(
+        "redrafter.serve.server.Server", lambda model, *_: SimpleNamespace(run=lambda: served.append(model))
+    )
+    options = ["--drafter", "ngram", "--width", "1", "--length", "3", "--rows", "2", "--context", "90"]
+    assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), *options, "--rule", rule]) == 0
+    assert served[0].engine.rule_config.name == rule
+
+
 def test_what_cannot_be_served_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         for options, what in (
-            (["--rule", "typical"], "the rule 'seeded'"),
             (["--port", port], f"cannot listen on 127.0.0.1:{port}"),
             (["--rows", "0"], "rows must be at least 1"),
             (["--api-key", ""], "the API key is empty"),
@@ -101,7 +117,7 @@ def test_too_many_rows_are_said_in_one_line(
     target = make_target()
     target.model.save_pretrained(tmp_path / "toy")
     target.tokenizer.save_pretrained(tmp_path / "toy")
-    monkeypatch.setattr("redrafter.serve.server.make_pool", full)
+    monkeypatch.setattr("redrafter.serve.server.make_batch", full)
     assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith("use fewer --rows or a smaller --context")
@@ -109,24 +125,24 @@ def test_too_many_rows_are_said_in_one_line(
 
 
 def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "folder", lambda: tmp_path)
+    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
     target = make_target()
     engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
-    monkeypatch.setattr(verb, "TEXTS", 3)
-    monkeypatch.setattr(verb, "LENGTH", 12)
+    monkeypatch.setattr(batch_cost, "TEXTS", 3)
+    monkeypatch.setattr(batch_cost, "TEXT_TOKENS", 12)
     shapes = ladder(engine)
     assert len(shapes) == len(CPU_LADDER)
-    pool = make_pool(engine, ServeConfig(rows=3, context=90), shapes)
+    batch = make_batch(engine, ServeConfig(rows=3, context=90), shapes)
     console = Console(quiet=True)
-    first = verb.profile_for(engine, pool, shapes, "once", console)
-    assert pool.free == 3
-    assert {s.batch for s in first.stepped} == {1, 2, 3} == {c.batch for c in first.choices}
+    first = verb.profile_for(engine, batch, shapes, "once", console)
+    assert batch.free == 3
+    assert {cost.rows for cost in first.step_costs} == {1, 2, 3} == {best.rows for best in first.best_shapes}
     assert len(list(tmp_path.glob("*.json"))) == 1
-    monkeypatch.setattr(verb, "measured", lambda *_: pytest.fail("measured again"))
-    assert verb.profile_for(engine, pool, shapes, "once", console) == first
-    costs = Costs(first)
-    assert all(costs.choose(rows) in (*shapes, None) for rows in range(1, 9))
-    other = make_pool(engine, ServeConfig(rows=2, context=90), shapes)
+    monkeypatch.setattr(batch_cost, "measure_profile", lambda *_: pytest.fail("measured again"))
+    assert verb.profile_for(engine, batch, shapes, "once", console) == first
+    chooser = ShapeChooser(first)
+    assert all(chooser.choose(rows) in (*shapes, None) for rows in range(1, 9))
+    other = make_batch(engine, ServeConfig(rows=2, context=90), shapes)
     with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
         verb.profile_for(engine, other, shapes, "never", console)
 
@@ -136,18 +152,18 @@ def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
 ) -> None:
     target = make_target()
     engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
-    pool = make_pool(engine, ServeConfig(rows=1, context=90), ladder(engine))
+    batch = make_batch(engine, ServeConfig(rows=1, context=90), ladder(engine))
 
-    def tuned(nodes: int) -> profiles.Profile:
+    def tuned(nodes: int) -> Profile:
         shape = Shape(width=2, length=4, nodes=nodes)
-        steps = (profiles.Stepped(batch=1, shape=shape, ms=1.0), profiles.Stepped(batch=1, shape=None, ms=1.0))
-        choices = (profiles.Choice(batch=1, shape=None),)
-        return profiles.Profile(key={}, name="x", temperature=0.0, stepped=steps, choices=choices)
+        step_costs = (StepCost(rows=1, shape=shape, ms=1.0), StepCost(rows=1, shape=None, ms=1.0))
+        best_shapes = (BestShape(rows=1, shape=None),)
+        return Profile(key={}, target_name="x", temperature=0.0, step_costs=step_costs, best_shapes=best_shapes)
 
     console = Console(quiet=True)
-    monkeypatch.setattr(profiles, "read", lambda *_: None)
-    monkeypatch.setattr(profiles, "find", lambda *_: tuned(pool.slack - 1))
-    assert verb.profile_for(engine, pool, [], "never", console).name == "x"
-    monkeypatch.setattr(profiles, "find", lambda *_: tuned(pool.slack))
+    monkeypatch.setattr(store, "read_profile", lambda *_: None)
+    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(batch.slack - 1))
+    assert verb.profile_for(engine, batch, [], "never", console).target_name == "x"
+    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(batch.slack))
     with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
-        verb.profile_for(engine, pool, [], "never", console)
+        verb.profile_for(engine, batch, [], "never", console)

@@ -3,7 +3,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from redrafter import SamplingParams
-from redrafter.core.sampling import Sampling, node_counts, node_scores, penalise, restrict
+from redrafter.core.sampling import Sampling, node_counts, node_logits, penalise, restrict
 from redrafter.core.tree import pack_beam, root_tree
 from redrafter.errors import ConfigError
 
@@ -94,7 +94,8 @@ def test_processor_runs_after_penalties_and_before_temperature():
     from dataclasses import replace
 
     sampling = Sampling.of([SamplingParams(temperature=2.0, logit_bias={0: 5.0})], V, "cpu")
-    got = node_scores(LOGITS[:, :1], replace(sampling, processor=processor), None, root_tree(torch.tensor([0])))
+    logits = node_logits(LOGITS[:, :1], replace(sampling, processor=processor), None, root_tree(torch.tensor([0])))
+    got = restrict(logits, sampling)
     assert seen[0][0, 0, 0] == LOGITS[0, 0, 0] + 5
     assert torch.allclose(got, (seen[0] + 1) / 2)
 

@@ -1,4 +1,4 @@
-"""The README tells the truth: its figures are those of the results, its commands and links exist."""
+"""README and docs are true: their tables equal the results, their commands and links exist."""
 
 import json
 import re
@@ -8,21 +8,52 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import readme
 from redrafter.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_figures_come_from_results():
+def test_tables_equal_the_results():
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
+def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
+    """The check above can fail: a page filled from other numbers differs."""
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    for file in (ROOT / "benchmarks" / "results").glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    page = ROOT / "README.md"
+    assert readme.filled(page) == page.read_text()
+    cpu = json.loads((tmp_path / "cpu.json").read_text())
+    cpu["headline"]["vs_own_plain"] += 1
+    (tmp_path / "cpu.json").write_text(json.dumps(cpu))
+    assert readme.filled(page) != page.read_text()
+
+
+def test_every_table_is_on_a_page():
+    shown = [name for page in readme.PAGES for name in re.findall(r"^<!-- (\w+) -->$", page.read_text(), re.MULTILINE)]
+    assert set(shown) == set(readme.BLOCKS)
+
+
+def test_every_results_file_is_shown():
+    """A results file is rendered in a table or linked from a page; anything else is history, which git keeps."""
+    shown = {file for files, _ in readme.BLOCKS.values() for file in files}
+    for page in PAGES:
+        shown |= {Path(target).name for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())}
+    assert [p.name for p in sorted((ROOT / "benchmarks" / "results").iterdir()) if p.name not in shown] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_gathered_rows_are_those_that_were_measured():
-    """A file that benchmarks/gather.py made says of a run what the run's own file says, where that is still here."""
+    """Rows that benchmarks/gather.py copied equal the rows of the file they came from, where that file still exists."""
     results = {p.name: json.loads(p.read_text()) for p in (ROOT / "benchmarks" / "results").glob("*.json")}
 
     def measured(result):
@@ -38,11 +69,20 @@ def test_gathered_rows_are_those_that_were_measured():
     assert checked >= 6
 
 
+def anchors(page: Path) -> set[str]:
+    """The names under which a page's headings can be linked."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in heads}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", prose):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
 def test_commands_exist():
@@ -55,7 +95,7 @@ def test_commands_exist():
 
 
 def test_python_examples_run():
-    """The README's own snippets, on the default model, with fewer tokens."""
+    """The README's own snippets, with the default model and fewer tokens."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 2
     first, second = (b.replace("max_new_tokens=64", "max_new_tokens=6") for b in blocks)

@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import redrafter
 from redrafter import Engine, RecurrentConfig, Shape
-from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters import RecurrentDrafter, RecurrentNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, ModelNotFound
 from redrafter.interop import apple
-from redrafter.nets.recurrent import RecurrentNet
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -221,7 +220,7 @@ def test_apple_gives_their_logits_and_goes_back_unchanged(tmp_path, target, exit
     net = apple.read(tmp_path / "apple")
     h, e_last, e_next = torch.randn(3, 4, 32)
     state = net.first_state(e_last, h)
-    ours = [net.head(net.features(s, net.share(h))) for s in (state, net.next_state(state, net.heard(e_next)))]
+    ours = [net.head(net.features(s, net.share(h))) for s in (state, net.next_state(state, net.token_input(e_next)))]
     for own, expected in zip(ours, apple_forward(tensors, config, None, h, e_last, e_next), strict=True):
         assert torch.allclose(own, expected, rtol=1e-4, atol=1e-3)
     apple.write(tmp_path / "back", net)

@@ -13,7 +13,7 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.tree import pack_beam
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, PromptTooLong
-from redrafter.runtime.eager import EagerRun, trimmed
+from redrafter.runtime.executor import Executor, trimmed
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
@@ -63,8 +63,13 @@ def test_batch_size_changes_nothing(engine):
 def test_finished_rows_are_dropped(target, monkeypatch):
     """Budgets of 2, 2, 2, 2 and 30: after the short rows end, the batch is one row."""
     sizes = []
-    step = EagerRun.step
-    monkeypatch.setattr(EagerRun, "step", lambda self: (sizes.append(len(self.longest)), step(self))[1])
+    run = Executor.run
+
+    def counted(self, start, stop, *rest):
+        sizes.append(stop - start)
+        return run(self, start, stop, *rest)
+
+    monkeypatch.setattr(Executor, "run", counted)
     for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1), ModelDrafter(target, target)):
         engine = Engine(target, drafter, shape=Shape(width=2, length=2))
         budgets = [2, 2, 2, 2, 30]
@@ -191,9 +196,9 @@ class NeedsMore(theirs.LogitsProcessor):
 def test_processors_that_cannot_be_used_are_refused_by_name(engine):
     prefix = theirs.PrefixConstrainedLogitsProcessor(lambda batch, ids: [1, 2], num_beams=1)
     for processor, reason in (
-        (Counting(), "Counting cannot be used: it answers the same"),
+        (Counting(), "Counting cannot be used: it gives another result for the same"),
         (NeedsMore(), "NeedsMore cannot be used: besides ids and scores it needs beam_indices"),
-        (prefix, "PrefixConstrainedLogitsProcessor cannot be used: it looks at the row's place"),
+        (prefix, "PrefixConstrainedLogitsProcessor cannot be used: it depends on the row's index"),
     ):
         with pytest.raises(ConfigError, match=reason):
             engine.generate(PROMPTS[0], logits_processor=[processor])

@@ -9,13 +9,11 @@ import torch
 from redrafter import Gamma, Shape
 from redrafter.drafters import NgramDrafter
 from redrafter.drafters import speech as drafts
-from redrafter.engine import speech as speech_engine
 from redrafter.engine.speech import PACKAGE, Transcriber, load_speech
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.interop import wav
-from redrafter.targets.speech import Heard, SpeechTarget
-from redrafter.train.speech import Lesson, distill, distill_recurrent, lessons
-from tests.helpers.whispers import END, SILENT, START, VOCAB, Letters, make_model, make_target, sounds
+from redrafter.targets.speech import SpeechCache, SpeechTarget
+from tests.helpers.whispers import END, SILENT, START, Letters, make_model, make_target, sounds
 
 CLIPS = Path(__file__).parents[2] / "benchmarks" / "data" / "audio"
 WER_BOUND = 0.10
@@ -74,7 +72,7 @@ def test_as_transformers_writes_it():
     target = make_target()
     transcriber = Transcriber(target, target)
     sound = sounds(0.9)[0]
-    states = target.hear(transcriber.features([sound]))
+    states = target.encode_audio(transcriber.features([sound]))
     ids = list(target.opening)
     assert ids == [START, SILENT]
     with torch.no_grad():
@@ -90,9 +88,9 @@ def test_twins_fail(monkeypatch):
     target = make_target()
     true = texts(target, target)
     with monkeypatch.context() as patch:
-        patch.setattr(Heard, "commit", lambda self, lengths, path: None)
+        patch.setattr(SpeechCache, "commit", lambda self, lengths, path: None)
         assert texts(target, target, Shape(width=3, length=3)) != true
-    keep = Heard.keep
+    keep = SpeechCache.keep
 
     def shifted(self, rows):
         keep(self, rows)
@@ -100,7 +98,7 @@ def test_twins_fail(monkeypatch):
             layer.keys, layer.values = layer.keys.roll(1, 0), layer.values.roll(1, 0)
 
     plain = texts(target, NgramDrafter())
-    monkeypatch.setattr(Heard, "keep", shifted)
+    monkeypatch.setattr(SpeechCache, "keep", shifted)
     assert texts(target, NgramDrafter()) != plain
 
 
@@ -114,9 +112,9 @@ def test_drafter_on_disk(tmp_path):
     back = drafts.read(tmp_path / "d", target)
     assert back.layer_count == 1
     assert back.vocab_size == 40
-    assert drafts.shares_ears(back, target)
-    for name, weights in drafts.own_parts(draft).state_dict().items():
-        assert (drafts.own_parts(back).state_dict()[name] - weights).abs().max() < 0.01
+    assert drafts.shares_encoder(back, target)
+    for name, weights in drafts.trained_parts(draft).state_dict().items():
+        assert (drafts.trained_parts(back).state_dict()[name] - weights).abs().max() < 0.01
     with pytest.raises(DrafterMismatch, match="does not fit"):
         drafts.read(tmp_path / "d", _narrower())
     with pytest.raises(ConfigError, match="layers must be"):
@@ -129,48 +127,6 @@ def _narrower() -> SpeechTarget:
         layer.fc1 = torch.nn.Linear(32, 24)
         layer.fc2 = torch.nn.Linear(24, 32)
     return SpeechTarget(model, Letters())
-
-
-def test_distilling_helps():
-    target = make_target(dtype=torch.float32)
-    transcriber = Transcriber(target, NgramDrafter())
-    windows = sounds(*(0.3 + 0.05 * i for i in range(12)))
-    assert not list(lessons(transcriber, windows[:2]))  # texts without an end
-    transcriber.eos = tuple(range(50, VOCAB))
-    data = list(lessons(transcriber, windows))
-    draft = drafts.shorten(target, [0], VOCAB)
-    losses = []
-    frozen = target.model.model.decoder.layers[0].fc1.weight.clone()
-    distill(draft, target, data, updates=40, lr=3e-3, report=lambda update, loss: losses.append(loss))
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
-    assert torch.equal(frozen, target.model.model.decoder.layers[0].fc1.weight)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_recurrent_drafter(tmp_path, temperature):
-    """On the decoder's hidden state: it learns, is stored and found again, and changes nothing in the texts."""
-    target = make_target(dtype=torch.float32)
-    transcriber = Transcriber(target, NgramDrafter())
-    windows = sounds(*(0.3 + 0.05 * i for i in range(8)))
-    features = transcriber.features(windows)
-    heard = target.hear(features)
-    data = []
-    for sound, (_, written, _) in zip(heard, transcriber.write(features, heard), strict=True):
-        tokens = torch.tensor([*target.opening, *written])
-        data.append(Lesson(sound, tokens[:-1], tokens[1:, None], torch.ones(len(tokens) - 1, 1)))
-    losses = []
-    drafter = distill_recurrent(
-        target, data, guessable=40, updates=60, lr=1e-2, report=lambda update, loss: losses.append(loss)
-    )
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
-    assert drafter.net.token_ids.tolist() == [*range(39), END]
-    drafter.save(tmp_path / "drafter", target)
-    found = speech_engine._resolve(tmp_path / "drafter", target, "en")
-    options = {"temperature": temperature, "seed": 3}
-    done = Transcriber(target, found, shape=Shape(width=2, length=3)).transcribe(windows, **options)
-    plain = transcriber.plain().transcribe(windows, **options)
-    assert [t.tokens for t in done] == [t.tokens for t in plain]
-    assert sum(t.steps for t in done) < sum(t.steps for t in plain)
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="no speech model is installed")

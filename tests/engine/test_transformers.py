@@ -1,8 +1,10 @@
 """transformers' own generate, with our decoding method."""
 
+import threading
+
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 from transformers.generation.logits_process import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -101,6 +103,139 @@ def test_a_criterion_on_the_width_is_theirs(model, ours):
     assert torch.equal(model.generate(**padded(), **options, **ours), expected)
 
 
+class CountsCalls(StoppingCriteria):
+    """Ends a row by its number of calls and its token: a state that only a call per position and batch keeps right."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.calls, self.shapes = limit, 0, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls += 1
+        self.shapes.append(tuple(input_ids.shape))
+        last = input_ids[:, -1] % 4 == self.calls % 4
+        return last | torch.tensor(self.calls >= self.limit)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["without eos", "with eos"])
+@pytest.mark.parametrize("limit", [1, 6, 99])
+def test_a_stateful_criterion_is_called_as_theirs(model, ours, ends, limit):
+    free = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
+    if ends:  # only then does transformers fill up rows that have ended
+        options["eos_token_id"] = int(free[0, padded()["inputs"].shape[1] + 3])
+    theirs, mine = CountsCalls(limit), CountsCalls(limit)
+    expected = model.generate(**padded(), **options, stopping_criteria=[theirs])
+    assert not torch.equal(expected, model.generate(**padded(), **options)), "the criterion must matter"
+    assert torch.equal(model.generate(**padded(), **options, stopping_criteria=[mine], **ours), expected)
+    assert mine.shapes == theirs.shapes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 1.8}, {"encoder_repetition_penalty": 0.4}],
+    ids=str,
+)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_prompt_processors_work_in_a_batch(model, ours, options, copies):
+    options |= {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
+    expected = model.generate(**padded(), **options)
+    plain = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    assert not torch.equal(expected, plain), "the option must matter"
+    if copies == 1:
+        assert torch.equal(model.generate(**padded(), **options, **ours), expected)
+    else:  # several rows per prompt
+        options |= {"do_sample": True, "top_k": 1, "num_return_sequences": copies}
+        got = model.generate(**padded(), **options, **ours)
+        assert torch.equal(got[::copies], expected)
+        assert torch.equal(got[1::copies], expected)
+
+
+def test_position_ids_that_say_nothing_new_are_fine(model, ours):
+    options = padded() | {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
+    positions = options["attention_mask"].cumsum(-1) - 1
+    expected = model.generate(**options)
+    assert torch.equal(model.generate(**options, position_ids=positions.clamp(min=0), **ours), expected)
+    with pytest.raises(ConfigError, match="position_ids cannot be used"):
+        model.generate(**options, position_ids=positions.clamp(min=0) + 3, **ours)
+
+
+@pytest.mark.parametrize("mask", [[1] * 6 + [0] * 2, [1, 1, 0, 0, 1, 1, 1, 1], [0] * 8], ids=["right", "holes", "none"])
+def test_a_mask_that_is_not_left_padded_is_refused(model, ours, mask):
+    options = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+    ids = torch.tensor([PROMPTS[0], PROMPTS[0]])
+    with pytest.raises(ConfigError, match="attention_mask must be zeros and then ones"):
+        model.generate(ids, attention_mask=torch.tensor([[1] * 8, mask]), **options, **ours)
+
+
+class Recorder:
+    """A streamer that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.given, self.ends = [], 0
+
+    def put(self, value):
+        self.given.append(value.tolist())
+
+    def end(self):
+        self.ends += 1
+
+
+def test_a_streamer_gets_what_theirs_gives(model, ours):
+    """The prompt, one tensor for each position of the batch, and the end; also with an end-of-text token."""
+    free = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    eos = int(free[0, padded()["inputs"].shape[1] + 6])
+    options = padded() | {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": eos}
+    theirs, mine = Recorder(), Recorder()
+    model.generate(**options, streamer=theirs)
+    model.generate(**options, stream_to=mine, **ours)
+    assert mine.given == theirs.given
+    assert mine.ends == theirs.ends == 1
+
+
+class Letters:
+    """The least a streamer needs of a tokenizer."""
+
+    def decode(self, ids, **options):
+        return "".join(chr(97 + i % 26) + " " for i in ids)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_text_is_streamed_to_another_thread(model, ours, fails):
+    ids = torch.tensor([PROMPTS[0]])
+    streamer = TextIteratorStreamer(Letters(), skip_prompt=True, timeout=60)
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "stream_to": streamer} | ours
+    if fails:
+        options["dola_layers"] = "low"
+
+    def work():
+        if fails:
+            with pytest.raises(ConfigError):
+                model.generate(ids, **options)
+        else:
+            model.generate(ids, **options)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    text = "".join(streamer)  # a failure ends the stream too, or this would wait for ever
+    thread.join()
+    expected = model.generate(ids, do_sample=False, max_new_tokens=NEW, pad_token_id=0)[0, ids.shape[1] :]
+    assert text == ("" if fails else Letters().decode(expected.tolist()))
+
+
+def test_tokens_are_streamed_as_they_are_decided(model, ours):
+    class Impatient(Recorder):
+        def put(self, value):
+            super().put(value)
+            if len(self.given) == 5:
+                raise KeyboardInterrupt
+
+    streamer = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=80, pad_token_id=0, stream_to=streamer, **ours)
+    assert streamer.ends == 1
+    assert len(streamer.given) == 5
+
+
 def test_translation_keeps_their_order():
     t, k, p, m = (w(x) for w, x in zip(WARPERS, (0.7, 5, 0.9, 0.1), strict=True))
     penalty, bias = RepetitionPenaltyLogitsProcessor(1.2), SequenceBiasLogitsProcessor([[[1], 2.0]])
@@ -134,11 +269,20 @@ def test_training_mode_is_given_back(model, ours):
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
         ({"num_beams": 2}, "num_beams=2"),
+        ({"dola_layers": "high"}, "dola_layers"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(model, ours, options, word):
     with pytest.raises(ConfigError, match=word):
         model.generate(**padded(), do_sample=False, max_new_tokens=4, pad_token_id=0, **options, **ours)
+
+
+def test_a_quantized_cache_is_refused(model):
+    """Asked for directly: `generate` itself needs a quantiser that is not installed here."""
+    config = GenerationConfig(cache_implementation="quantized", max_new_tokens=4)
+    with pytest.raises(ConfigError, match="cache_implementation='quantized'"):
+        custom_generate(model, torch.tensor([PROMPTS[0]]), [], [], config)
 
 
 def test_embeddings_are_refused(model, ours):

@@ -165,7 +165,7 @@ def test_folded_products_guess_the_same(cell, head):
     target = load_target(make_model("llama"))
     changes = {"cell": cell, "first_state": "zero", "head": head, "draft_vocab_size": 30, "exit_size": 12}
     plain, folded = (recurrent_drafter(target, **changes) for _ in range(2))
-    folded._fold()
+    folded._precompute()
     assert folded.vocabulary.shape[1] == 12 or head == "own"
     shape = Shape(width=3, length=4, nodes=9)
     a, b = (Engine(target, d, shape=shape).generate(PROMPTS, max_new_tokens=20) for d in (plain, folded))

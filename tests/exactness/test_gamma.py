@@ -8,8 +8,8 @@ import torch
 
 import redrafter
 from redrafter import Engine, Gamma, RuleConfig, SamplingParams, Shape
-from redrafter.drafters import ModelDrafter, NoDrafter
-from redrafter.drafters import model as drafters
+from redrafter.core.accept import Accepted
+from redrafter.drafters import ModelDrafter, NoDrafter, causal_lm
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 from tests.helpers.tables import P, V, chi_square, joint, run
@@ -114,7 +114,7 @@ def test_rows_have_their_own_limits(target, gamma, monkeypatch):
     """Alone or in a batch, a row guesses as far. Twin: one limit for all rows."""
     alone, together = guesses_alone_and_together(target, gamma)
     assert alone == together
-    monkeypatch.setattr(drafters, "within", lambda tree, limit: tree)
+    monkeypatch.setattr(causal_lm, "within", lambda tree, limit: tree)
     alone, together = guesses_alone_and_together(target, gamma)
     assert alone != together
 
@@ -153,7 +153,7 @@ def rejected(gamma: Gamma, branching: tuple[int, ...]) -> float:
     one = torch.ones(ROWS, dtype=torch.long)
     drafter = ModelDrafter(TableModel(), TableModel(), gamma=gamma)
     state = drafter.begin(0 * one[:, None], one, torch.zeros(ROWS, 1, 0), 100)
-    state = replace(state, waiting=one[:, None], count=one)
+    state = drafter.advance(state, Accepted(one[:, None], one[:, None], one, 0 * one, 0 * one), torch.zeros(ROWS, 1, 0))
     rule = RuleConfig(name="rejection", branching=branching)
     return chi_square(run(rule, Shape(), SAMPLED, ROWS, TOKENS, drafter, state), joint(SAMPLED, TOKENS))
 
@@ -172,5 +172,5 @@ def test_twin_an_improbable_guess_is_dropped(monkeypatch):
         sure = torch.cat([tree.valid[:, :1], q >= 0.3], 1).cumprod(1).bool()
         return replace(tree, valid=tree.valid & sure)
 
-    monkeypatch.setattr(drafters, "within", dropping)
+    monkeypatch.setattr(causal_lm, "within", dropping)
     assert rejected(Gamma(name="confidence", threshold=0.0), (1, 1, 1)) < UNSOUND

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
-from redrafter.core import accept, rules, step
+from redrafter.core import accept, step
 from redrafter.core.cache import KVCache
+from redrafter.core.rules import beam_search
 from redrafter.drafters import NoDrafter
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets import load_target
@@ -94,13 +95,13 @@ def test_accept_everything(monkeypatch):
 
 
 def test_noise_from_the_step_not_the_position(monkeypatch):
-    true = rules.gumbel
+    true = beam_search.gumbel
 
     def by_step(seeds, positions, vocab_size, **kw):
         return true(seeds, positions - positions[:, :1], vocab_size, **kw)
 
     assert still_exact(temperature=1.0, seed=3)
-    monkeypatch.setattr(rules, "gumbel", by_step)
+    monkeypatch.setattr(beam_search, "gumbel", by_step)
     assert not still_exact(temperature=1.0, seed=3)
 
 

@@ -6,11 +6,12 @@ import tokenizers
 import transformers
 
 from redrafter import Engine
+from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
-from redrafter.engine.request import Request, SamplingParams
+from redrafter.engine.request import Request
 from redrafter.targets import Target, load_target
+from redrafter.texts import Texts
 from redrafter.train.config import DistillConfig
-from redrafter.train.dataset import Texts
 from tests.helpers.zoo import VOCAB, make_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJK"

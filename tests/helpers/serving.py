@@ -9,9 +9,9 @@ from typing import Any
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.costs import Costs
 from redrafter.serve.model import Served
-from redrafter.serve.server import Server, build, make_pool
+from redrafter.serve.server import Server, build, make_batch
+from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.zoo import recurrent_drafter
 
@@ -24,7 +24,7 @@ def make_served(**changes: Any) -> Served:
     target = make_target()
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE)
     config = ServeConfig(**({"rows": 4, "context": 90, "queue": 100, "name": NAME} | changes))
-    return build(engine, make_pool(engine, config, [SHAPE]), Costs(None, SHAPE), config)
+    return build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)
 
 
 def plain(served: Served) -> Engine:

@@ -102,7 +102,7 @@ def run(
     out = torch.zeros(rows, tokens + shape.length + 32, dtype=torch.long)
     written = 0 * one
     while not bool(state.done.all()):
-        state, accepted = step(state, cache, sampling, rule, drafter, TableTarget())
+        state, accepted, _ = step(state, cache, sampling, rule, drafter, TableTarget())
         place = written[:, None] + torch.arange(accepted.tokens.shape[1])
         new = torch.arange(accepted.tokens.shape[1]) < accepted.count[:, None]
         out.scatter_(1, place, torch.where(new, accepted.tokens, out.gather(1, place)))

@@ -1,11 +1,13 @@
 """Training at toy scale: settings and texts that several test files share."""
 
+from redrafter.config import SamplingParams
 from redrafter.core.noise import fold
+from redrafter.drafters.options import DrafterOptions
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
-from redrafter.train.config import DrafterOptions, TrainConfig
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
+from redrafter.train.config import TrainConfig
 from tests.helpers.zoo import VOCAB
 
 OPTIONS = DrafterOptions(state_size=32, exit_size=32, blocks=2, draft_vocab=0, memory_heads=2, memory_size=8)
@@ -24,7 +26,17 @@ CONFIG = TrainConfig(
 
 
 def make_texts(target: Target, count: int = 24, temperature: float = 0.0, length: int = 20) -> Texts:
-    starts = [Start([1 + i % 7, 2 + i % 5, i % VOCAB], fold(3, i), length - i % 5, (11,)) for i in range(count)]
-    written = write_texts(target, starts, [temperature] * count, rows=8)
+    sampling = SamplingParams(temperature=temperature)
+    starts = [
+        Request(
+            prompt=[1 + i % 7, 2 + i % 5, i % VOCAB],
+            seed=fold(3, i),
+            max_new_tokens=length - i % 5,
+            sampling=sampling,
+            eos=(11,),
+        )
+        for i in range(count)
+    ]
+    written = write_texts(target, starts, rows=8)
     rows = [[*s.prompt, *w] for s, w in zip(starts, written, strict=True)]
     return Texts.of(rows, [3] * count, [temperature] * count, [s.seed for s in starts])

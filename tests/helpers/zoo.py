@@ -8,15 +8,13 @@ import transformers as tf
 from torch import Tensor
 
 from redrafter import Shape
-from redrafter.config import EagleConfig, MedusaConfig, RecurrentConfig
 from redrafter.core.accept import Accepted
 from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
-from redrafter.drafters import EagleDrafter, MedusaDrafter, RecurrentDrafter
-from redrafter.nets.eagle import EagleNet
-from redrafter.nets.medusa import MedusaNet
-from redrafter.nets.recurrent import RecurrentNet
+from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
+from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
+from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.targets import Target
 
 VOCAB = 40
@@ -123,7 +121,10 @@ class OracleDrafter:
         self.generator = torch.Generator().manual_seed(0)
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Known:
-        return Known(torch.arange(len(tokens)), lengths)
+        n = min(tokens.shape[1], self.truth.shape[1])
+        real = torch.arange(n) < lengths[:, None, None]  # (B, 1, n)
+        same = (tokens[:, None, :n] == self.truth[None, :, :n]) | ~real  # (B, texts, n)
+        return Known(same.all(-1).int().argmax(-1), lengths)
 
     def draft(self, state: Known, last: Tensor, search: Search) -> Tree:
         width, length = search.shape.width, search.shape.length

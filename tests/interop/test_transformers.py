@@ -6,7 +6,7 @@ import transformers as tf
 from scipy.stats import chisquare
 from transformers.generation import utils
 
-from redrafter.core import verify
+from redrafter import kernels
 from redrafter.errors import ConfigError
 from redrafter.interop import transformers as interop
 from redrafter.interop.transformers import speculative_sampling, use_fused_verification
@@ -77,17 +77,16 @@ def test_an_ensemble_is_left_to_transformers(models):
 
 def test_no_such_function(monkeypatch):
     monkeypatch.delattr(utils, "_speculative_sampling")
-    with pytest.raises(ConfigError, match="no _speculative_sampling"), use_fused_verification():
+    with pytest.raises(ConfigError, match="no function _speculative_sampling"), use_fused_verification():
         pass
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in Triton's interpreter, warns of every overflow
-def test_the_kernel_gives_the_oracles_text(models, monkeypatch):
+def test_the_kernel_gives_the_oracles_text(models):
     pytest.importorskip("triton", reason="triton is not installed")
     texts = []
-    for fast in (False, True):
-        monkeypatch.setattr(verify, "on_kernel", lambda *logits, fast=fast: fast)
-        with use_fused_verification():
+    for implementation in ("naive", "triton"):
+        with kernels.force(implementation), use_fused_verification():
             texts.append(generate(models, 4, max_new_tokens=12))
     assert torch.equal(*texts)
 

@@ -21,19 +21,21 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import torch  # noqa: E402
 import vllm  # noqa: E402
 
 import redrafter  # noqa: E402
-import vllm_cpu as bench  # noqa: E402
-from common import QUESTIONS  # noqa: E402
+from benchmarks import vllm_cpu as bench  # noqa: E402
+from benchmarks.common import QUESTIONS  # noqa: E402
 from redrafter import Shape  # noqa: E402
-from redrafter.drafters import checkpoint, shipped  # noqa: E402
+from redrafter.drafters import (  # noqa: E402
+    RecurrentNet,
+    checkpoint,
+    shipped,
+)
 from redrafter.errors import ConfigError  # noqa: E402
 from redrafter.interop.vllm import Proposer, ProposerConfig, check_version  # noqa: E402
-from redrafter.nets.recurrent import RecurrentNet  # noqa: E402
 from redrafter.targets.default import default_model  # noqa: E402
 
 DEPTH = 3
@@ -290,3 +292,10 @@ def test_an_untested_version_is_refused(monkeypatch, caplog):
 def test_settings_that_make_no_sense(section, message):
     with pytest.raises(ConfigError, match=message):
         ProposerConfig.of({"redrafter": section})
+
+
+def test_the_benchmark_runs(tmp_path):
+    bench.main(["--smoke", "--save", str(tmp_path / "vllm.json")])
+    result = json.loads((tmp_path / "vllm.json").read_text())
+    assert {row["part"] for row in result["rows"]} == {"turns", "mixed", "speed"}
+    assert result["headline"]["wrong"] == 0

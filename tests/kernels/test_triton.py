@@ -66,7 +66,7 @@ def test_tree_attention(case, dtype, turns):
     angles = torch.randn(batch, n, size, device=DEVICE)  # of all heads, laid out as a model does
     scales = [torch.randn(size, device=DEVICE).to(dtype) for _ in range(2)]
     norms = (*scales, 1.0, 1e-5) if turns == "normed" else None
-    turn = attention_naive.Turn(angles.cos().to(dtype), angles.sin().to(dtype), norms) if turns else None
+    turn = attention_naive.Rotary(angles.cos().to(dtype), angles.sin().to(dtype), norms) if turns else None
     want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5, turn)
     arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
     for _ in range(3 if BIG else 1):  # parts are merged by whoever comes last, which may be another each time

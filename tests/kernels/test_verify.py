@@ -10,14 +10,16 @@ BIG = DEVICE == "cuda"
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from redrafter.core import noise, verify  # noqa: E402
-from redrafter.core.accept import accept_seeded, at_depth  # noqa: E402
+from redrafter import kernels  # noqa: E402
+from redrafter.bench import paper_kernels  # noqa: E402
+from redrafter.bench.paper_kernels import naive as paper_naive  # noqa: E402
+from redrafter.bench.paper_kernels import triton as paper_triton  # noqa: E402
+from redrafter.core import noise  # noqa: E402
+from redrafter.core.rules.rejection import rejection_from_logits  # noqa: E402
+from redrafter.core.rules.seeded import accept_seeded  # noqa: E402
 from redrafter.core.tree import Nodes, pack  # noqa: E402
 from redrafter.kernels import verify as operators  # noqa: E402
-from redrafter.kernels.verify import paper  # noqa: E402
 from redrafter.kernels.verify import triton as kernel  # noqa: E402
-from redrafter.kernels.verify.paper import naive as paper_naive  # noqa: E402
-from redrafter.kernels.verify.paper import triton as paper_triton  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in the interpreter, warns of every overflow
@@ -33,9 +35,9 @@ def both(monkeypatch):
 
     def run(function, *args, **options):
         found = []
-        for fast in (False, True):
-            monkeypatch.setattr(verify, "on_kernel", lambda *logits, fast=fast: fast)
-            found.append(function(*args, **options))
+        for implementation in ("naive", "triton"):
+            with kernels.force(implementation):
+                found.append(function(*args, **options))
         return found
 
     return run
@@ -85,33 +87,33 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 )
 def test_fused(both, case, dtype):
     target, draft, tokens, rows = drafted(*case, temperature=(1.0, 0.6, 1.4), dtype=dtype, apart=0.5)
-    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
 def test_fused_of_two_types(both):
     target, draft, tokens, rows = drafted(3, 2, 257, apart=0.5)
-    agree(both(verify.rejection_from_logits, target, draft.half(), tokens, **rows))
+    agree(both(rejection_from_logits, target, draft.half(), tokens, **rows))
 
 
 @pytest.mark.skipif(not BIG, reason="needs a GPU")
 def test_fused_in_a_graph():
     """Recording fails where the host is waited for; a replay reads what the tensors hold then."""
     target, draft, tokens, rows = drafted(4, 5, 32000, dtype=torch.bfloat16, apart=0.5)
-    verify.rejection_from_logits(target, draft, tokens, **rows)
+    rejection_from_logits(target, draft, tokens, **rows)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = verify.rejection_from_logits(target, draft, tokens, **rows)
+        found = rejection_from_logits(target, draft, tokens, **rows)
     for _ in range(3):
         rows["seeds"] += 1
         graph.replay()
-        want = verify.rejection_from_logits(target, draft, tokens, **rows)
+        want = rejection_from_logits(target, draft, tokens, **rows)
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
 def test_fused_counts_of_all_kinds(both):
     target, draft, tokens, rows = drafted(8, 4, MANY, apart=0.3)
     rows["counts"] = torch.tensor([0, 1, 2, 3, 4, 4, 0, 2], device=DEVICE)
-    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert (accepted <= rows["counts"]).all()
     assert accepted[4:6].max() > 0
 
@@ -119,7 +121,7 @@ def test_fused_counts_of_all_kinds(both):
 def test_fused_minds_nothing_behind_a_stop(both):
     target, draft, tokens, rows = drafted(9, 4, 257, temperature=(1.0, 0.0), apart=3.0)
     rows["counts"][3] = 2
-    found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
+    found = both(rejection_from_logits, target, draft, tokens, **rows)
     accepted = agree(found)
     assert accepted.min() == 0
     assert accepted.max() > 0
@@ -127,7 +129,7 @@ def test_fused_minds_nothing_behind_a_stop(both):
 
     def garbled(places):
         given = [torch.where(places[:, :n, None], 9 * torch.randn_like(x), x) for x, n in ((target, 5), (draft, 4))]
-        return both(verify.rejection_from_logits, *given, tokens, **rows)[1]
+        return both(rejection_from_logits, *given, tokens, **rows)[1]
 
     agree([found[0], garbled(depth > accepted[:, None])])
     with pytest.raises(AssertionError):
@@ -136,7 +138,7 @@ def test_fused_minds_nothing_behind_a_stop(both):
 
 def test_fused_with_nothing_drafted(both):
     target, draft, tokens, rows = drafted(3, 0, 300)
-    assert agree(both(verify.rejection_from_logits, target, draft, tokens, **rows)).tolist() == [0, 0, 0]
+    assert agree(both(rejection_from_logits, target, draft, tokens, **rows)).tolist() == [0, 0, 0]
 
 
 def test_fused_at_temperature_0_is_greedy(both):
@@ -146,7 +148,7 @@ def test_fused_at_temperature_0_is_greedy(both):
         target[:, place, best] = 99.0
     target = target.bfloat16()
     tokens[2] = target[2, :3].float().argmax(-1)
-    found = both(verify.rejection_from_logits, target, draft, tokens, **rows)
+    found = both(rejection_from_logits, target, draft, tokens, **rows)
     accepted = agree(found)
     assert accepted[2] == 3
     best = target.float().argmax(-1)
@@ -157,7 +159,7 @@ def test_fused_at_temperature_0_is_greedy(both):
 
 def test_fused_accepts_all_where_p_is_q(both):
     target, _, tokens, rows = drafted(6, 5, 300, temperature=(1.0, 0.3))
-    accepted = agree(both(verify.rejection_from_logits, target, target[:, :5].clone(), tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, target[:, :5].clone(), tokens, **rows))
     assert (accepted == 5).all()
 
 
@@ -165,7 +167,7 @@ def test_fused_draws_from_p_where_q_leaves_nothing(both):
     """A guess that q itself excludes is refused; with p = q nothing is left of p then, so p it is."""
     target, _, tokens, rows = drafted(5, 2, MANY)
     target.scatter_(2, tokens[..., None], -torch.inf)
-    accepted = agree(both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, target[:, :2].clone(), tokens, **rows))
     assert (accepted == 0).all()
 
 
@@ -175,7 +177,7 @@ def test_fused_at_temperatures_next_to_0(both):
     tops = torch.tensor([80.0, 77.7, 61.3, 90.1], device=DEVICE)
     target[:, :, 7], draft[:2, :, 7] = tops, tops[:3]
     tokens[:2] = 7
-    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert accepted.tolist()[:2] == [3, 3]
 
 
@@ -184,7 +186,7 @@ def test_fused_at_temperature_0_takes_a_logit_of_0(both):
     target, draft, _, rows = drafted(2, 2, 300, temperature=(0.0,))
     target, tokens = torch.full_like(target, -1.0), torch.zeros(2, 2, dtype=torch.long, device=DEVICE)
     target[..., 0] = 0.0
-    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert (accepted == 2).all()
 
 
@@ -194,7 +196,7 @@ def test_fused_vocabulary_of_many_spans(both):
     target[:, :, -3:] += 30.0
     draft[:, :, -2:] += 30.0
     tokens[:] = 530_000
-    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
 @pytest.mark.skipif(not BIG, reason="needs a GPU: programs run at the same time")
@@ -204,13 +206,13 @@ def test_fused_of_many_rows_that_stop_anywhere(both, apart):
         kind = {"temperature": (1.0, 0.0, 0.6), "dtype": torch.bfloat16, "apart": apart}
         target, draft, tokens, rows = drafted(64, 20, 32000 + more, **kind)
         rows["counts"] = torch.randint(0, 21, (64,), device=DEVICE)
-        agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+        agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
 def test_fused_refuses_a_guess_that_q_excludes(both):
     target, draft, tokens, rows = drafted(5, 2, 300)
     draft.scatter_(2, tokens[..., None], -torch.inf)
-    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert (accepted == 0).all()
 
 
@@ -219,13 +221,13 @@ def test_fused_where_floors_exclude_the_guess(both):
     target[..., 7], tokens[:] = 9.0, 7
     target[..., 8] = 10.0
     floors = (torch.full((5, 3), 9.5, device=DEVICE), torch.full((5, 2), -9.0, device=DEVICE))
-    found = both(verify.rejection_from_logits, target, target[:, :2].clone(), tokens, floors=floors, **rows)
+    found = both(rejection_from_logits, target, target[:, :2].clone(), tokens, floors=floors, **rows)
     assert (agree(found) == 0).all()
     assert (found[1][0][:, 0] == 8).all()
     # And what is below q's takes nothing from p.
     target[..., 8:28], draft = 10.0, target[:, :2].clone()
     draft[..., 8:18], draft[..., 7], floors[1][:] = 11.0, 12.0, 11.5
-    found = both(verify.rejection_from_logits, target, draft, tokens, floors=floors, **rows)
+    found = both(rejection_from_logits, target, draft, tokens, floors=floors, **rows)
     assert (agree(found) == 0).all()
     assert (found[1][0][:, 0] < 18).any()
 
@@ -236,26 +238,24 @@ def test_fused_where_q_leaves_something_in_one_span_only(both):
     draft = target[:, :2].clone()
     draft.scatter_(2, tokens[..., None], 12.0)  # q above p at the guess, and p above q elsewhere
     draft[..., 4096:8192] = target[:, :2, 4096:8192] + 9
-    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
 def test_fused_what_follows_a_refusal_does_not_count(both):
     """Whether or not it is read."""
     target, draft, tokens, rows = drafted(8, 4, 3000, apart=0.7)
-    new, accepted = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
+    new, accepted = both(rejection_from_logits, target, draft, tokens, **rows)[1]
     assert len(accepted.unique()) > 2
     after = torch.arange(5, device=DEVICE) > accepted[:, None]
     target[after], draft[after[:, :4]] = torch.nan, torch.nan
-    again = both(verify.rejection_from_logits, target, draft, tokens, **rows)[1]
+    again = both(rejection_from_logits, target, draft, tokens, **rows)[1]
     assert (again[1] == accepted).all()
     assert (again[0] == new).all()
     target[after.logical_not()] = torch.nan  # what comes before it does count
-    assert (both(verify.rejection_from_logits, target, draft, tokens, **rows)[1][1] == 0).all()
+    assert (both(rejection_from_logits, target, draft, tokens, **rows)[1][1] == 0).all()
 
 
-@pytest.mark.skipif(
-    BIG, reason="needs a machine without a GPU: programs that run at the same time may have begun to read"
-)
+@pytest.mark.skipif(BIG, reason="needs no GPU: there, programs that run at the same time may have begun to read")
 @pytest.mark.parametrize("late", [False, True])
 def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
     """If it is judged in time. Else it is read on in vain, and drawn from all the same."""
@@ -266,7 +266,7 @@ def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
     rows["counts"][5] = 2
     made, zeros = [], torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: made.append(zeros(*a, **k)) or made[-1])
-    accepted = agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert len(accepted.unique()) > 2
     words = next(w for w in made if w.dtype == torch.long and len(w) > 8)
     of_places, offers = words[: 8 * 4 * (2 * 3 + 2)].view(8, 4, 2 * 3 + 2), words[8 * 4 * (2 * 3 + 2) :]
@@ -278,7 +278,7 @@ def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
 
 def test_fused_of_no_numbers_is_a_token(both):
     target, draft, tokens, rows = drafted(4, 2, MANY)
-    new, accepted = both(verify.rejection_from_logits, target * torch.nan, draft, tokens, **rows)[1]
+    new, accepted = both(rejection_from_logits, target * torch.nan, draft, tokens, **rows)[1]
     assert (new >= 0).all()
     assert (new < MANY).all()
     assert (accepted <= 2).all()
@@ -294,7 +294,7 @@ def test_fused_one_hot_rows(both, who):
         logits.copy_(sharp.scatter(2, index[..., None], 7.0))
     if who != "target":
         tokens = draft.argmax(-1)
-    agree(both(verify.rejection_from_logits, target, draft, tokens, **rows))
+    agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
 def test_fused_floors_and_strides(both):
@@ -308,7 +308,7 @@ def test_fused_floors_and_strides(both):
     tokens = tokens.t().contiguous().t()
     floors = (target.topk(20).values[..., -1], draft.topk(20).values[..., -1])
     tokens = torch.where(draft.gather(2, tokens[..., None])[..., 0] < floors[1], draft.argmax(-1), tokens)
-    found = both(verify.rejection_from_logits, target, draft, tokens, floors=floors, **rows)
+    found = both(rejection_from_logits, target, draft, tokens, floors=floors, **rows)
     accepted = agree(found)
     assert (accepted[:3] == 3).all()
     drawn = found[1][0].gather(1, accepted[:, None])
@@ -345,13 +345,14 @@ def test_seeded_chooses_what_the_core_chooses(both, case, dtype):
     g = noise.gumbel(seeds, ahead, vocab, stream=noise.SEEDED, dtype=torch.float32)
     g = torch.where(heat[:, None, None] > 0, g, 0.0)
     scores = logits.float() / torch.where(heat > 0, heat, 1.0)[:, None, None]
-    choice = at_depth(scores, g, tree).argmax(-1)
+    choice = (scores + g.gather(1, tree.depths[:, :, None].expand_as(scores))).argmax(-1)
     mine = kernel.seeded(logits, tree.depths, heat, seeds, at, None, noise.SEEDED)
     assert (mine == choice).float().mean() >= (0.99 if BIG else 1.0)
     # Guess what the target will choose, so that paths are long; then the whole rule.
     tree.tokens[:, 1:] = choice.gather(1, tree.parents)[:, 1:]
-    want = accept_seeded(scores, tree, g)
-    for found in both(verify.seeded_from_logits, logits, tree, temperature=heat, seeds=seeds, positions=at):
+    want = accept_seeded(choice, tree)
+    for chosen in both(operators.seeded, logits, tree.depths, heat, seeds, at, None, noise.SEEDED, g):
+        found = accept_seeded(chosen, tree)
         assert (found.count == want.count).all()
         assert (found.path == want.path).all()
         assert (found.tokens == want.tokens).float().mean() >= (0.99 if BIG else 1.0)
@@ -361,12 +362,12 @@ def test_seeded_floor_and_strides(both):
     tree = random_tree(2, 6, 300)
     logits = torch.randn(2, 300, 7, device=DEVICE).transpose(1, 2)
     floor = logits.topk(5).values[..., -1]
-    rows = {"temperature": torch.full((2,), 3.0), "seeds": torch.tensor([1, 2]), "positions": torch.tensor([4, 9])}
-    rows = {k: v.to(DEVICE) for k, v in rows.items()}
-    want, got = both(verify.seeded_from_logits, logits, tree, floor=floor, **rows)
-    assert torch.equal(want.tokens, got.tokens)
-    top = logits.topk(5).indices.gather(1, got.path[:, :1, None].expand(-1, 1, 5))
-    assert (top == got.tokens[:, :1, None]).any(-1).all()
+    rows = [x.to(DEVICE) for x in (torch.full((2,), 3.0), torch.tensor([1, 2]), torch.tensor([4, 9]))]
+    ahead = rows[2][:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
+    g = noise.gumbel(rows[1], ahead, 300, stream=noise.SEEDED, dtype=torch.float32)
+    want, got = both(operators.seeded, logits, tree.depths, *rows, floor, noise.SEEDED, g)
+    assert torch.equal(want, got)
+    assert (logits.topk(5).indices == got[..., None]).any(-1).all()
 
 
 def test_twin_another_seed_or_stream_chooses_otherwise():
@@ -391,7 +392,7 @@ def test_operators_say_what_shapes_they_give():
     torch.library.opcheck(operators.seeded_operator, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
 
 
-@pytest.mark.parametrize("scale", [None, paper.SPEECH], ids=["exact", "sigmoid"])
+@pytest.mark.parametrize("scale", [None, paper_kernels.SPEECH], ids=["exact", "sigmoid"])
 def test_paper_tiles(scale):
     target, draft, _, _ = drafted(2, 3, 1500)
     if scale is None:

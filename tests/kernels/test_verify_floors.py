@@ -10,8 +10,7 @@ BIG = DEVICE == "cuda"
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from redrafter import SamplingParams  # noqa: E402
-from redrafter.core import sampling as core  # noqa: E402
+from redrafter import SamplingParams, kernels  # noqa: E402
 from redrafter.core.sampling import Sampling, floor, restrict  # noqa: E402
 from redrafter.kernels.verify import floors  # noqa: E402
 from redrafter.kernels.verify.floors import triton as kernel  # noqa: E402
@@ -40,15 +39,15 @@ def small(monkeypatch):
 
 
 @pytest.fixture
-def both(monkeypatch):
+def both():
     """Floors (B, n) and scores (B, n, V), by the oracle and by the kernel."""
 
     def run(logits, params):
         sampling = Sampling.of(params, logits.shape[-1], DEVICE)
         found = []
-        for fast in (False, True):
-            monkeypatch.setattr(core, "on_kernel", lambda x, fast=fast: fast)
-            found.append((floor(logits, sampling), restrict(logits, sampling)))
+        for implementation in ("naive", "triton"):
+            with kernels.force(implementation):
+                found.append((floor(logits, sampling), restrict(logits, sampling)))
         return found
 
     return run
@@ -154,5 +153,5 @@ def test_twin_half_the_bits_are_not_enough(both, monkeypatch):
 
 def test_operator_says_what_shape_it_gives():
     s = Sampling.of(MANY[:2], 100, DEVICE)
-    args = (logits_of(2, 3, 100, torch.bfloat16), s.temperature, s.top_k, s.top_p, s.min_p.log())
+    args = (logits_of(2, 3, 100, torch.bfloat16), s.temperature, s.top_k, s.top_p, s.min_p)
     torch.library.opcheck(floors.smallest_operator, args, test_utils=("test_schema", "test_faketensor"))

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from redrafter.config import SamplingParams
+from redrafter.core.cache import KVCache
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.runtime import bulk
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model
 
@@ -23,8 +25,17 @@ def plain(target: Target, eos: tuple[int, ...]) -> list[list[int]]:
     return texts
 
 
-def starts(eos: tuple[int, ...]) -> list[Start]:
-    return [Start(p, i, BUDGETS[i], eos) for i, p in enumerate(PROMPTS)]
+def starts(eos: tuple[int, ...], shift: int = 0) -> list[Request]:
+    return [
+        Request(
+            prompt=p,
+            seed=i + shift,
+            max_new_tokens=BUDGETS[i],
+            sampling=SamplingParams(temperature=TEMPERATURES[i]),
+            eos=eos,
+        )
+        for i, p in enumerate(PROMPTS)
+    ]
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -34,7 +45,7 @@ def test_same_texts_as_the_engine(kind: str, rows: int) -> None:
     before = target.config._attn_implementation
     eos = (11, 23)
     told: list[int] = []
-    written = bulk.write_texts(target, starts(eos), TEMPERATURES, rows=rows, progress=told.append)
+    written = bulk.write_texts(target, starts(eos), rows=rows, progress=told.append)
     assert written == plain(target, eos)
     assert sum(told) == sum(len(t) for t in written)
     assert target.config._attn_implementation == before
@@ -42,8 +53,7 @@ def test_same_texts_as_the_engine(kind: str, rows: int) -> None:
 
 def test_another_seed_gives_another_text() -> None:
     target = Target(make_model())
-    changed = [Start(s.prompt, s.seed + 1, s.budget, s.eos) for s in starts(())]
-    written = bulk.write_texts(target, changed, TEMPERATURES, rows=2)
+    written = bulk.write_texts(target, starts((), shift=1), rows=2)
     same = [a == b for a, b in zip(written, plain(target, ()), strict=True)]
     assert same == [t == 0 for t in TEMPERATURES]
 
@@ -51,14 +61,14 @@ def test_another_seed_gives_another_text() -> None:
 def test_a_broken_commit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twin: rows that read each other's prompts write other texts."""
     target = Target(make_model())
-    place = bulk.KVCache.place
+    place = KVCache.place
 
-    def wrong(self: bulk.KVCache, other: bulk.KVCache, rows: torch.Tensor, batch: int) -> None:
+    def wrong(self: KVCache, other: KVCache, rows: torch.Tensor, batch: int) -> None:
         place(self, other, rows.flip(0), batch)
 
-    monkeypatch.setattr(bulk.KVCache, "place", wrong)
-    assert bulk.write_texts(target, starts(()), TEMPERATURES, rows=5) != plain(target, ())
+    monkeypatch.setattr(KVCache, "place", wrong)
+    assert bulk.write_texts(target, starts(()), rows=5) != plain(target, ())
 
 
 def test_nothing_to_write() -> None:
-    assert bulk.write_texts(Target(make_model()), [], [], rows=4) == []
+    assert bulk.write_texts(Target(make_model()), [], rows=4) == []

@@ -11,19 +11,18 @@ from redrafter import Engine, RuleConfig, Shape
 from redrafter.config import SamplingParams
 from redrafter.core.noise import SEEDED, gumbel, uniform
 from redrafter.core.rules import make_rule
-from redrafter.core.sampling import Sampling
-from redrafter.core.step import step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from redrafter.errors import OutOfMemory
+from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import EagerRun, Start
-from redrafter.runtime.pool import Pool
+from redrafter.runtime.executor import StepDrafter, run_step
+from redrafter.runtime.row import Request
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
-from tests.runtime.test_pool import SHAPES as POOL_SHAPES
-from tests.runtime.test_pool import requests, serve
+from tests.runtime.test_batch import SHAPES as BATCH_SHAPES
+from tests.runtime.test_batch import requests, serve
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -69,7 +68,7 @@ def test_compiled_texts_are_the_cpus(dtype):
         for drafter in (NoDrafter(), recurrent_drafter(target)):
             engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime="compiled")
             assert [c.tokens for c in engine.generate(PROMPTS[:2], **options)] == cpu
-            assert not engine.programs.hopeless
+            assert engine.recorded
 
 
 def test_a_cache_too_large_is_refused_in_a_line():
@@ -80,7 +79,7 @@ def test_a_cache_too_large_is_refused_in_a_line():
 
 
 @pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
-@pytest.mark.parametrize("draft", ["recurrent", "model", "ngram"])
+@pytest.mark.parametrize("draft", ["recurrent", "ngram"])
 def test_a_step_never_waits_for_the_host(rule, draft):
     """torch raises on any synchronising call inside the step."""
     if rule == "rejection" and draft == "ngram":
@@ -88,22 +87,27 @@ def test_a_step_never_waits_for_the_host(rule, draft):
     target = cuda_target()
     made = {
         "recurrent": lambda: recurrent_drafter(target),
-        "model": lambda: ModelDrafter(target, target),
         "ngram": lambda: NgramDrafter(2, 1),
     }
-    drafter = made[draft]()
-    judge = make_rule(RuleConfig(name=rule), Shape(width=3, length=3), target.vocab_size, target.dtype)
+    drafter, shape = made[draft](), Shape(width=3, length=3)
     params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
-    sampling = Sampling.of([params] * 2, target.vocab_size, target.device)
-    run = EagerRun(target, drafter, judge, sampling, [Start(p, 1, 40, ()) for p in PROMPTS[:2]])
-    run.prefill()
+
+    def rules(shape):
+        return make_rule(RuleConfig(name=rule), shape, target.vocab_size, target.dtype)
+
+    batch = Batch(target, drafter, rows=2, context=99, shapes=[shape], rules=rules, runtime="eager")
+    requests = [Request(prompt=p, seed=1, max_new_tokens=40, sampling=params) for p in PROMPTS[:2]]
+    batch.read_all([batch.open(r) for r in requests])
+    batch.step(True, shape)  # first use allocates
+    state, sampling = batch.state, batch._sampling(0, 2)
+    rows = state.view(0, 2, drafts=True, counted=True)
+    seen = StepDrafter(drafter, rows, state.history, guesses=True, trims=False)
     with torch.no_grad():
-        rows, _ = step(run.rows, run.cache, sampling, judge, drafter, target)  # first use allocates
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(3):
-                rows, _ = step(rows, run.cache, sampling, judge, drafter, target)
+                run_step(rows, state.cache, sampling, rules(shape), seen, target)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert int(rows.lengths.min()) > len(PROMPTS[1]) + 3
@@ -121,10 +125,13 @@ def test_a_step_never_waits_for_the_host_twin():
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_bulk_texts_are_the_cpus(kind):
     """Recorded as a graph, or not where a model waits for the host (experts)."""
-    starts = [Start(p, i, 40, (11, 23)) for i, p in enumerate(PROMPTS)]
-    temperatures = [0.0, 1.0, 0.7, 0.0, 1.0]
-    cpu = write_texts(load_target(make_model(kind)), starts, temperatures, rows=2)
-    assert write_texts(cuda_target(kind), starts, temperatures, rows=2) == cpu
+    kinds = [SamplingParams(temperature=t) for t in (0.0, 1.0, 0.7, 0.0, 1.0)]
+    requests = [
+        Request(prompt=p, seed=i, max_new_tokens=40, sampling=kind, eos=(11, 23))
+        for i, (p, kind) in enumerate(zip(PROMPTS, kinds, strict=True))
+    ]
+    cpu = write_texts(load_target(make_model(kind)), requests, rows=2)
+    assert write_texts(cuda_target(kind), requests, rows=2) == cpu
 
 
 def test_training_resumes_bit_for_bit(tmp_path):
@@ -146,9 +153,9 @@ def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(
     chance = random.Random(3)
     every = requests(target, 20, chance)
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
-    pool = Pool(target, drafter, rows=6, context=90, kept=3, shapes=POOL_SHAPES, endings=2, runtime=runtime)
-    texts = serve(pool, every, chance)
+    batch = Batch(target, drafter, rows=6, context=90, kept=3, shapes=BATCH_SHAPES, endings=2, runtime=runtime)
+    texts = serve(batch, every, chance)
     eager = Engine(target, NoDrafter(), runtime="eager")
     assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
-    assert pool.recorded == (runtime != "eager")
-    assert all(p is not None and p.graph is not None for p in pool.recorder.programs.values())
+    assert batch.recorded == (runtime != "eager")
+    assert all(s.graph is not None for s in batch.executor.steps.values())

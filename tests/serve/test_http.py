@@ -40,7 +40,7 @@ def _alive(request: pytest.FixtureRequest) -> Iterator[None]:
     if "url" in request.fixturenames:
         status, answer = post(request.getfixturevalue("url"), {"model": NAME, "prompt": "a", "max_tokens": 3})
         assert (status, len(answer["choices"])) == (200, 1)
-        pool = request.getfixturevalue("served").scheduler.pool
+        pool = request.getfixturevalue("served").scheduler.batch
         assert wait_until(lambda: pool.free == pool.rows)
         assert pool.used == 0
 
@@ -243,7 +243,7 @@ def test_health_and_metrics(url: str, served: Served) -> None:
         assert f"redrafter_{name}" in values
     assert 0 <= float(values['redrafter_acceptance{depth="1"}']) <= 1
     assert float(values["redrafter_time_per_token_seconds_count"]) > 10
-    assert int(values["redrafter_cache_slots"]) == served.scheduler.pool.rows * 90
+    assert int(values["redrafter_cache_slots"]) == served.scheduler.batch.rows * 90
     connection.request("GET", "/")
     page = connection.getresponse()
     assert b"redrafter" in page.read()

@@ -11,10 +11,9 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
-from redrafter.engine.processors import PathProcessors
 from redrafter.errors import ConfigError
-from redrafter.runtime.pool import Pool
-from redrafter.serve.job import Job, Told
+from redrafter.runtime.batch import Batch
+from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
 from redrafter.targets import Target
 from tests.helpers.letters import END, make_target
@@ -49,23 +48,19 @@ def target() -> Target:
 
 def make(target: Target, rows: int = 8, recorded: bool | None = None, **limits: Any) -> Scheduler:
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
-    pool = Pool(target, drafter, rows=rows, context=90, kept=3, shapes=SHAPES, recorded=recorded)
-
-    def processor(job: Job, row: Any) -> Any:
-        return PathProcessors(job.processors, lambda: [row.ids])
-
-    return Scheduler(pool, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)), processor)
+    batch = Batch(target, drafter, rows=rows, context=90, kept=3, shapes=SHAPES, recorded=recorded)
+    return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)))
 
 
-class Heard:
+class SpeechCache:
     """Gathers what is told about one answer."""
 
     def __init__(self) -> None:
         self.text, self.tokens = "", []
         self.done = threading.Event()
-        self.last: Told | None = None
+        self.last: Event | None = None
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: Event) -> None:
         assert not self.done.is_set(), "nothing is told after the end"
         self.last = told
         if told.part is not None:
@@ -87,8 +82,8 @@ def requests(engine: Engine, count: int, seed: int = 0) -> list[list[Any]]:
     return made
 
 
-def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, Heard]]:
-    heard = [Heard() for _ in group]
+def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, SpeechCache]]:
+    heard = [SpeechCache() for _ in group]
     return [(Job(r, h, tokenizer=target.tokenizer, **options), h) for r, h in zip(group, heard, strict=True)]
 
 
@@ -104,7 +99,7 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: T
     ]
     scheduler.start()
 
-    def client(group: list[tuple[Job, Heard]], wait: float, cancel: float | None) -> None:
+    def client(group: list[tuple[Job, SpeechCache]], wait: float, cancel: float | None) -> None:
         time.sleep(wait)
         scheduler.submit([job for job, _ in group])
         if cancel is not None:
@@ -137,11 +132,11 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: T
             alone = plain.complete([request])[0]
             assert heard.tokens == alone.tokens, request
             assert heard.text == alone.text
-            assert job.host.finish_reason == alone.finish_reason
+            assert job.writer.finish_reason == alone.finish_reason
             compared += 1
     assert compared > 50
-    assert scheduler.pool.free == scheduler.pool.rows
-    assert scheduler.pool.used == 0
+    assert scheduler.batch.free == scheduler.batch.rows
+    assert scheduler.batch.used == 0
     assert not scheduler.jobs
     assert not scheduler.reading
     assert not scheduler.queue
@@ -199,9 +194,9 @@ def test_a_fault_in_one_row_fails_that_row_alone(target: Target, at: str) -> Non
     request = plain.requests([prompt], max_new_tokens=20, seed=1, halts=halts if at == "halts" else None)
     bad, heard = jobs_of(target, request, processors=[Fault()] if "filter" in at else ())[0]
     if at == "listener":
-        told: list[Told] = []
+        told: list[Event] = []
 
-        def listener(piece: Told) -> None:
+        def listener(piece: Event) -> None:
             told.append(piece)
             if piece.error is None:
                 raise ValueError("a filter broke")
@@ -216,7 +211,7 @@ def test_a_fault_in_one_row_fails_that_row_alone(target: Target, at: str) -> Non
     for group, (_, good) in zip(groups, every, strict=True):
         assert good.tokens == plain.complete([group[0]])[0].tokens
     assert scheduler.metrics.finished["failed"] == 1
-    assert scheduler.pool.free == scheduler.pool.rows
+    assert scheduler.batch.free == scheduler.batch.rows
 
 
 def test_a_failed_step_fails_its_rows_and_serving_goes_on(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +221,7 @@ def test_a_failed_step_fails_its_rows_and_serving_goes_on(target: Target, monkey
     (job, heard), (later, after) = jobs_of(target, group)[0], jobs_of(target, group)[0]
     scheduler.submit([job])
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "collect", lambda self: (_ for _ in ()).throw(RuntimeError("no memory")))
+        patch.setattr(Batch, "_collect", lambda self: (_ for _ in ()).throw(RuntimeError("no memory")))
         run(scheduler)
     assert heard.last is not None
     assert "no memory" in str(heard.last.error)
@@ -319,8 +314,8 @@ def test_plain_and_drafting_rows_share_time_not_steps(target: Target) -> None:
     scheduler.submit([a])
     scheduler.submit([b])
     sizes: list[tuple[bool, int]] = []
-    launch = scheduler.pool.launch
-    scheduler.pool.launch = lambda d, s: (sizes.append((d, scheduler.pool.live[d])), launch(d, s))[1]  # type: ignore
+    step = scheduler.batch.step
+    scheduler.batch.step = lambda d, s: (sizes.append((d, scheduler.batch.live[d])), step(d, s))[1]  # type: ignore
     for _ in range(20):
         scheduler.turn()
     assert {n for _, n in sizes} == {1}
@@ -336,11 +331,11 @@ def test_nobody_waits_for_a_thread_that_died(target: Target, monkeypatch: pytest
     for job, _ in every:
         scheduler.submit([job])
 
-    def broken(self: Pool) -> None:
+    def broken(self: Batch) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(Pool, "collect", broken)
-    monkeypatch.setattr(Pool, "reset", broken)
+    monkeypatch.setattr(Batch, "_collect", broken)
+    monkeypatch.setattr(Batch, "reset", broken)
     scheduler.start()
     assert scheduler.thread is not None
     scheduler.thread.join(timeout=30)

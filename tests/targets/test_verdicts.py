@@ -114,8 +114,8 @@ def test_without_a_folder_to_write_the_model_is_checked_every_time(model, checks
 @pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
 def test_forward_passes_are_tried_once_and_installed_alike(model, checks, monkeypatch):
     tried = []
-    whole = passes.lean
-    monkeypatch.setattr(passes, "lean", lambda target: (tried.append(target), whole(target))[1])
+    whole = passes.install_cpu_forwards
+    monkeypatch.setattr(passes, "install_cpu_forwards", lambda target: (tried.append(target), whole(target))[1])
     first, second = (load_target(model, device="cpu") for _ in range(2))
     replaced = [
         {name: repr(type(m.forward.__func__)) for name, m in t.model.named_modules() if "forward" in vars(m)}

@@ -17,10 +17,11 @@ from redrafter.cli.main import main
 from redrafter.core.noise import fold
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, RedrafterError
 from redrafter.targets import Target, load_target
+from redrafter.texts import Texts, concatenate
 from redrafter.train import data_folder as folders
 from redrafter.train import dataset as texts
 from redrafter.train.config import DistillConfig
-from redrafter.train.dataset import Texts, concatenate, read_texts
+from redrafter.train.dataset import read_texts
 from redrafter.train.distill import distill
 from redrafter.train.self_prompts import SelfPrompts, user_turn
 from tests.helpers.letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer

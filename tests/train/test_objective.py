@@ -1,4 +1,4 @@
-"""What training minimises, which texts it sees in which order, and the tokens/step it simulates."""
+"""What training minimises, and which texts it sees in which order."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,19 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from redrafter import Shape
-from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
-from redrafter.engine import Engine
-from redrafter.nets.recurrent import RecurrentNet
+from redrafter.drafters import RecurrentNet
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train.batches import all_groups, count_positions, epoch_groups, make_batch
-from redrafter.train.dataset import Texts
 from redrafter.train.hidden_states import StateSource
 from redrafter.train.local_rollouts import roll_out_rows
 from redrafter.train.losses import LOSSES
 from redrafter.train.objective import Objective, States
 from redrafter.train.setup import make_net
-from redrafter.train.simulate import simulate
 from tests.helpers.toys import OPTIONS, make_texts
 from tests.helpers.zoo import make_model
 
@@ -76,7 +72,9 @@ def naive(net: RecurrentNet, target: Target, texts: Texts, depth: int, name: str
             state, reach = None, 1.0
             for d in range(min(depth, len(tokens) - 2 - t)):
                 token = net.token(target.input_embedding(tokens[t + 1 + d]))
-                state = net.first_state(token, context) if state is None else net.next_state(state, net.heard(token))
+                state = (
+                    net.first_state(token, context) if state is None else net.next_state(state, net.token_input(token))
+                )
                 reading = None if net.memory is None else net.memory.read(memory, state[None, None])[0, 0]
                 q = (net.vocabulary(rows) @ net.features(state, net.share(context), reading)).log_softmax(-1)
                 p = (rows @ last[t + 1 + d]).softmax(-1)
@@ -177,32 +175,6 @@ def test_every_text_once_per_epoch_in_an_order_of_its_own(texts: Texts, together
     whole = updates(0, 12)
     for start in range(10):
         assert updates(start, 2) == whole[start : start + 2]
-
-
-# --- tokens/step, simulated ---
-
-
-@pytest.mark.parametrize(("kind", "temperature"), [("llama", 1.0), ("gemma3", 0.0)])
-def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float) -> None:
-    target = Target(make_model(kind))
-    texts = make_texts(target, temperature=temperature)
-    shape = Shape(width=4, length=3, nodes=7)
-    net = make_net(target, texts, OPTIONS, seed=1)
-    for drafter in (RecurrentDrafter(net, target), NgramDrafter(), NoDrafter()):
-        walked = simulate(target, drafter, texts, shape)
-        engine = Engine(target, drafter, shape=shape)
-        steps = tokens = 0
-        for i in range(len(texts)):
-            prompt = texts.row(i)[:3].tolist()
-            request = engine.requests(
-                [prompt], max_new_tokens=20 - i % 5, seed=int(texts.seeds[i]), temperature=temperature
-            )[0]
-            done = engine.complete([replace(request, eos=(11,))])[0]
-            assert done.tokens == texts.row(i)[3:].tolist()
-            steps += done.stats.steps
-            tokens += done.stats.tokens - 1
-        assert (walked.tokens, walked.steps) == (tokens, steps)
-    assert walked.tokens_per_step == 1.0
 
 
 def test_micro_batches_add_up_to_the_same_gradient() -> None:

@@ -10,20 +10,19 @@ import pytest
 import torch
 
 from redrafter import Shape
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import RecurrentDrafter
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets import Target
+from redrafter.texts import Texts
 from redrafter.train import trainer
 from redrafter.train.batches import epoch_groups, make_batch, sum_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import Texts
 from redrafter.train.hidden_states import StateSource
 from redrafter.train.run import TrainingFailed
 from redrafter.train.setup import make_net
-from redrafter.train.simulate import Walked, simulate
 from redrafter.train.trainer import train
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import VOCAB, make_model
 
@@ -181,10 +180,10 @@ def test_a_loss_that_is_no_number_stops_before_it_is_saved(
 
 
 def test_it_stops_early_when_nothing_gets_better(tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
-    seen: list[Walked] = []
+    seen: list[SimulatedSteps] = []
 
-    def figure(*_: Any) -> Walked:
-        seen.append(Walked(tokens=14 if seen else 15, steps=10, reached=(0, 0, 0)))
+    def figure(*_: Any) -> SimulatedSteps:
+        seen.append(SimulatedSteps(tokens=14 if seen else 15, steps=10, reached=(0, 0, 0)))
         return seen[-1]
 
     monkeypatch.setattr(trainer, "simulate", figure)

@@ -1,1 +1,1 @@
-"""The judge: contenders on the same target, prompts and machine, taking turns, with equality checked."""
+"""Benchmarks: contenders answer the same prompts on the same machine, taking turns, and their texts are compared."""

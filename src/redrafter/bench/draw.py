@@ -1,4 +1,4 @@
-"""The pictures of a report as SVG: bars, points, lines and a heat map, each a figure with a title and a legend."""
+"""Charts of a report as SVG: bars, points, lines and a heat map, each in a figure with title and legend."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,12 +11,12 @@ Values = Mapping[str, float | None]
 
 
 def colour(index: int, count: int) -> str:
-    """As different as so many can be, in light and dark."""
+    """Return one of `count` evenly spaced hues, for light and dark mode."""
     return f"hsl({(215 + 360 * index / max(count, 1)) % 360:.0f}, 60%, var(--l))"
 
 
 def figure(title: str, hint: str, drawing: str, legend: Sequence[str] = ()) -> str:
-    """A drawing wider than others gets a row for itself."""
+    """Wrap a chart in a figure; a chart wider than usual gets its own row."""
     names = " ".join(
         f'<span><i style="background: {colour(i, len(legend))}"></i>{escape(name)}</span>'
         for i, name in enumerate(legend)
@@ -27,7 +27,7 @@ def figure(title: str, hint: str, drawing: str, legend: Sequence[str] = ()) -> s
 
 
 class Frame:
-    """Axes from round values below the lowest to above the highest, and what is drawn between them."""
+    """Axes with rounded limits, and the SVG elements drawn in them."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], x_name: str, width: int = WIDTH) -> None:
         self.width = width
@@ -57,7 +57,7 @@ class Frame:
 
 
 def bars(groups: Mapping[str, Values], names: Sequence[str], line: float | None = None) -> str:
-    """A group of bars for each category, one bar for each contender; `line` is where nothing is gained."""
+    """Draw a group of bars per category with a bar per contender; `line` is a reference level."""
     values = [v for group in groups.values() for v in group.values() if v is not None]
     if not values:
         return nothing()
@@ -93,7 +93,7 @@ def points(
     x_name: str,
     diagonal: bool = True,
 ) -> str:
-    """Contenders at (x, speedup), with its interval; the diagonal: each token per step is a token's time gained."""
+    """Draw contenders at (x, speedup) with intervals; on the diagonal, speedup equals tokens/step."""
     if not places:
         return nothing()
     xs = [*([1.0] if diagonal else []), *(p[0] for p in places.values())]
@@ -118,7 +118,7 @@ def points(
 
 
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], names: Sequence[str], x_name: str) -> str:
-    """One curve for each name."""
+    """Draw a curve per name."""
     known = [p for curve in curves.values() for p in curve]
     if not known:
         return nothing()
@@ -138,7 +138,7 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], names: Sequence[s
 
 
 def heat(cells: Mapping[tuple[str, str], float], x_name: str, y_name: str) -> str:
-    """Values by (column, row), darker the larger, each with its number."""
+    """Draw values by (column, row); larger values are darker."""
     if not cells:
         return nothing()
     columns, rows = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))

@@ -18,76 +18,76 @@ from redrafter.errors import ConfigError
 from redrafter.targets import Target
 
 LOOKUP = 10
-"""Tokens that transformers' prompt lookup guesses at once: what its documentation suggests."""
+"""Tokens that transformers' prompt lookup drafts, as its documentation suggests."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What contenders are made from: the target, and the model as anybody would load it."""
+class TargetSetup:
+    """The target, and the model folder for engines that load the weights themselves."""
 
     target: Target
-    folder: str  # of the same weights, for engines that load them themselves
+    folder: str  # the same weights
     runtime: str
 
 
-Maker = Callable[[Place, str, str, Shape | None], Contender]
-"""place, the contender's name in the results, what stands behind `=`, shape."""
+Maker = Callable[[TargetSetup, str, str, Shape | None], Contender]
+"""Takes the setup, the contender's name in the results, the text after `=`, and the shape."""
 
 
-def _engine(place: Place, drafter: Any, shape: Shape | None) -> Engine:
-    return Engine(place.target, drafter, shape=shape, runtime=place.runtime)  # type: ignore[arg-type]
+def _engine(setup: TargetSetup, drafter: Any, shape: Shape | None) -> Engine:
+    return Engine(setup.target, drafter, shape=shape, runtime=setup.runtime)  # type: ignore[arg-type]
 
 
 def _kind(drafter: Any) -> str:
     return str(getattr(drafter, "name", type(drafter).__name__))
 
 
-def _plain(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
-    return Ours(name, _engine(place, NoDrafter(), None))
+def _plain(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    return Ours(name, _engine(setup, NoDrafter(), None))
 
 
-def _ngram(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
-    return Ours(name, _engine(place, NgramDrafter(), shape))
+def _ngram(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    return Ours(name, _engine(setup, NgramDrafter(), shape))
 
 
-def _recurrent(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
-    drafter = load_drafter(Path(of), place.target) if of else resolve_drafter("auto", place.target)
+def _recurrent(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    drafter = load_drafter(Path(of), setup.target) if of else resolve_drafter("auto", setup.target)
     if _kind(drafter) != "recurrent":
-        raise ConfigError(f"no recurrent drafter comes with the package for {place.target.name}: give recurrent=FOLDER")
-    return Ours(name, _engine(place, drafter, shape))
+        raise ConfigError(f"no recurrent drafter comes with the package for {setup.target.name}: give recurrent=FOLDER")
+    return Ours(name, _engine(setup, drafter, shape))
 
 
-def _peer(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
-    """medusa, eagle, or a detached draft model: whatever the folder holds."""
+def _peer(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    """Load medusa, eagle or a detached draft model from a folder."""
     kind = name.split()[0]
     if not of:
         raise ConfigError(f"the contender {kind} needs a drafter: give {kind}=FOLDER")
-    drafter = resolve_drafter(of, place.target)
+    drafter = resolve_drafter(of, setup.target)
     if _kind(drafter) != kind:
         raise ConfigError(f"{of} holds no {kind} drafter but a {_kind(drafter)} one")
-    return Ours(name, _engine(place, drafter, shape))
+    return Ours(name, _engine(setup, drafter, shape))
 
 
-def _load_theirs(place: Place, folder: str) -> Any:
+def _load_theirs(setup: TargetSetup, folder: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=place.target.dtype)
-    return model.to(place.target.device).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=setup.target.dtype)
+    return model.to(setup.target.device).eval()
 
 
-def _transformers(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
-    eos = _engine(place, NoDrafter(), None).eos_tokens()
+def _transformers(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    eos = _engine(setup, NoDrafter(), None).eos_tokens()
     options: dict[str, Any] = {}
     if name == "prompt-lookup":
         options["prompt_lookup_num_tokens"] = LOOKUP
     elif name == "assisted":
         if not of:
             raise ConfigError("the contender assisted needs a smaller model: give assisted=FOLDER")
-        options["assistant_model"] = _load_theirs(place, of)
-    return Transformers(name, _load_theirs(place, place.folder), eos, **options)
+        options["assistant_model"] = _load_theirs(setup, of)
+    return Transformers(name, _load_theirs(setup, setup.folder), eos, **options)
 
 
-def _llama_cpp(place: Place, name: str, of: str, shape: Shape | None) -> Contender:
+def _llama_cpp(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
     try:
         from llama_cpp import Llama
     except ImportError as error:
@@ -96,7 +96,7 @@ def _llama_cpp(place: Place, name: str, of: str, shape: Shape | None) -> Contend
         raise ConfigError("the contender llama.cpp needs the model's weights: give llama.cpp=FILE.gguf")
     threads = torch.get_num_threads()
     model = Llama(of, n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False)
-    return LlamaCpp(name, model, _engine(place, NoDrafter(), None).eos_tokens())
+    return LlamaCpp(name, model, _engine(setup, NoDrafter(), None).eos_tokens())
 
 
 MAKERS: dict[str, Maker] = {
@@ -114,5 +114,5 @@ MAKERS: dict[str, Maker] = {
 """How each of `specs.CONTENDERS` is made."""
 
 
-def make(place: Place, specs: Sequence[str], shapes: Sequence[Shape]) -> list[Contender]:
-    return [MAKERS[kind](place, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]
+def make(setup: TargetSetup, specs: Sequence[str], shapes: Sequence[Shape]) -> list[Contender]:
+    return [MAKERS[kind](setup, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]

@@ -1,4 +1,4 @@
-"""Answers as others write them: Spec-Bench's files, for its speed scripts, and FastChat's, for its judges."""
+"""Export of answers in the file formats of Spec-Bench (for its speed scripts) and FastChat (for its judges)."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from redrafter.bench.statistics import Record, contenders
 
 
 def export(folder: Path, records: Sequence[Record], model: str, stamp: float) -> list[Path]:
-    """`spec_bench/` and `fastchat/`, one file for each contender, temperature and suite."""
+    """Write the folders `spec_bench/` and `fastchat/`, with one file per contender and temperature."""
     written = []
     for temperature in dict.fromkeys(r["temperature"] for r in records):
         for name in contenders(records):
@@ -26,13 +26,13 @@ def export(folder: Path, records: Sequence[Record], model: str, stamp: float) ->
 
 
 def by_question(records: Sequence[Record]) -> list[list[Record]]:
-    """The turns of each question, in order."""
+    """Return the turns of each question, in order."""
     names = dict.fromkeys(r["question"] for r in records)
     return [sorted((r for r in records if r["question"] == name), key=lambda r: r["turn"]) for name in names]
 
 
 def spec_bench(turns: Sequence[Record], model_id: str, stamp: float) -> dict[str, Any]:
-    """What its speed.py reads. `accept_lengths` are tokens per step, the target's own included, as its tools count."""
+    """Return a line for Spec-Bench's speed.py. `accept_lengths` are tokens per step, including the target's own."""
     choice = {
         "index": 0,
         "turns": [r["text"] for r in turns],
@@ -45,7 +45,7 @@ def spec_bench(turns: Sequence[Record], model_id: str, stamp: float) -> dict[str
 
 
 def fastchat(turns: Sequence[Record], model_id: str, stamp: float) -> dict[str, Any]:
-    """What its judges read."""
+    """Return a line for FastChat's judges."""
     choice = {"index": 0, "turns": [r["text"] for r in turns]}
     return _answer(turns[0], model_id, stamp) | {"choices": [choice]}
 

@@ -1,7 +1,7 @@
-"""Puts a server under load, over HTTP alone: requests arrive at random, a client times every answer.
+"""Load test of a server over HTTP: requests arrive at random, and the client times every answer.
 
-Requests arrive as a Poisson process; at most so many are under way at once, the others wait at the client's door. Two
-contenders get the same prompts at the same moments, in turns.
+Requests arrive as a Poisson process. At most `concurrency` requests run at once; the others wait in the client. Two
+contenders get the same prompts at the same arrival times, in turns.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Timed:
-    """One answer; seconds since the run began."""
+    """The times of one request, in seconds since the test began, and its answer."""
 
     sent: float
     first: float
@@ -36,12 +36,12 @@ class Timed:
 
     @property
     def token_ms(self) -> float:
-        """Between tokens, the first left out."""
+        """Return milliseconds per token after the first."""
         return 1000 * (self.ended - self.first) / max(1, self.tokens - 1)
 
 
 class Client:
-    """As little as needed to speak to a server, so that the machine is the server's."""
+    """A minimal HTTP client, which leaves the CPU to the server."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -51,7 +51,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def ask(self, method: str, path: str, body: Any = None) -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
-        """What comes behind the head, and the status."""
+        """Send a request; yield the reader of the body, and the status."""
         content = b"" if body is None else json.dumps(body).encode()
         head = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
         if body is not None:
@@ -86,7 +86,7 @@ class Client:
         return json.loads(text[text.index("{") : text.rindex("}") + 1])
 
     async def timed(self, body: dict[str, Any], began: float) -> Timed:
-        """A streamed chat completion."""
+        """Time a streamed chat completion."""
         sent = time.perf_counter() - began
         first = last = 0.0
         usage: dict[str, Any] = {}
@@ -99,32 +99,32 @@ class Client:
                 if not line.startswith(b"data: {"):
                     continue
                 now = time.perf_counter() - began
-                told = json.loads(line[6:])
-                if "error" in told:
-                    raise ConfigError(f"an answer failed: {told['error']['message']}")
-                usage = told.get("usage") or usage
-                for choice in told["choices"]:
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise ConfigError(f"an answer failed: {event['error']['message']}")
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
                     if choice["delta"].get("content") or choice["finish_reason"]:
                         first, last = first or now, now
                         pieces.append(choice["delta"].get("content") or "")
         if not usage:
-            raise ConfigError("an answer broke off before its end")
+            raise ConfigError("an answer ended without usage: the connection was lost")
         steps = usage.get("speculative", {}).get("steps", 0)
         return Timed(sent, first, last, int(usage["completion_tokens"]), int(steps), "".join(pieces))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What comes at once, and how."""
+    """The concurrency and arrival rate of requests."""
 
     concurrency: int
-    """Requests under way at once, at most."""
+    """Maximum number of running requests."""
     rate: float
-    """Arrivals a second."""
+    """Arrivals per second."""
     seed: int = 0
 
     def arrivals(self, count: int) -> list[float]:
-        """Moments of a Poisson process, the first at 0."""
+        """Return arrival times of a Poisson process, the first at 0."""
         chance = random.Random(self.seed)
         moments = [0.0]
         for _ in range(count - 1):
@@ -133,13 +133,13 @@ class Load:
 
 
 async def offer(client: Client, load: Load, bodies: Sequence[dict[str, Any]]) -> list[Timed]:
-    """All of them under this load, in order."""
-    door = asyncio.Semaphore(load.concurrency)
+    """Send all requests under this load; return their times in order."""
+    slots = asyncio.Semaphore(load.concurrency)
     began = time.perf_counter()
 
     async def one(body: dict[str, Any], moment: float) -> Timed:
         await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
-        async with door:
+        async with slots:
             return await asyncio.wait_for(client.timed(body, began), TIMEOUT)
 
     moments = load.arrivals(len(bodies))
@@ -148,7 +148,7 @@ async def offer(client: Client, load: Load, bodies: Sequence[dict[str, Any]]) ->
 
 @dataclass(frozen=True)
 class Figures:
-    """A contender under one load."""
+    """The figures of a contender under one load."""
 
     answers: int
     tokens: int
@@ -159,11 +159,11 @@ class Figures:
     tokens_per_second: float
     tokens_per_step: float
     under_way: float
-    """Answers at once, on average."""
+    """Mean number of running requests."""
 
 
 def figures(every: Sequence[Sequence[Timed]]) -> Figures:
-    """Over several runs of the same load."""
+    """Summarise several rounds of the same load."""
     flat = [t for run in every for t in run]
     spans = [max(t.ended for t in run) - min(t.sent for t in run) for run in every]
     tokens, steps = sum(t.tokens for t in flat), sum(t.steps for t in flat)
@@ -181,12 +181,12 @@ def figures(every: Sequence[Sequence[Timed]]) -> Figures:
 
 
 def mean_token_ms(every: Sequence[Timed]) -> float:
-    """Over all tokens, so that long answers count for what they are."""
+    """Return the mean over all tokens, so that long answers weigh more."""
     return 1000 * sum(t.ended - t.first for t in every) / max(1, sum(t.tokens - 1 for t in every))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that this share of all is at most as large as.
+    """Return the smallest value that is at least as large as this share of the values.
 
     >>> percentile([3.0, 1.0, 2.0, 4.0], 0.5), percentile([1.0], 0.99)
     (2.0, 1.0)
@@ -198,7 +198,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def ratio(
     plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0, draws: int = 1000
 ) -> tuple[float, float, float]:
-    """How many times as fast a token comes, with a 95 % interval; answers are paired, then drawn with replacement."""
+    """Return the speedup in time per token with a 95 % bootstrap interval over pairs of answers."""
     pairs = [(a, b) for a, b in zip(plain, other, strict=True) if min(a.tokens, b.tokens) > 1]
     if not pairs:
         raise ConfigError("every answer has one token: there is no time between tokens to compare")

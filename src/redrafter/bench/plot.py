@@ -1,4 +1,4 @@
-"""Curves over a few measured loads, as an SVG that stands alone."""
+"""A line plot over a few measured loads, as a self-contained SVG."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,7 +10,7 @@ COLOURS = ("#1d5fbf", "#0b7a4b", "#b3261e", "#8a6d00")
 def plot(
     title: str, x: str, y: str, curves: Mapping[str, Sequence[tuple[float, float]]], line: float | None = None
 ) -> str:
-    """Named curves of (x, y); x by powers of two, y from 0. `line` is a level to compare with."""
+    """Plot named curves of (x, y) points; x values are evenly spaced, y starts at 0, `line` is a reference level."""
     xs = sorted({point[0] for points in curves.values() for point in points})
     top = 1.1 * max([point[1] for points in curves.values() for point in points] + [line or 0.0])
 

@@ -1,4 +1,4 @@
-"""How good a text is beside what people wrote: ROUGE-1 of summaries, word error rate of transcripts."""
+"""Quality of texts against human references: ROUGE-1 of summaries, word error rate of transcripts."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def rouge1(reference: str, text: str) -> float:
-    """F1 of the words in common, as rouge-score counts them without stemming.
+    """Return the unigram F1, as rouge-score computes it without stemming.
 
     >>> rouge1("The cat sat.", "the cat ran away")  # 2 of 3 and 2 of 4
     0.5714285714285714
@@ -16,14 +16,14 @@ def rouge1(reference: str, text: str) -> float:
     return 2 * common / (wanted.total() + got.total()) if common else 0.0
 
 
-def spoken(text: str) -> list[str]:
-    """Words as they are heard: lower case, no punctuation, `mister` as Whisper writes it."""
+def normalise(text: str) -> list[str]:
+    """Split a text into words: lower case, no punctuation, `mister` abbreviated as Whisper does."""
     kept = "".join(c if c.isalnum() or c in "' " else " " for c in text.lower())
     return ["mr" if word == "mister" else word for word in kept.split()]
 
 
 def wrong_words(reference: Sequence[str], words: Sequence[str]) -> int:
-    """Fewest words to change, drop or add (jiwer's numerator).
+    """Return the edit distance in words: the numerator of the word error rate.
 
     >>> wrong_words("a b c".split(), "a x c d".split())
     2
@@ -38,5 +38,5 @@ def wrong_words(reference: Sequence[str], words: Sequence[str]) -> int:
 
 
 def word_error_rate(references: Sequence[str], texts: Sequence[str]) -> float:
-    pairs = [(spoken(a), spoken(b)) for a, b in zip(references, texts, strict=True)]
+    pairs = [(normalise(a), normalise(b)) for a, b in zip(references, texts, strict=True)]
     return sum(wrong_words(a, b) for a, b in pairs) / sum(len(a) for a, _ in pairs)

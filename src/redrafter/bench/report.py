@@ -1,4 +1,4 @@
-"""A run, or several, as one page that needs nothing but a browser, and as Markdown tables."""
+"""Reports of one or several runs: a self-contained HTML page, and Markdown tables."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,7 +15,7 @@ COLUMNS = ("contender", "tokens/step", "speedup", "with prompt", "tokens/s", "fi
 
 
 def cells(row: Summary) -> list[str]:
-    """A contender's line in a table."""
+    """Return the cells of a contender's table row."""
     return [
         row["contender"],
         f"{row['tokens_per_step']:.2f}",
@@ -51,7 +51,7 @@ def title(setting: tuple[str, float, int]) -> str:
 
 
 def markdown(rows: Sequence[Summary]) -> str:
-    """One table for each setting."""
+    """Return a table per setting."""
     parts = []
     for setting in settings(rows):
         here = [r for r in rows if _of(r) == setting and r["category"] == "all"]
@@ -63,7 +63,7 @@ def markdown(rows: Sequence[Summary]) -> str:
 
 
 def page(runs: Sequence[tuple[dict[str, Any], list[Record]]], others: Sequence[Mapping[str, Any]] = ()) -> str:
-    """`runs`: facts and answers of each; `others`: results files that hold a part of what can be drawn."""
+    """Return the page. `runs` are facts and records of each run; `others` are results files to plot as well."""
     records = [r for _, found in runs for r in found]
     rows = summaries(records, REFERENCE, by_category=True)
     names = contenders(records)
@@ -80,19 +80,21 @@ def page(runs: Sequence[tuple[dict[str, Any], list[Record]]], others: Sequence[M
         parts += ["<h2>Beams, batches and studies</h2>", '<div class="charts">', *drawn, "</div>"]
     parts += ["<h2>The runs</h2>", *(facts_table(facts) for facts, _ in runs)]
     made = "Speedups are relative to plain decoding of the same prompts on the same machine, taking turns, without the "
-    made += "prompt's pass unless said; in brackets, 95 % of bootstrap resamples of the questions."
+    made += "prefill unless stated; in brackets, 95 % bootstrap intervals over the questions."
     return document("bench", "\n".join(parts), made)
 
 
 def lead(rows: Sequence[Summary]) -> str:
     whole = [r for r in rows if r["category"] == "all" and r["contender"] != REFERENCE and r["speedup"] is not None]
     if not whole:
-        return "Nothing to compare yet."
+        return "No contender to compare with plain decoding."
     best = max(whole, key=lambda r: r["speedup"])
     where = escape(title(_of(best)))
     compared, equal, ties = (sum(r[k] for r in whole) for k in ("compared", "equal", "ties"))
-    said = f"<b>{escape(best['contender'])} is {best['speedup']:.2f} times as fast as plain decoding</b> ({where}). "
-    return said + f"{equal} of {compared} compared texts equal plain decoding's; {ties} part at a numerical tie."
+    said = f"<b>{escape(best['contender'])}: speedup {best['speedup']:.2f} over plain decoding</b> ({where}). "
+    return (
+        said + f"{equal} of {compared} compared texts equal those of plain decoding; {ties} differ at a numerical tie."
+    )
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -102,7 +104,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def pictures(rows: Sequence[Summary], names: Sequence[str]) -> list[str]:
-    """Of one setting."""
+    """Return the charts of one setting."""
     whole = [r for r in rows if r["category"] == "all"]
     guessing = [r for r in whole if r["contender"] != REFERENCE]
     places = {
@@ -124,13 +126,13 @@ def pictures(rows: Sequence[Summary], names: Sequence[str]) -> list[str]:
     against = draw.points(places, names, "tokens/step")
     return [
         draw.figure("Speedup by category", "over plain decoding", draw.bars(groups, names, line=1.0), names),
-        draw.figure("Speedup against tokens/step", "the line: one is the other", against, names),
+        draw.figure("Speedup against tokens/step", "on the line, speedup equals tokens/step", against, names),
         draw.figure("Acceptance by depth", "share of steps", draw.lines(depths, names, "depth"), names),
     ]
 
 
 def beams(rows: Sequence[Summary]) -> list[str]:
-    """Widths against batches, where a run had a grid of both."""
+    """Return a heat map of beams and batch sizes, if a run measured a grid of both."""
     found: dict[tuple[str, str], float] = {}
     for r in rows:
         kind, _, shape = r["contender"].partition(" ")
@@ -142,7 +144,7 @@ def beams(rows: Sequence[Summary]) -> list[str]:
 
 
 def facts_table(facts: Mapping[str, Any]) -> str:
-    """All that a result depends on."""
+    """Return a table of the settings and the environment of a run."""
     flat = {"hash": facts["hash"], "command": facts.get("command", "")} | facts["config"] | facts["environment"]
     lines = [[name, _flat(value)] for name, value in flat.items()]
     return table(("setting", "value"), lines)

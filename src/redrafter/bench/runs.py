@@ -1,4 +1,4 @@
-"""A run of contenders over a suite: on disk turn by turn, so that it can be interrupted and goes on where it was."""
+"""A benchmark run over a suite. Each turn is written to disk, so that an interrupted run can resume."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from redrafter import results
-from redrafter.bench.contenders import Answer, Contender, Task
+from redrafter.bench.contenders import Contender, PromptBatch, TimedAnswer
 from redrafter.bench.specs import REFERENCE
 from redrafter.bench.statistics import Record
 from redrafter.core.noise import fold
@@ -26,21 +26,21 @@ RUN, ANSWERS = "run.json", "answers.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What was asked of whom. Two answers may stand in one table only if all of this, and the machine, is the same."""
+    """The settings of a run. Answers are comparable only if all settings and the machine are the same."""
 
     suite: str
     questions: str
-    """A digest of the questions themselves."""
+    """Digest of the questions."""
     model: dict[str, str]
     """Name, weights and tokenizer of the target."""
     contenders: tuple[str, ...]
-    """Each as it was given, with a digest of what it was made of."""
+    """Each as given on the command line, with a digest of its weights."""
     shapes: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 128
     batch: int = 1
     rounds: int = 1
-    """How often everything is asked; times are each answer's median."""
+    """Each question is answered this many times; times are medians per answer."""
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -55,7 +55,7 @@ class RunConfig:
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what code: a result from elsewhere is another result."""
+    """Return the code, versions and hardware that a result depends on."""
     return {
         "commit": results.commit(),
         "code": code_digest(),
@@ -65,7 +65,7 @@ def environment() -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """Of the package's own source, edited or not."""
+    """Return a digest of the package's source files."""
     root = Path(results.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -74,12 +74,12 @@ def code_digest() -> str:
 
 
 def digest(value: Any) -> str:
-    """The same for the same settings, whatever the order of their names."""
+    """Return a digest of a JSON value that does not depend on the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Run:
-    """A folder with `run.json` and `answers.jsonl`. One that was begun otherwise is refused, never mixed."""
+class BenchmarkRun:
+    """A folder with `run.json` and `answers.jsonl`. A folder with a run of other settings is refused."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder, self.config = folder, config
@@ -90,7 +90,7 @@ class Run:
             before = read_facts(folder)
             if before["hash"] != self.hash:
                 raise ConfigError(
-                    f"{folder} holds another run ({_difference(before, self.facts)}); choose another folder"
+                    f"{folder} contains another run ({_difference(before, self.facts)}); choose another folder"
                 )
             self.records = read_answers(folder)
         else:
@@ -100,10 +100,10 @@ class Run:
             _write(folder / RUN, json.dumps({"hash": self.hash, "command": results.command(), **self.facts}, indent=1))
 
     def play(self, contenders: Sequence[Contender], questions: Sequence[Question], engine: Engine) -> Iterator[int]:
-        """Ask what was not asked yet; tells after each turn how many answers there are now.
+        """Answer the remaining questions; yield the number of answers after each turn.
 
-        Contenders take turns at being first. The history of a second turn is plain decoding's answer for all, so
-        that all read the same prompt. A turn that was interrupted is asked again of all.
+        Contenders take turns at being first. The history of a later turn is the answer of plain decoding, so that all
+        contenders get the same prompt. An interrupted turn is repeated by all contenders.
         """
         playing = [c for c in contenders if self.config.batch == 1 or not c.one_row]
         groups = [questions[i : i + self.config.batch] for i in range(0, len(questions), self.config.batch)]
@@ -130,14 +130,14 @@ class Run:
     ) -> None:
         prompts = [engine.encode(self._messages(q, turn, temperature)) for q in asked]
         seeds = [fold(self.config.seed, int(digest(q.id)[:8], 16) + turn) for q in asked]
-        task = Task(prompts, seeds, temperature, self.config.max_new_tokens)
-        answers: dict[str, list[list[Answer]]] = {c.name: [] for c in playing}
+        batch = PromptBatch(prompts, seeds, temperature, self.config.max_new_tokens)
+        answers: dict[str, list[list[TimedAnswer]]] = {c.name: [] for c in playing}
         for _ in range(self.config.rounds):
             for contender in [*playing[first:], *playing[:first]]:
-                answers[contender.name].append(contender.answer(task))
+                answers[contender.name].append(contender.answer(batch))
         plain = answers[REFERENCE][0]
-        requests = engine.requests(prompts, max_new_tokens=task.max_new_tokens, temperature=temperature, seed=seeds)
-        made = []
+        requests = engine.requests(prompts, max_new_tokens=batch.max_new_tokens, temperature=temperature, seed=seeds)
+        records: list[Record] = []
         for contender in playing:
             for place, question in enumerate(asked):
                 rounds = [a[place] for a in answers[contender.name]]
@@ -166,17 +166,17 @@ class Run:
                     record["equal"] = difference is None
                     if difference is not None:
                         record |= {"parts_at": difference.index, "gap": difference.gap, "tie": difference.is_tie}
-                made.append(record)
+                records.append(record)
         with (self.folder / ANSWERS).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(r) + "\n" for r in made))  # all of a turn at once
-        keys = {_key(r) for r in made}
-        self.records = [r for r in self.records if _key(r) not in keys] + made
+            file.write("".join(json.dumps(r) + "\n" for r in records))  # the whole turn at once
+        keys = {_key(r) for r in records}
+        self.records = [r for r in self.records if _key(r) not in keys] + records
 
     def _messages(self, question: Question, turn: int, temperature: float) -> list[dict[str, str]]:
         messages = []
         for before in range(turn):
-            said = next(r["text"] for r in self.records if _key(r) == (temperature, question.id, before, REFERENCE))
-            messages += [{"role": "user", "content": question.turns[before]}, {"role": "assistant", "content": said}]
+            answer = next(r["text"] for r in self.records if _key(r) == (temperature, question.id, before, REFERENCE))
+            messages += [{"role": "user", "content": question.turns[before]}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": question.turns[turn]}]
 
 
@@ -190,12 +190,12 @@ def read_facts(folder: Path) -> dict[str, Any]:
         if not {"hash", "config", "environment"} <= set(facts):
             raise ValueError("no hash, config or environment in it")
     except (OSError, ValueError, TypeError) as error:
-        raise CorruptCheckpoint(f"{folder} holds no run of `redrafter bench run`: {error}") from error
+        raise CorruptCheckpoint(f"{folder} contains no run of `redrafter bench run`: {error}") from error
     return dict(facts)
 
 
 def read_answers(folder: Path) -> list[Record]:
-    """All answers of this run; a line that was being written when the run ended is left out."""
+    """Read all answers of a run, without a last line that was only partly written."""
     path, facts = folder / ANSWERS, read_facts(folder)
     if not path.exists():
         return []
@@ -206,7 +206,7 @@ def read_answers(folder: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError as error:
             if number == len(lines):
-                log.warning("the last answer in %s is torn and will be asked again", path)
+                log.warning("the last answer in %s is incomplete and will be asked again", path)
                 _write(path, "".join(lines[:-1]))
                 continue
             raise CorruptCheckpoint(f"{path}, line {number} is damaged: {error}") from error
@@ -217,7 +217,7 @@ def read_answers(folder: Path) -> list[Record]:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first setting that is not the same."""
+    """Describe the first setting that differs."""
     for part in ("config", "environment"):
         for name, value in json.loads(json.dumps(now[part])).items():
             old = before[part].get(name)

@@ -1,7 +1,7 @@
-"""Verification inside real decoding: how long it takes, what is accepted, how good the texts are.
+"""Comparison of verification methods in real decoding: time, acceptance and quality of the texts.
 
-Every way decodes the same prompts with the same drafter through the engine's own step; only the verification of the
-drafted chain differs, and a clock stands around that call alone.
+Every method decodes the same prompts with the same drafter through the engine's own step. Only the verification of the
+drafted chain differs, and only that call is timed.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from redrafter.bench.verification import Case, Found, bytes_moved, ways
+from redrafter.bench.verification import Case, Verified, bytes_moved, methods
 from redrafter.config import Gamma, RuleConfig, Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.rules import RejectionRule, SampledSearch, Search
@@ -23,27 +23,27 @@ GAMMAS = (3, 5, 10, 15)
 SCALES = (1e1, 1e3, 1e4, 1e5)
 """The paper's Tables 8, 2 and 7."""
 FIRST = Gamma(name="heuristic")
-"""The paper's gamma, in its other tables."""
+"""The paper's gamma in its other tables."""
 LONGEST = 20
 
 
 _PREPARED: set[Any] = set()
-"""Ways that have decoded a text, and kinds of calls that were made."""
+"""Methods that are warmed up, and the shapes of verification calls whose kernels are compiled."""
 
 
 @dataclass
-class Tally:
-    """What one way did, over all texts so far."""
+class CallTimes:
+    """Times, accepted tokens and memory of one method over all texts so far."""
 
     spans: list[Any] = field(default_factory=list)  # seconds, or pairs of CUDA events
     accepted: list[Tensor] = field(default_factory=list)  # (B,) of each call
     drafted: list[Tensor] = field(default_factory=list)
-    moved: list[tuple[int, int]] = field(default_factory=list)  # a row's bytes: all accepted, refused
+    moved: list[tuple[int, int]] = field(default_factory=list)  # bytes per row: all accepted, one rejected
     wall: float = 0.0
     peak: int = 0
 
-    def prepare(self, action: Callable[[], Found], kind: tuple[Any, ...]) -> None:
-        """A call of a new kind compiles its kernels first, which is no part of what is measured."""
+    def prepare(self, action: Callable[[], Verified], kind: tuple[Any, ...]) -> None:
+        """Compile the kernels of a new kind of call, and leave that time out of the measurement."""
         if kind in _PREPARED:
             return
         began = time.perf_counter()
@@ -53,7 +53,7 @@ class Tally:
         _PREPARED.add(kind)
         self.wall -= time.perf_counter() - began
 
-    def timed(self, action: Callable[[], Found], device: torch.device) -> Found:
+    def timed(self, action: Callable[[], Verified], device: torch.device) -> Verified:
         if device.type != "cuda":
             began = time.perf_counter()
             found = action()
@@ -75,7 +75,7 @@ class Tally:
     def row(self) -> dict[str, Any]:
         spans = self.seconds()
         pairs = zip(self.accepted, self.drafted, self.moved, strict=True)
-        moved = sum(all_ * int((n >= g).sum()) + refused * int((n < g).sum()) for n, g, (all_, refused) in pairs)
+        moved = sum(all_ * int((n >= g).sum()) + rejected * int((n < g).sum()) for n, g, (all_, rejected) in pairs)
         drafted = sum(int(g.sum()) for g in self.drafted)
         return {
             "calls": len(spans),
@@ -91,87 +91,89 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class JudgedRule(RejectionRule):
-    """The rejection rule with another verification, under a clock."""
+class TimedRule(RejectionRule):
+    """The rejection rule with another verification method, which is timed."""
 
-    way: str = "fused"
-    verify: Callable[[Case], Found] | None = None
-    tally: Tally = field(default_factory=Tally)
+    method: str = "fused"
+    verify: Callable[[Case], Verified] | None = None
+    times: CallTimes = field(default_factory=CallTimes)
 
     def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
         assert isinstance(search, SampledSearch)
-        if not tree.length:  # the prompt's own token
+        if not tree.length:  # the first token, from the prompt
             return super().accept(search, tree, logits, counts)
         assert tree.draft_logits is not None
         assert self.verify is not None
-        verify, guessed = self.verify, tree.valid.sum(1) - 1
+        verify, drafted = self.verify, tree.valid.sum(1) - 1
         temperature = search.sampling.temperature
         heat = float(temperature[0])
-        rows = (guessed, search.seeds, search.positions, temperature, heat)
+        rows = (drafted, search.seeds, search.positions, temperature, heat)
         case = Case(logits, tree.draft_logits, tree.tokens[:, 1:], *rows)
         gamma, vocab, size = tree.length, logits.shape[-1], logits.element_size()
-        self.tally.prepare(lambda: verify(case), (self.way, *case.draft.shape, *case.target.stride(), size))
-        new, accepted = self.tally.timed(lambda: verify(case), logits.device)
-        self.tally.accepted.append(accepted)
-        self.tally.drafted.append(guessed)
-        both = [bytes_moved(self.way, gamma, vocab, size, heat, refused) for refused in (False, True)]
-        self.tally.moved.append((both[0], both[1]))
-        new = torch.nn.functional.pad(new, (0, gamma + 1 - new.shape[1]))  # transformers' own is as long as it is
+        self.times.prepare(lambda: verify(case), (self.method, *case.draft.shape, *case.target.stride(), size))
+        new, accepted = self.times.timed(lambda: verify(case), logits.device)
+        self.times.accepted.append(accepted)
+        self.times.drafted.append(drafted)
+        both = [bytes_moved(self.method, gamma, vocab, size, heat, rejected) for rejected in (False, True)]
+        self.times.moved.append((both[0], both[1]))
+        new = torch.nn.functional.pad(
+            new, (0, gamma + 1 - new.shape[1])
+        )  # transformers returns fewer tokens after a rejection
         path = torch.arange(gamma + 1, device=new.device).expand_as(new)
-        return Accepted(path, new, count=accepted + 1, drafted=accepted, nodes=guessed)
+        return Accepted(path, new, count=accepted + 1, drafted=accepted, nodes=drafted)
 
 
-class Task(Protocol):
-    """Texts to write and how good they are."""
+class TextTask(Protocol):
+    """A set of texts to write, and their quality metric."""
 
     metric: str
     scale: tuple[float, float]
 
     def __len__(self) -> int:
-        """How many texts there are."""
+        """Return the number of texts."""
 
     def write(
         self, index: int, rule: Callable[[Shape, int], RejectionRule], shape: Shape, gamma: Gamma, seed: int
     ) -> str:
-        """One text, under the rule made for its shape and vocabulary."""
+        """Write one text with the rule that `rule` makes from the shape and the vocabulary size."""
 
     def score(self, texts: Sequence[tuple[int, str]]) -> float:
-        """Over these, each with its index."""
+        """Return the metric over texts, each given with its index."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One table's worth: these ways, this gamma, this many texts."""
+class TableSpec:
+    """The settings of one table: methods, gamma and number of texts."""
 
     table: str
-    ways: dict[str, Callable[[Case], Found]]
+    methods: dict[str, Callable[[Case], Verified]]
     gamma: Gamma
     length: int
     texts: int
-    samples: int = 1  # of each, with other seeds
+    samples: int = 1  # per text, with different seeds
     about: dict[str, Any] = field(default_factory=dict)
 
 
-def parts(task: Task, texts: int, fewer: int, samples: int = 1) -> list[Part]:
-    every = ways(task.scale)
-    main = Part("1, 5, 6", every, FIRST, LONGEST, texts, samples, {"gamma": "heuristic"})
-    by_gamma = [Part("8", every, Gamma(), g, fewer, about={"gamma": g}) for g in GAMMAS]
+def tables(task: TextTask, texts: int, fewer: int, samples: int = 1) -> list[TableSpec]:
+    all_methods = methods(task.scale)
+    main = TableSpec("1, 5, 6", all_methods, FIRST, LONGEST, texts, samples, {"gamma": "heuristic"})
+    by_gamma = [TableSpec("8", all_methods, Gamma(), g, fewer, about={"gamma": g}) for g in GAMMAS]
     by_scale = []
     for scale in SCALES:
-        alone = {"baseline": every["baseline"], "sigmoid_lossy": ways((-scale, scale))["sigmoid_lossy"]}
-        by_scale.append(Part("2, 7", alone, FIRST, LONGEST, fewer, about={"gamma": "heuristic", "scale": scale}))
+        alone = {"baseline": all_methods["baseline"], "sigmoid_lossy": methods((-scale, scale))["sigmoid_lossy"]}
+        by_scale.append(TableSpec("2, 7", alone, FIRST, LONGEST, fewer, about={"gamma": "heuristic", "scale": scale}))
     return [main, *by_gamma, *by_scale]
 
 
-def total(task: Task, part: Part) -> int:
-    """Texts that each way of it writes."""
+def total(task: TextTask, part: TableSpec) -> int:
+    """Return the number of texts that each method writes."""
     return min(part.texts, len(task)) * part.samples
 
 
-def quality(task: Task, texts: Sequence[tuple[int, str]]) -> dict[str, float | None]:
-    """The texts' score and its standard error, by what it would be without each of them; of one text there is none.
+def quality(task: TextTask, texts: Sequence[tuple[int, str]]) -> dict[str, float | None]:
+    """Return the score of the texts and its jackknife standard error (None for a single text).
 
-    Several samples of a prompt count as texts of their own: the error is that of sampling, not of the prompts' choice.
+    Several samples of one prompt count as separate texts: the error is that of sampling, not of the choice of prompts.
     """
     score = {task.metric: task.score(texts), f"{task.metric}_error": None}
     if len(texts) > 1:
@@ -180,20 +182,20 @@ def quality(task: Task, texts: Sequence[tuple[int, str]]) -> dict[str, float | N
     return score
 
 
-def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, Any]] | None]:
-    """None after each text; at the end a row for each way. Ways take turns, another one first at each text.
+def measure(task: TextTask, part: TableSpec, seed: int = 0) -> Iterator[list[dict[str, Any]] | None]:
+    """Yield None after each text, and at the end a row per method. Methods take turns.
 
-    Whoever is first meets new lengths first, and pays for whatever is made at their first use.
+    Another method is first at each text, because the first one pays for the initialisation of new lengths.
     """
-    tallies = {name: Tally() for name in part.ways}
-    written: dict[str, list[tuple[int, str]]] = {name: [] for name in part.ways}
+    timings = {name: CallTimes() for name in part.methods}
+    written: dict[str, list[tuple[int, str]]] = {name: [] for name in part.methods}
     shape = Shape(width=1, length=part.length)
     config = RuleConfig(name="rejection")
     cuda = torch.cuda.is_available()
 
-    def decode(index: int, name: str, tally: Tally, seed: int = seed) -> str:
+    def decode(index: int, name: str, times: CallTimes, seed: int = seed) -> str:
         def rule(own: Shape, vocab: int) -> RejectionRule:
-            return JudgedRule(config, own, vocab, name, part.ways[name], tally)
+            return TimedRule(config, own, vocab, name, part.methods[name], times)
 
         torch.manual_seed(seed)
         if cuda:
@@ -203,24 +205,24 @@ def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, An
         text = task.write(index, rule, shape, part.gamma, seed)
         if cuda:
             torch.cuda.synchronize()
-            tally.peak = max(tally.peak, torch.cuda.max_memory_allocated())
-        tally.wall += time.perf_counter() - began
+            times.peak = max(times.peak, torch.cuda.max_memory_allocated())
+        times.wall += time.perf_counter() - began
         return text
 
-    for place, name in enumerate(part.ways):
-        if place == 0 or name not in _PREPARED:  # a new gamma warms up once, for all ways; each way once in all
-            decode(0, name, Tally())
+    for place, name in enumerate(part.methods):
+        if place == 0 or name not in _PREPARED:  # warm up once per gamma, and once per method
+            decode(0, name, CallTimes())
             _PREPARED.add(name)
-    names = list(tallies)
+    names = list(timings)
     for turn in range(total(task, part)):
         index, first = turn % min(part.texts, len(task)), turn % len(names)
         for name in names[first:] + names[:first]:
-            written[name].append((index, decode(index, name, tallies[name], seed + turn)))
+            written[name].append((index, decode(index, name, timings[name], seed + turn)))
         yield None
     rows: list[dict[str, Any]] = []
-    for name, tally in tallies.items():
+    for name, times in timings.items():
         about = {"table": part.table, "way": name, "lossless": name != "sigmoid_lossy", "texts": len(written[name])}
-        rows.append(about | part.about | quality(task, written[name]) | tally.row())
+        rows.append(about | part.about | quality(task, written[name]) | times.row())
     for row in rows:
         for what in ("profiling_seconds", "wall_seconds", "call_microseconds"):
             short = what.rpartition("_")[0]
@@ -229,7 +231,7 @@ def measure(task: Task, part: Part, seed: int = 0) -> Iterator[list[dict[str, An
 
 
 def headline(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, float]:
-    """The first table's figures."""
+    """Return the figures of the first table."""
     found = {}
     for row in rows:
         if row["table"].startswith("1"):

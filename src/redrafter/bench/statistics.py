@@ -1,10 +1,10 @@
-"""From records of single answers to the figures of a table.
+"""Statistics over records of single answers.
 
 A record is one answer of one contender: `suite`, `question`, `category`, `turn`, `temperature`, `batch`, `contender`,
-`tokens` (their number), `seconds`, `first_seconds`, `accepted` (guesses kept in each step), `equal` (to plain
-decoding's answer; None where that cannot be said), `tie`. The prompt's pass gives the first token
-(`first_tokens`, if it guesses already), the steps give the others. In a batch of `rows`, `seconds` is a row's share
-of the time that all took.
+`tokens` (their number), `seconds`, `first_seconds`, `accepted` (drafted tokens accepted in each step), `equal`
+(whether the text equals that of plain decoding; None if not comparable), `tie`. The prefill gives the first token
+(`first_tokens`, if it also drafts), the steps give the others. In a batch of `rows`, `seconds` is the batch's time
+divided by the number of rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 def settings(records: Iterable[Record]) -> list[tuple[str, float, int]]:
-    """(suite, temperature, batch) that there are records of, in order."""
+    """Return every (suite, temperature, batch) of the records, in order."""
     return list(dict.fromkeys((r["suite"], r["temperature"], r["batch"]) for r in records))
 
 
@@ -26,7 +26,7 @@ def contenders(records: Iterable[Record]) -> list[str]:
 
 
 def summaries(records: Sequence[Record], reference: str, by_category: bool = False) -> list[dict[str, Any]]:
-    """One row for each setting and contender, and with `by_category` for each category of it too."""
+    """Return a row per setting and contender; with `by_category`, also per category."""
     rows = []
     for setting in settings(records):
         here = [r for r in records if (r["suite"], r["temperature"], r["batch"]) == setting]
@@ -51,7 +51,7 @@ def summaries(records: Sequence[Record], reference: str, by_category: bool = Fal
 
 
 def headline(rows: Sequence[Record], reference: str) -> dict[str, float]:
-    """Of the first setting: each contender's speedup and tokens/step."""
+    """Return speedup and tokens/step of each contender in the first setting."""
     setting = settings(rows)[0]
     found = {}
     for r in rows:
@@ -65,7 +65,7 @@ def headline(rows: Sequence[Record], reference: str) -> dict[str, float]:
 
 
 def summary(own: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
-    """Figures of one contender, and how it compares with plain decoding of the same prompts."""
+    """Return the figures of one contender, and its speedup over plain decoding of the same prompts."""
     steps = sum(len(r["accepted"]) for r in own)
     compared = [r for r in own if r["equal"] is not None]
     found: dict[str, Any] = {
@@ -89,12 +89,12 @@ Measure = Callable[[Record], float]
 
 
 def decoded(record: Record) -> float:
-    """Tokens that came from steps."""
+    """Return the tokens that came from steps, without those of the prefill."""
     return float(max(0, record["tokens"] - record.get("first_tokens", 1)))
 
 
 def decoding(record: Record) -> float:
-    """Seconds of the steps: of a batch, this row's share."""
+    """Return the seconds of the steps; in a batch, divided by the number of rows."""
     return max(0.0, float(record["seconds"]) - float(record["first_seconds"]) / int(record["rows"]))
 
 
@@ -107,7 +107,7 @@ def entire(record: Record) -> float:
 
 
 def speedup(own: Sequence[Record], plain: Sequence[Record], tokens: Measure, seconds: Measure) -> float | None:
-    """Tokens per second of all answers together, relative to plain decoding's."""
+    """Return tokens per second of all answers, relative to plain decoding."""
     rates = [ratio(sum(map(tokens, part)), sum(map(seconds, part))) for part in (own, plain)]
     return None if not rates[0] or not rates[1] else rates[0] / rates[1]
 
@@ -120,10 +120,10 @@ def bootstrap(
     share: float = 0.95,
     seed: int = 0,
 ) -> tuple[float | None, float | None]:
-    """Where the speedup lies with this probability, had other such questions been asked.
+    """Return a bootstrap confidence interval of the speedup over the choice of questions.
 
-    Questions are drawn with replacement, each with all its turns and both contenders' answers to it: turns of one
-    question are not independent, and a long answer is long for both.
+    Questions are resampled with all their turns and both contenders' answers, because turns of one question are not
+    independent and both contenders write long answers to the same questions.
     """
     names = [q for q in dict.fromkeys(r["question"] for r in own) if any(r["question"] == q for r in plain)]
     if len(names) < 2:

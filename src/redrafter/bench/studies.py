@@ -1,4 +1,4 @@
-"""Pictures of what the scripts in benchmarks/ measured: a results file is known by what its rows hold."""
+"""Figures for results of the scripts in benchmarks/, which are recognised by the keys of their rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def figures(result: Mapping[str, Any]) -> list[str]:
-    """All that can be drawn of a file."""
+    """Return all figures that can be drawn from a results file."""
     rows = result["rows"]
     where = result["hardware"].get("gpu", result["hardware"].get("cpu", ""))
     kinds = (
@@ -32,13 +32,13 @@ def packing(rows: Rows, where: str) -> list[str]:
     names = ["unpacked", "packed, mean", "packed, 1st percentile", "packed, 99th percentile"]
     keys = ("before", "after_mean", "after_p1", "after_p99")
     curves = {n: [(float(r["width"]), float(r[k])) for r in rows] for n, k in zip(names, keys, strict=True)}
-    return [draw.figure("Nodes of a beam, packed and not", where, draw.lines(curves, names, "beam width"), names)]
+    return [draw.figure("Nodes of a beam, packed and unpacked", where, draw.lines(curves, names, "beam width"), names)]
 
 
 def depths(rows: Rows, where: str) -> list[str]:
     curves = {r["drafter"]: [(d + 1.0, a) for d, a in enumerate(r["held_out"]["accuracy"])] for r in rows}
     drawn = draw.lines(curves, list(curves), "depth")
-    return [draw.figure("First guesses that are right", f"on texts not learned from; {where}", drawn, list(curves))]
+    return [draw.figure("Top-1 accuracy", f"on held-out texts; {where}", drawn, list(curves))]
 
 
 def family(rows: Rows, where: str) -> list[str]:
@@ -65,8 +65,8 @@ def rules(rows: Rows, where: str) -> list[str]:
     keys = {
         "tokens_per_step": ("tokens/step by rule", "typical is lossy"),
         "more_than_plain": (
-            "Log-likelihood more than plain's",
-            "a token, under the target itself; lossless rules: 0 within the error",
+            "Log-likelihood above plain decoding",
+            "per token, under the target; lossless rules: 0 within the error",
         ),
     }
     names = [n for n in dict.fromkeys(r["rule"] for r in rows) if n != "plain"]

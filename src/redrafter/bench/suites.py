@@ -1,4 +1,4 @@
-"""Which questions a suite asks, and where they lie."""
+"""Question suites, and the folders in which their files are found."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ VARIABLE = "REDRAFTER_DATA"
 
 
 def folders() -> list[Path]:
-    """Where suites are looked for: the user's folder, the one of the source tree, the one below where we are."""
+    """Return the folders to search: $REDRAFTER_DATA, then benchmarks/data in the source tree and the working folder."""
     own = os.environ.get(VARIABLE)
     return [
         *([Path(own)] if own else []),
@@ -28,7 +28,7 @@ def folders() -> list[Path]:
 
 
 def find(suite: str) -> Path:
-    """The file of a suite, by its name; or any file of that form."""
+    """Return the file of a suite by name, or the path itself if `suite` is a file."""
     if Path(suite).is_file():
         return Path(suite)
     if suite not in SUITES:
@@ -40,12 +40,12 @@ def find(suite: str) -> Path:
             if (folder / name).is_file():
                 return folder / name
     raise ConfigError(
-        f"the suite {suite} ({what}) is not here: put its questions as {names[0]} into {looked[0]}, or into a folder "
-        f"that {VARIABLE} names"
+        f"the suite {suite} ({what}) was not found: put its questions as {names[0]} into {looked[0]}, or set "
+        f"{VARIABLE} to their folder"
     )
 
 
 def questions(suite: str, limit: int | None, turns: int | None) -> list[Question]:
-    """With a limit, spread evenly over the suite; with `turns`, at most so many of each question."""
+    """Return at most `limit` questions, spread evenly over the suite, with at most `turns` turns each."""
     found = read_questions(find(suite), limit)
     return [Question(q.turns[:turns], q.category, q.id) for q in found]

@@ -19,7 +19,7 @@ from redrafter.results import check_new, write_results
 
 if TYPE_CHECKING:
     from redrafter.bench.contenders import Contender
-    from redrafter.bench.runs import Run
+    from redrafter.bench.runs import BenchmarkRun
     from redrafter.engine import Engine
 
 QUICK = {"limit": 8, "max_new_tokens": 32, "turns": 1, "contenders": ["plain", "recurrent", "ngram", "transformers"]}
@@ -86,11 +86,11 @@ def run(args: argparse.Namespace) -> None:
         require(value is None or value >= 1, f"--{name} must be at least 1, got {value}")
     asked = questions(args.suite, args.limit, args.turns)
     folder = args.out or Path(f"bench-{Path(args.suite).stem}")
-    from redrafter.bench.contenders import Task
-    from redrafter.bench.entries import Place, make
+    from redrafter.bench.contenders import PromptBatch
+    from redrafter.bench.entries import TargetSetup, make
     from redrafter.bench.formats import export
     from redrafter.bench.report import markdown
-    from redrafter.bench.runs import Run, RunConfig, digest
+    from redrafter.bench.runs import BenchmarkRun, RunConfig, digest
     from redrafter.bench.statistics import headline, summaries
     from redrafter.drafters.checkpoint import identity
     from redrafter.targets import load_target
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
-        place = Place(target, args.model or str(default_model()), args.runtime)
-        contenders = make(place, args.contenders, shapes)
+        setup = TargetSetup(target, args.model or str(default_model()), args.runtime)
+        contenders = make(setup, args.contenders, shapes)
     config = RunConfig(
         suite=args.suite if args.suite in SUITES else Path(args.suite).name,
         questions=digest([asdict(q) for q in asked]),
@@ -116,14 +116,14 @@ def run(args: argparse.Namespace) -> None:
         device=target.device.type,
         runtime=args.runtime,
     )
-    bench = Run(folder, config)
+    bench = BenchmarkRun(folder, config)
     engine = reference_engine(contenders)
     left_out = [c.name for c in contenders if config.batch > 1 and c.one_row]
     if left_out:
         console.print(f"[dim]left out, because they cannot answer a batch: {', '.join(left_out)}[/dim]")
     with console.status("warming up"):
         for contender in contenders:
-            contender.answer(Task([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
+            contender.answer(PromptBatch([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
     watch(bench, contenders, asked, engine, console)
     export(folder, bench.records, target.name.replace("/", "-"), time.time())
     rows = summaries(bench.records, REFERENCE, by_category=True)
@@ -135,7 +135,9 @@ def run(args: argparse.Namespace) -> None:
     console.print(f"[dim]answers in {folder}; a page of them: redrafter bench report {folder}[/dim]")
 
 
-def watch(bench: "Run", contenders: list["Contender"], asked: list[Any], engine: "Engine", console: Console) -> None:
+def watch(
+    bench: "BenchmarkRun", contenders: list["Contender"], asked: list[Any], engine: "Engine", console: Console
+) -> None:
     """Run all turns behind a progress bar."""
     total = len(bench.config.temperatures) * sum(
         max(len(q.turns) for q in asked[i : i + bench.config.batch]) for i in range(0, len(asked), bench.config.batch)

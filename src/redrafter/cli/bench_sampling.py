@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     with console.status("loading"):
         task = load(args)
-    todo = sampling.parts(task, args.texts // args.batch or 1, args.fewer // args.batch or 1, args.samples)
+    todo = sampling.tables(task, args.texts // args.batch or 1, args.fewer // args.batch or 1, args.samples)
     about = {"task": args.task, "batch": args.batch, "temperature": args.temperature, "drafter": name_of(args.drafter)}
     rows: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as bar:

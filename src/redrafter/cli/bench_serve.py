@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> None:
     for path in (args.save, args.plot):
         if path is not None:
             check_new(path, args.overwrite)
-    asyncio.run(Bench(args).run())
+    asyncio.run(LoadTest(args).run())
 
 
-class Bench:
+class LoadTest:
     """One run: every concurrency in turn."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -167,7 +167,7 @@ class Bench:
 
 
 def own_prompts() -> list[str]:
-    from redrafter.train.openings import PROMPTS
+    from redrafter.tuning.prompts import PROMPTS
 
     return list(PROMPTS)
 

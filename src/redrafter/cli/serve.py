@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,8 +17,8 @@ from redrafter.serve.config import GuardConfig, ServeConfig
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
-    from redrafter.engine.profile import Profile
-    from redrafter.runtime.pool import Pool
+    from redrafter.runtime.batch import Batch
+    from redrafter.tuning.profile import Profile
 
 EPILOG = """examples:
   redrafter serve
@@ -26,9 +26,6 @@ EPILOG = """examples:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
 The page is at http://127.0.0.1:8000/. The first start measures the cost of steps for a minute and keeps the result."""
-
-TEXTS, LENGTH = 10, 64
-"""Number of the target's own texts for the measurement, and new tokens in each."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -60,22 +57,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.rule != "seeded":
-        raise ConfigError(
-            f"the server uses the rule 'seeded', which gives the same text alone and under load, not {args.rule!r}"
-        )
     names = ServeConfig.__dataclass_fields__
     config = ServeConfig(**{name: getattr(args, name) for name in names})
     guard = GuardConfig(api_key=args.api_key, body_bytes=args.body_bytes)
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
     try:
-        from redrafter.serve.costs import Costs
-        from redrafter.serve.measure import prepare
-        from redrafter.serve.server import Server, build, ladder, make_pool
+        from redrafter.serve.server import Server, build, ladder, make_batch
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
     from redrafter.drafters import NoDrafter
+    from redrafter.tuning.batch_cost import warm_up
+    from redrafter.tuning.chooser import ShapeChooser
 
     console = Console(highlight=False)
     with console.status("loading"):
@@ -85,19 +78,19 @@ def run(args: argparse.Namespace) -> None:
         given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
         shapes = [engine.shape] if given else ladder(engine)
     with enough_room():
-        pool = make_pool(engine, config, shapes)
+        batch = make_batch(engine, config, shapes)
         if given or isinstance(engine.drafter, NoDrafter):
-            costs = Costs(None, engine.shape if given else None)
+            chooser = ShapeChooser(None, engine.shape if given else None)
         else:
-            costs = Costs(profile_for(engine, pool, shapes, args.tune, console))
-        if pool.recorded:
+            chooser = ShapeChooser(profile_for(engine, batch, shapes, args.tune, console))
+        if batch.recorded:
             with stages(console) as report:
-                prepare(pool, costs.shapes, progress=report)
-    served = build(engine, pool, costs, config)
+                warm_up(batch, chooser.shapes, progress=report)
+    served = build(engine, batch, chooser, config)
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
-        console.print(f"{served.name}: {pool.rows} rows of {pool.context} tokens, drafter {describe(engine)}")
+        console.print(f"{served.name}: {batch.rows} rows of {batch.context} tokens, drafter {describe(engine)}")
         console.print(f"page {where}/   API {where}/v1   Ctrl-C stops the server", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
@@ -133,48 +126,29 @@ def free_port(host: str, port: int) -> int:
         raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
 
 
-def profile_for(engine: "Engine", pool: "Pool", shapes: list[Shape], tune: str, console: Console) -> "Profile":
+def profile_for(engine: "Engine", batch: "Batch", shapes: list[Shape], tune: str, console: Console) -> "Profile":
     """The profile of an earlier start, or of `redrafter tune` for as many rows, or one measured now."""
-    from redrafter.engine.profile import find, key_of, path_of, read, save
+    from redrafter.tuning.batch_cost import measure_profile
+    from redrafter.tuning.store import find_profile, profile_key, profile_path, read_profile, save_profile
 
     target, drafter = engine.target, engine.drafter
-    key = key_of(target, drafter, engine.runtime) | {"serving": str(pool.rows), "context": str(pool.context)}
-    kept = None if tune == "again" else read(path_of(target.name, key))
+    key = profile_key(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
+    kept = None if tune == "again" else read_profile(profile_path(target.name, key))
     if kept is not None and kept.key == key:
         return kept
     if tune != "again":
-        tuned = find(target, drafter, engine.runtime)
-        fits = tuned is not None and all(s.shape is None or s.shape.budget < pool.slack for s in tuned.stepped)
-        if tuned is not None and fits and (tune == "never" or max(c.batch for c in tuned.choices) >= pool.rows):
+        tuned = find_profile(target, drafter, engine.runtime)
+        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.step_costs)
+        if (
+            tuned is not None
+            and fits
+            and (tune == "never" or max(best.rows for best in tuned.best_shapes) >= batch.rows)
+        ):
             return tuned
     if tune == "never":
-        raise ConfigError("there is no measurement yet: start once without --tune never, or give --width and --length")
-    console.print("[dim]measuring the cost of steps on this machine, once; --tune again repeats it[/dim]")
+        raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
+    console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
     with stages(console) as report:
-        profile = measured(engine, pool, shapes, key, report)
-    console.print(f"[dim]kept in {save(profile)}[/dim]", soft_wrap=True)
+        profile = measure_profile(engine, batch, shapes, key, report)
+    console.print(f"[dim]kept in {save_profile(profile)}[/dim]", soft_wrap=True)
     return profile
-
-
-def measured(
-    engine: "Engine", pool: "Pool", shapes: list[Shape], key: dict[str, str], report: Callable[[str, int, int], None]
-) -> "Profile":
-    """Measure tokens/step along the target's own texts, and the duration of the pool's steps."""
-    from redrafter.engine.profile import Profile
-    from redrafter.serve.measure import measure
-    from redrafter.train.openings import own_texts
-    from redrafter.train.tune import walked
-
-    report("writing texts", 0, 1)
-    texts = own_texts(engine.plain(), None, count=TEXTS, length=LENGTH, temperature=0.0)
-    guessed = walked(engine.target, engine.drafter, texts, shapes, 0.0, report)
-    prompts = [texts.row(i).tolist()[: pool.context // 2] for i in range(len(texts))]
-    stepped, choices = measure(pool, guessed, prompts, report)
-    return Profile(
-        key=key,
-        name=engine.target.name,
-        temperature=0.0,
-        guessed=tuple(guessed),
-        stepped=tuple(stepped),
-        choices=tuple(choices),
-    )

@@ -25,7 +25,7 @@ def coloured(part: "Part", tokenizer: Any) -> Text:
 
 def awaited(parts: Iterator["Part"], engine: "Engine", console: Console) -> Iterator["Part"]:
     """The same parts, with a status line while the first one is computed: the first use of a GPU takes a while."""
-    compiles = engine.programs is not None and engine.programs.compiles
+    compiles = engine.recorded and engine.runtime != "graphs"
     why = "reading the prompt; the first use compiles for a minute or two (--runtime graphs: seconds, a little slower)"
     with console.status(why if compiles else "reading the prompt"):
         first = next(parts, None)

@@ -12,8 +12,9 @@ from redrafter.cli.distill import add_distill_options, distill_config, distill_s
 from redrafter.cli.live import LiveTraining
 from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
+from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
-from redrafter.train.config import DrafterOptions, TrainConfig
+from redrafter.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from redrafter.targets import Target

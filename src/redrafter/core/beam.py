@@ -15,13 +15,13 @@ State = TypeVar("State")
 Advance = Callable[[State, Tensor, Tensor], tuple[Tensor | None, State]]
 """advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams.
 
-`parents` are indices into the beams of the state given; tokens are target token ids. No logits: it guesses no further.
+`parents` are indices into the beams of the given state; tokens are target token ids. Logits None: end of the draft.
 """
 
 
 @dataclass(frozen=True)
 class Beam:
-    """Every node a beam search visited, best first at each depth."""
+    """Every node that a beam search visited, best first at each depth."""
 
     tokens: Tensor  # (B, L, W) target token ids
     parents: Tensor  # (B, L, W) index of the parent among the W of the depth before
@@ -41,9 +41,9 @@ def beam_search(
 ) -> Beam:
     """Guess `length` tokens after `last` (B,), following the `width` best paths.
 
-    `noise` (B, L+1, V) is the noise the target will choose with, 0 at temperature 0; searching under
-    it makes the guesses those the target is about to make. `token_ids` (V',) maps a draft vocabulary to
-    target ids. The beam is shorter where `advance` ends it.
+    `noise` (B, L+1, V) is the noise that the target will choose with, 0 at temperature 0. Under the same noise the
+    drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids. The beam
+    is shorter if `advance` ends it.
     """
     tokens, parents = last[:, None], torch.zeros_like(last)[:, None]
     total = noise.new_zeros(last.shape[0], 1)
@@ -60,7 +60,7 @@ def beam_search(
 
 
 def visited_nodes(beam: Beam) -> Nodes:
-    """All W·L visited nodes; unique, since a beam holds each (parent, token) once."""
+    """All W·L visited nodes. They are unique, since a beam holds each (parent, token) once."""
     batch, length, width = beam.tokens.shape
     depth = torch.arange(length, device=beam.tokens.device)[:, None]
     parents = torch.where(depth == 0, 0, 1 + (depth - 1) * width + beam.parents)
@@ -74,7 +74,7 @@ def visited_nodes(beam: Beam) -> Nodes:
 
 
 def candidates(beam: Beam) -> Tensor:
-    """The surviving paths (B, W, L), best first: what the papers call the beam."""
+    """The final paths (B, W, L), best first: the papers' beam."""
     length = beam.tokens.shape[1]
     at = torch.arange(beam.tokens.shape[2], device=beam.tokens.device).expand_as(beam.tokens[:, 0])
     path = []

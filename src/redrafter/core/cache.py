@@ -1,23 +1,23 @@
-"""The KV cache: one pair of tensors per layer, written per row, committed in place."""
+"""The KV cache: one pair of tensors per layer, written by row, committed in place."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu import naive, ops
+from redrafter.kernels.commit import commit_layer
 
 
 class KVCache:
-    """Slot i of a row holds its i-th token, then come the slots of the tree being verified.
+    """Slot i of a row holds its i-th token. After the row's tokens come the slots of the tree being verified.
 
-    Layers are allocated when first written, with the head count, head size, dtype and device that
-    the model brings (a `device_map` spreads them by itself).
+    A layer is allocated at its first write, with the head count, head size, dtype and device of the model's keys. So a
+    `device_map` needs no special treatment.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.extent = slots  # attention reads this many; a runtime that knows all lengths may say fewer
+        self.extent = slots  # attention reads this many slots; a runtime that knows all lengths may set fewer
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # each (B, K, S, D)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -25,7 +25,7 @@ class KVCache:
             yield from pair
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Put (B, K, n, D) keys and values into slots (B, n) of a layer; return the whole layer."""
+        """Write keys and values (B, K, n, D) to slots (B, n) of a layer; return the whole layer."""
         if layer not in self.layers:
             room = [x.new_zeros(x.shape[0], x.shape[1], self.slots, x.shape[3]) for x in (keys, values)]
             self.layers[layer] = (room[0], room[1])
@@ -48,16 +48,14 @@ class KVCache:
     def commit(self, lengths: Tensor, path: Tensor) -> None:
         """Move the tree nodes `path` (B, L+1) to the slots right after `lengths` (B,).
 
-        Sources and destinations overlap, so the path is gathered before it is written; no other
-        slot is touched.
+        Sources and destinations overlap, so the whole path is read before any of it is written. No other slot changes.
         """
         path = path.contiguous()
         for whole in self.tensors():
-            at, nodes = lengths.to(whole.device), path.to(whole.device)
-            (ops if ops.movable(whole, at, nodes) else naive).move_path(whole, at, nodes)
+            commit_layer(whole, lengths.to(whole.device), path.to(whole.device))
 
     def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:
-        """Copy the rows of a freshly filled, shorter cache into `rows` of this one, which holds `batch` of them."""
+        """Copy the rows of another, shorter cache into `rows` of this one, which has `batch` rows."""
         for layer, pair in other.layers.items():
             if layer not in self.layers:
                 room = [x.new_zeros(batch, x.shape[1], self.slots, x.shape[3]) for x in pair]
@@ -72,31 +70,32 @@ class KVCache:
 
 
 def _over_heads(slots: Tensor, like: Tensor) -> Tensor:
-    """(B, n) -> (B, K, n, D) on the device of `like`, as gather and scatter want it."""
+    """(B, n) -> (B, K, n, D) on the device of `like`, as an index for gather and scatter."""
     return slots.to(like.device)[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
 
 
 def tree_visibility(lengths: Tensor, mask: Tensor, slots: int) -> Tensor:
     """Which of the first `slots` slots each tree node sees: the committed ones and its ancestors.
 
-    `mask` (B, n, m) says which of m nodes each of n is under; node j of a row with length t stands in
-    slot t + j.
+    `mask` (B, n, m) says which of m nodes each of n nodes sees; node j of a row of length t is in slot t + j.
 
     >>> mask = torch.tensor([[[1, 0], [1, 1]]]).bool()
     >>> tree_visibility(torch.tensor([2]), mask, 5)[0].int().tolist()
     [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
     """
     _, n, m = mask.shape
-    node = torch.arange(slots, device=lengths.device) - lengths[:, None]  # (B, S) which node, if one
+    node = (
+        torch.arange(slots, device=lengths.device) - lengths[:, None]
+    )  # (B, S) index of the node in each slot; out of range: none
     index = node.clamp(0, m - 1)[:, None].expand(-1, n, -1)
     in_tree = mask.gather(2, index) & ((node >= 0) & (node < m))[:, None]
     return in_tree | (node < 0)[:, None]
 
 
 def slot_positions(lengths: Tensor, depths: Tensor, slots: int) -> Tensor:
-    """(B, S) position of the token in each slot: its index, or for a tree node length + depth.
+    """(B, S) position of the token in each slot: the slot's index, or length + depth for a tree node.
 
-    Sliding windows are counted in these, not in slots.
+    Sliding windows count positions, not slots.
     """
     slot = torch.arange(slots, device=lengths.device).expand(lengths.shape[0], -1)
     node = slot - lengths[:, None]

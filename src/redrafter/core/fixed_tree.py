@@ -1,4 +1,4 @@
-"""Fixed trees: for guesses that do not depend on one another, which of them to verify can be settled beforehand."""
+"""Fixed trees: if drafted tokens do not depend on each other, the tree's shape can be chosen in advance."""
 
 import heapq
 import math
@@ -11,14 +11,14 @@ from torch import Tensor
 from redrafter.core.tree import Tree, ancestors
 
 Path = tuple[int, ...]
-"""The rank of each guess from the root down: (0, 2) is the third best token after the best."""
+"""The rank of each drafted token from the root down: (0, 2) is the third best token after the best one."""
 
 
 def sparse_tree(accuracies: Sequence[Sequence[float]], width: int, length: int, nodes: int) -> list[Path]:
-    """The `nodes` paths that are right most often; `accuracies[d][i]`: how often rank i is right at depth d.
+    """The `nodes` paths that are right most often; rank i is right at depth d with frequency `accuracies[d][i]`.
 
-    Guesses of different depths are taken to be right independently (Medusa's construction). A path is
-    never more probable than its beginning, so what is chosen is a tree.
+    Different depths are assumed independent, as in Medusa. A path is never more probable than its prefix, so the
+    chosen paths form a tree.
 
     >>> sparse_tree([[0.6, 0.2], [0.5, 0.1]], width=2, length=2, nodes=3)
     [(0,), (1,), (0, 0)]
@@ -47,13 +47,13 @@ class FixedTree:
     parents: Tensor  # (1, N+1)
     depths: Tensor  # (1, N+1)
     mask: Tensor  # (1, N+1, N+1)
-    source: Tensor  # (1, N) which of the depth × width best tokens a node holds
+    source: Tensor  # (1, N) which of the depth × width best tokens each node holds
     width: int
     length: int
 
     @staticmethod
     def of(paths: Sequence[Path], device: torch.device) -> "FixedTree":
-        """Paths in depth order, each after its beginning.
+        """The tree of these paths, which come in depth order, each after its prefix.
 
         >>> tree = FixedTree.of([(0,), (1,), (0, 0)], torch.device("cpu"))
         >>> tree.parents.tolist(), tree.source.tolist()
@@ -67,7 +67,7 @@ class FixedTree:
         return FixedTree(parents, depths, ancestors(parents, length), source, width, length)
 
     def fill(self, best: Tensor, last: Tensor) -> Tree:
-        """The best tokens (B, length, width) of each depth in their places."""
+        """Put the best tokens of each depth (B, length, width) into their nodes."""
         batch = last.shape[0]
         tokens = best.flatten(1).gather(1, self.source.expand(batch, -1))
         every = torch.cat([last[:, None], tokens], 1)

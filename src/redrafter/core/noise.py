@@ -1,16 +1,19 @@
 """Randomness as a function of (seed, stream, position, token): no state, recomputable anywhere.
 
-The generator is splitmix64 used as a counter-based hash. Each (seed, stream, position) gives a
-64-bit key; token v takes the v-th output of the sequence that starts there (for the residual, a
-place in a cell or a cell of tokens does: kernels/verify/naive.py). Integers wrap, so CPU and GPU
-agree bit for bit up to the final logarithm.
+The generator is splitmix64 used as a counter-based hash. Each (seed, stream, position) gives a 64-bit key; token v
+takes the v-th output of the sequence that starts there. (The residual of `rejection` numbers cells of tokens, and
+places in a cell, instead of tokens: see kernels/verify/naive.py.) Integers wrap, so CPU and GPU agree bit for bit up to
+the final logarithm.
+
+kernels/verify/noise.py computes the same numbers in Triton, so that the kernels never read noise from memory: change
+both together. tests/kernels/test_verify.py compares them.
 """
 
 import torch
 from torch import Tensor
 
 SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
-"""Streams that never meet: the target's choice; and, for `rejection`, drafting, accepting, residual."""
+"""Independent streams: the target's choice; and, for `rejection`, drafting, accepting and the residual."""
 
 
 def as_int64(value: int) -> int:
@@ -56,7 +59,7 @@ _OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _offsets(count: int, device: torch.device) -> Tensor:
-    """(count,) what token v adds to a key. Kept, so that no compiled function makes it: that would use 32 bits."""
+    """(count,) what token v adds to a key. Cached, because a compiled function would compute it with 32 bits."""
     if (count, device) not in _OFFSETS:
         _OFFSETS[count, device] = torch.arange(1, count + 1, device=device) * _GOLDEN
     return _OFFSETS[count, device]
@@ -86,8 +89,7 @@ def gumbel(
 ) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, count) standard Gumbel noise.
 
-    The upper tail decides an argmax, so it is computed from small numbers, which floating point
-    holds exactly: -log(-log1p(-u)), not -log(-log(u)).
+    An argmax depends on the upper tail, where -log(-log1p(-u)) with a small u is accurate and -log(-log(u)) is not.
 
     >>> seeds, where = torch.tensor([3]), torch.tensor([[10, 11]])
     >>> both = gumbel(seeds, where, 5, stream=SEEDED, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How the target chooses: bias and penalties, then temperature, then top-k, top-p, min-p."""
+"""How the target chooses a token: bias and penalties, then temperature, then top-k, top-p and min-p."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,16 @@ from torch import Tensor
 from redrafter.config import SamplingParams
 from redrafter.core.rows import per_row
 from redrafter.core.tree import Tree
-from redrafter.core.verify import on_kernel
 from redrafter.kernels.verify import floors
 from redrafter.kernels.verify.naive import tempered
 
 Processor = Callable[[Tensor, Tree], Tensor]
-"""A user's own logits processor: (logits (B, N+1, V), tree) -> logits, each node seeing its own path."""
+"""A user's logits processor: (logits (B, N+1, V), tree) -> logits, where each node sees its own path."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One value per row. The booleans say which parts any row needs, so that the rest costs nothing."""
+    """One value per row. The booleans say which parts at least one row needs; the others are skipped."""
 
     temperature: Tensor  # (B,)
     top_k: Tensor  # (B,) V where off
@@ -32,7 +31,7 @@ class Sampling:
     sorts: bool  # any top-k or top-p
     floors: bool  # any min-p
     penalises: bool
-    hot: bool  # any temperature above 0
+    samples: bool  # any temperature above 0
     processor: Processor | None = None
 
     @property
@@ -54,7 +53,7 @@ class Sampling:
         return cls(
             temperature=column([p.temperature for p in params]),
             top_k=column(top_k, torch.long),
-            # inf, not 1: rounding in a cumulative sum must not cut the tail of a row that asked for all
+            # inf, not 1: rounding in a cumulative sum must not cut the tail of a row without top-p
             top_p=column([p.top_p if p.top_p < 1 else torch.inf for p in params]),
             min_p=column([p.min_p for p in params]),
             repetition=column([p.repetition_penalty for p in params]),
@@ -64,7 +63,7 @@ class Sampling:
             sorts=any(p.top_p < 1 or 0 < p.top_k < vocab_size for p in params),
             floors=any(p.min_p > 0 for p in params),
             penalises=any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in params),
-            hot=any(p.temperature > 0 for p in params),
+            samples=any(p.temperature > 0 for p in params),
         )
 
 
@@ -99,27 +98,14 @@ def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
     >>> (restrict(logits, Sampling.of([params], 4, "cpu")) > -torch.inf)[0, 0].tolist()
     [True, True, False, False]
     """
-    if sampling.filters and on_kernel(logits):
-        return tempered(logits, sampling.temperature, floor(logits, sampling))
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    logits = logits / per_row(torch.where(sampling.temperature > 0, sampling.temperature, 1.0), logits)
-    if sampling.sorts:
-        ordered = logits.sort(dim=-1, descending=True).values
-        rank = torch.arange(logits.shape[-1], device=logits.device)
-        in_top_k = rank < sampling.top_k[:, None, None]
-        probability = ordered.masked_fill(~in_top_k, -torch.inf).softmax(-1)
-        before = probability.cumsum(-1) - probability  # mass of the more probable tokens
-        kept = (in_top_k & (before < per_row(sampling.top_p, logits))).sum(-1, keepdim=True)
-        edge = ordered.gather(-1, (kept - 1).clamp(min=0))
-        logits = logits.masked_fill(logits < edge, -torch.inf)
-    if sampling.floors:
-        edge = logits.amax(-1, keepdim=True) + per_row(sampling.min_p, logits).log()
-        logits = logits.masked_fill(logits < edge, -torch.inf)
-    return logits
+    return tempered(logits, sampling.temperature, floor(logits, sampling))
 
 
 def node_logits(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
-    """(B, N+1, V) logits as verified -> the same with all that comes before the temperature, fp32 at least then."""
+    """(B, N+1, V) verified logits -> the same after bias, penalties and the user's processors.
+
+    The result has at least fp32 if any of the three applies.
+    """
     if sampling.bias is None and not sampling.penalises and sampling.processor is None:
         return logits
     if logits.dtype != torch.float64:
@@ -129,23 +115,11 @@ def node_logits(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree:
 
 
 def floor(logits: Tensor, sampling: Sampling) -> Tensor | None:
-    """(B, n, V) raw logits -> (B, n) the smallest that top-k, top-p and min-p keep; None where nothing is filtered.
+    """(B, n, V) raw logits -> (B, n) the smallest that top-k, top-p and min-p keep; None without any filter.
 
-    Keeping what is not below it keeps just what `restrict` keeps, since dividing by T keeps the order.
+    The raw logits that are not below the floor are exactly those that the filters keep, since a division by T keeps
+    their order.
     """
     if not sampling.filters:
         return None
-    if on_kernel(logits):
-        rows = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p.log())
-        return floors.smallest(logits, *rows)
-    return smallest_kept(logits, restrict(logits, sampling))
-
-
-def smallest_kept(logits: Tensor, scores: Tensor) -> Tensor:
-    """(B, n, V) raw logits and what `restrict` made of them -> (B, n)."""
-    return logits.masked_fill(scores == -torch.inf, torch.inf).amin(-1).to(scores.dtype)
-
-
-def node_scores(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree: Tree) -> Tensor:
-    """(B, N+1, V) logits as verified -> what every acceptance rule starts from, fp32 at least."""
-    return restrict(node_logits(logits, sampling, counts, tree), sampling)
+    return floors.smallest(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.sorts)

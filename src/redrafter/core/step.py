@@ -1,4 +1,4 @@
-"""One step, whole: draft, pack, verify, accept, commit. Start reading here."""
+"""One step: draft, pack, verify, accept, commit. Start reading here."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.rules import Rule, Search
 from redrafter.core.sampling import Sampling
-from redrafter.core.tree import Tree
+from redrafter.core.tree import Tree, root_tree
 
 
 @dataclass(frozen=True)
@@ -29,52 +29,66 @@ class Rows:
 
 
 class Drafter(Protocol):
-    """What guesses. Its state is its own: a context, a KV cache, a table, a memory."""
+    """What drafts. Its state may be anything: a context, a KV cache, a table, a memory."""
 
     @property
     def default_shape(self) -> Shape:
-        """How much to guess where the user does not say."""
+        """How much to draft if the user does not say."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Which of the target's hidden states the context is made of; empty if it reads none."""
+        """The target's hidden states that the context is made of; empty if the drafter reads none."""
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
-        """Read the prompt: tokens (B, P) padded right, lengths (B,), hidden states (B, P, C).
+        """Read the prompt: tokens (B, P) padded on the right, lengths (B,), hidden states (B, P, C).
 
-        `slots` bounds how long a row can ever become, tree included.
+        No row ever becomes longer than `slots`, its tree included.
         """
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
-        """Guess what follows `last` (B,) and pack it."""
+        """Draft what follows `last` (B,), as a packed tree."""
 
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
-        """Take in new tokens; `hidden[:, j]` (B, L+1, C) is the state that chose `accepted.tokens[:, j]`."""
+        """Read the new tokens; `hidden[:, j]` (B, L+1, C) is the hidden state that chose `accepted.tokens[:, j]`."""
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         """Drop all rows but these."""
 
 
 class Target(Protocol):
-    """The model whose text it is."""
+    """The model whose text is written."""
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Tree -> logits (B, N+1, V) and hidden states (B, N+1, C); its keys go behind `lengths`."""
+        """Tree -> logits (B, N+1, V) and hidden states (B, N+1, C). Its keys go to the slots from `lengths` (B,) on."""
 
 
 def step(
     rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Target
-) -> tuple[Rows, Accepted]:
-    """One round for all rows: new rows and what they gained."""
+) -> tuple[Rows, Accepted, Tree]:
+    """One step for all rows: the new rows, what was accepted, and the tree that was verified."""
     search = rule.search(sampling, rows.seeds, rows.lengths)
     tree = drafter.draft(rows.state, rows.last, search)
     logits, hidden = target.verify(tree, rows.lengths, cache, drafter.layers)
     accepted = rule.accept(search, tree, logits, rows.counts)
-    return settle(rows, cache, drafter, accepted, hidden)
+    return *settle(rows, cache, drafter, accepted, hidden), tree
+
+
+def first_tokens(
+    rows: Rows, sampling: Sampling, rule: Rule, drafter: Drafter, logits: Tensor, hidden: Tensor
+) -> tuple[Rows, Accepted]:
+    """The second half of a step with an empty tree: what the pass over whole prompts chose.
+
+    `logits` (B, V) after each row's end, hidden states (B, P, C); the last tokens stand at `rows.lengths`.
+    """
+    search = rule.search(sampling, rows.seeds, rows.lengths)
+    accepted = rule.accept(search, root_tree(rows.last), logits[:, None], rows.counts)
+    at_end = hidden.gather(1, rows.lengths[:, None, None].expand(-1, 1, hidden.shape[2]))
+    nothing = KVCache(slots=0)  # the last token's keys are where they belong
+    return settle(rows, nothing, drafter, accepted, at_end)
 
 
 def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hidden: Tensor) -> tuple[Rows, Accepted]:
-    """The second half of a step: cut at the row's end, commit the path, let the drafter follow."""
+    """The second half of a step: cut at the row's end, commit the path, advance the drafter."""
     accepted, done = cut(accepted, rows)
     cache.commit(rows.lengths, accepted.path)
     along = accepted.path[:, :, None].expand(-1, -1, hidden.shape[2])
@@ -93,7 +107,7 @@ def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hid
 
 
 def cut(accepted: Accepted, rows: Rows) -> tuple[Accepted, Tensor]:
-    """Shorten what was accepted to the budget and to the first end-of-sequence token."""
+    """Shorten the accepted tokens to the row's budget and to the first end-of-sequence token."""
     place = torch.arange(accepted.tokens.shape[1], device=accepted.tokens.device)
     ends = (accepted.tokens[:, :, None] == rows.eos[:, None]).any(-1)  # (B, L+1)
     first_end = torch.where(ends, place, accepted.tokens.shape[1]).amin(-1)
@@ -104,6 +118,6 @@ def cut(accepted: Accepted, rows: Rows) -> tuple[Accepted, Tensor]:
 
 
 def add_counts(counts: Tensor, accepted: Accepted) -> Tensor:
-    """(B, V) occurrences with the new tokens in."""
+    """(B, V) occurrences, with the new tokens counted."""
     new = torch.arange(accepted.tokens.shape[1], device=counts.device) < accepted.count[:, None]
     return counts.scatter_add(1, accepted.tokens, new.to(counts.dtype))

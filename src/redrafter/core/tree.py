@@ -1,8 +1,7 @@
-"""Dynamic tree attention: guesses as a tree of unique nodes, in arrays of fixed size.
+"""Dynamic tree attention: drafted tokens as a tree of unique nodes, in arrays of fixed size.
 
-Two ways lead here. A beam search knows each node's parent, so all W·L nodes it visited are
-unique from birth (`visited_nodes`). Plain candidate sequences share prefixes that must be found
-(`dedup_prefix`, the papers' way). Both end in `pack`, which keeps the N best nodes.
+A beam search knows each node's parent, so the W·L nodes it visited are unique (`visited_nodes`). Candidate sequences
+share prefixes, which must be found first (`dedup_prefix`, as in the papers). `pack` then keeps the N best nodes.
 """
 
 from dataclasses import dataclass, replace
@@ -13,43 +12,43 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Nodes:
-    """Guessed nodes before packing, depth by depth. Node m has the id m + 1; id 0 is the root."""
+    """Drafted nodes before packing, depth by depth. Node m has the id m + 1; id 0 is the root."""
 
     tokens: Tensor  # (B, M)
     parents: Tensor  # (B, M) ids
     depths: Tensor  # (B, M) from 1
-    scores: Tensor  # (B, M) log-probability of the path so far; -inf: no such node
+    scores: Tensor  # (B, M) log-probability of the path to the node; -inf marks an empty node
     length: int  # depth of the deepest node
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A packed tree. Index 0 is the root (the last token); parents stand before their children."""
+    """A packed tree. Index 0 is the root (the last token); parents come before their children."""
 
     tokens: Tensor  # (B, N+1)
-    parents: Tensor  # (B, N+1) indices; the root is its own
-    depths: Tensor  # (B, N+1) root 0
-    valid: Tensor  # (B, N+1) bool; empty nodes stand last and are never accepted
+    parents: Tensor  # (B, N+1) indices; the root is its own parent
+    depths: Tensor  # (B, N+1) the root has depth 0
+    valid: Tensor  # (B, N+1) bool; empty nodes come last and are never accepted
     mask: Tensor  # (B, N+1, N+1) bool; mask[b, i, j]: j is i or an ancestor of i
-    length: int  # depth of the deepest node there can be
-    draft_logits: Tensor | None = None  # (B, I, V) raw: what the children of node i < I were sampled from
-    draft_floor: Tensor | None = None  # (B, I) the smallest of them that was not filtered out
+    length: int  # largest possible depth
+    draft_logits: Tensor | None = None  # (B, I, V) raw: the children of node i < I were sampled from these
+    draft_floor: Tensor | None = None  # (B, I) the smallest of them that the filters kept
 
     @property
     def nodes(self) -> int:
-        """N: drafted nodes, the root left out."""
+        """N: drafted nodes, without the root."""
         return self.tokens.shape[1] - 1
 
 
 def root_tree(last: Tensor) -> Tree:
-    """(B,) last tokens -> trees with no guess at all: plain decoding."""
+    """(B,) last tokens -> trees without any drafted node: plain decoding."""
     tokens = last[:, None]
     zero = torch.zeros_like(tokens)
     return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
 
 
 def ancestors(parents: Tensor, length: int) -> Tensor:
-    """(B, n) parent indices (root: its own) -> (B, n, n) bool: j is i or above it.
+    """(B, n) parent indices (the root is its own parent) -> (B, n, n) bool: j is i or an ancestor of i.
 
     >>> ancestors(torch.tensor([[0, 0, 1, 1]]), 2)[0].int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
@@ -66,8 +65,7 @@ def ancestors(parents: Tensor, length: int) -> Tensor:
 def dedup_prefix(beam: Tensor) -> Tensor:
     """For each prefix of each candidate, the smallest candidate index that shares it.
 
-    The papers' example (their listing compares a candidate with itself; candidates must be
-    compared with candidates):
+    The papers' example (their listing compares each candidate with itself; it must be compared with the others):
 
     >>> dedup_prefix(torch.tensor([[[91, 92, 93, 95], [91, 92, 94, 96], [91, 92, 93, 97]]])).tolist()
     [[[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 2]]]
@@ -80,13 +78,13 @@ def dedup_prefix(beam: Tensor) -> Tensor:
 def candidate_nodes(beam: Tensor, scores: Tensor) -> tuple[Nodes, Tensor]:
     """Candidates (B, W, L) with node scores (B, W, L) -> unique nodes, and each token's node id (B, W, L).
 
-    A token whose prefix an earlier candidate shares points at that candidate's node; its own
-    place becomes an empty node (score -inf).
+    A token whose prefix an earlier candidate shares gets that candidate's node; its own place becomes an empty node
+    (score -inf).
     """
     batch, width, length = beam.shape
     owner = dedup_prefix(beam)  # (B, W, L)
     depth = torch.arange(length, device=beam.device)
-    ids = 1 + depth * width + owner  # (B, W, L) of the node that stands for this token
+    ids = 1 + depth * width + owner  # (B, W, L) of the node that holds this token
     parents = torch.cat([torch.zeros_like(ids[..., :1]), ids[..., :-1]], dim=-1)
     first = owner == torch.arange(width, device=beam.device)[:, None]
 
@@ -106,8 +104,8 @@ def candidate_nodes(beam: Tensor, scores: Tensor) -> tuple[Nodes, Tensor]:
 def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
     """Keep the `budget` best nodes; also return each old id's place in the tree (B, M+1), 0 if dropped.
 
-    A node's score is lowered to its parent's where rounding put it above, and equal scores keep
-    depth order, so the kept set is closed under parents in floating point too.
+    A score that rounding put above the parent's is lowered to it, and equal scores keep depth order. So the kept set
+    is closed under parents in floating point too.
     """
     batch, total = nodes.tokens.shape
     root = nodes.scores.new_full((batch, 1), torch.inf)
@@ -120,7 +118,7 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
     place = torch.zeros(batch, total + 1, dtype=torch.long, device=kept.device)
     place.scatter_(1, kept + 1, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
 
-    length = min(nodes.length, budget)  # a closed set of N nodes is at most N deep
+    length = min(nodes.length, budget)  # a set of N nodes that is closed under parents is at most N deep
     zero = torch.zeros_like(kept[:, :1])
     parents = torch.cat([zero, place.gather(1, nodes.parents.gather(1, kept))], 1)
     tree = Tree(
@@ -135,7 +133,7 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
 
 
 def within(tree: Tree, limit: Tensor) -> Tree:
-    """Without the nodes deeper than a row's limit (B,): nodes stand in depth order, so the empty ones stay last."""
+    """Drop the nodes deeper than a row's limit (B,). Nodes are in depth order, so empty nodes stay last."""
     return replace(tree, valid=tree.valid & (tree.depths <= limit[:, None]))
 
 
@@ -156,5 +154,5 @@ def pack_beam(beam: Tensor, last: Tensor, budget: int | None = None) -> tuple[Tr
 
 
 def unpack_beam(values: Tensor, place: Tensor) -> Tensor:
-    """Per-node values (B, N+1) back to the candidates they stand for (B, W, L)."""
+    """Per-node values (B, N+1) -> the same by candidate and depth (B, W, L)."""
     return values.gather(1, place.flatten(1)).view_as(place)

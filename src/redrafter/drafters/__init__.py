@@ -1,10 +1,53 @@
-"""The things that guess. Each obeys `core.step.Drafter`."""
+"""Drafters: they propose the tokens that the target verifies. Each one implements `core.step.Drafter`.
 
-from redrafter.drafters.eagle import EagleDrafter
-from redrafter.drafters.medusa import MedusaDrafter
-from redrafter.drafters.model import ModelDrafter
-from redrafter.drafters.ngram import NgramDrafter
-from redrafter.drafters.plain import NoDrafter
-from redrafter.drafters.recurrent import RecurrentDrafter
+A drafter with a trained network is one folder: `config.py`, `network.py`, `drafter.py` and `loss.py`. `registry.py`
+lists these folders. docs/extending.md shows how to add one.
+"""
 
-__all__ = ["EagleDrafter", "MedusaDrafter", "ModelDrafter", "NgramDrafter", "NoDrafter", "RecurrentDrafter"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redrafter.drafters.causal_lm import ModelDrafter
+    from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
+    from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
+    from redrafter.drafters.ngram import NgramDrafter
+    from redrafter.drafters.none import NoDrafter
+    from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
+
+_MODULES = {
+    "EagleConfig": "eagle",
+    "EagleDrafter": "eagle",
+    "EagleNet": "eagle",
+    "MedusaConfig": "medusa",
+    "MedusaDrafter": "medusa",
+    "MedusaNet": "medusa",
+    "ModelDrafter": "causal_lm",
+    "NgramDrafter": "ngram",
+    "NoDrafter": "none",
+    "RecurrentConfig": "recurrent",
+    "RecurrentDrafter": "recurrent",
+    "RecurrentNet": "recurrent",
+}
+
+__all__ = [
+    "EagleConfig",
+    "EagleDrafter",
+    "EagleNet",
+    "MedusaConfig",
+    "MedusaDrafter",
+    "MedusaNet",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "RecurrentConfig",
+    "RecurrentDrafter",
+    "RecurrentNet",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the registry and the training options must be readable without importing torch."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,23 +1,156 @@
-"""What all drafters with a network of ours do when they are bound to a target."""
+"""The base classes of a drafter kind: configuration, network, and the drafter that runs the network on a target."""
 
 import copy
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from redrafter.config import DrafterConfig
-from redrafter.drafters.checkpoint import Net
+from redrafter.config import Shape, require
+from redrafter.core.accept import Accepted
+from redrafter.core.rows import keep_rows
+from redrafter.core.rules import Search
+from redrafter.core.tree import Tree
+from redrafter.drafters import int8
 from redrafter.errors import DrafterMismatch
-from redrafter.nets.eagle import EagleNet
-from redrafter.nets.medusa import MedusaNet
-from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
-N = TypeVar("N", RecurrentNet, MedusaNet, EagleNet)
+if TYPE_CHECKING:
+    from redrafter.drafters.options import DrafterOptions
+    from redrafter.targets import Target
+
+N = TypeVar("N", bound="DrafterNet")
 
 
-def settled(net: N, target: Described) -> N:
-    """In the target's precision and place, for use only; a caller's network, in training perhaps, stays as it is."""
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig(ABC):
+    """Sizes of a drafter's network. A subclass adds its own; `config.json` of a checkpoint holds all of them."""
+
+    kind: ClassVar[str]
+    """Name of the kind in the registry; a checkpoint's `model_type` is `redrafter_<kind>`."""
+    training_options: ClassVar[tuple[str, ...]]
+    """The fields of `DrafterOptions` that `for_target` reads. Training refuses the others for this kind."""
+
+    vocab_size: int
+    """Size of the target's vocabulary."""
+    context_size: int
+    """Width of the context h: the target's hidden size times the number of layers read."""
+    embedding_size: int
+    """Width of the target's token embeddings."""
+    draft_vocab_size: int | None = None
+    """Guess only among this many token ids (all when not given)."""
+    layers: tuple[int, ...] = (-1,)
+    """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("vocab_size", "context_size", "embedding_size")
+        require(len(self.layers) >= 1, "layers must name at least one hidden state")
+        if self.draft_vocab_size is not None:
+            require(
+                1 <= self.draft_vocab_size <= self.vocab_size,
+                f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
+            )
+
+    def require_positive(self, *names: str) -> None:
+        for name in names:
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def guessable(self) -> int:
+        """How many different tokens the drafter can guess."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @classmethod
+    @abstractmethod
+    def for_target(cls, options: "DrafterOptions", target: "Target") -> Self:
+        """The sizes for a new network of this target, from what the user set."""
+
+    def check_training(self, depth: int, rollouts: int) -> None:  # noqa: B027 - most kinds accept any depth and data
+        """Raise ConfigError if this network cannot learn this depth, or from rollouts of this length (0: none)."""
+
+
+class DrafterNet(nn.Module):
+    """A drafter's weights and their arithmetic. Drafting and training call the same methods."""
+
+    config: DrafterConfig
+    token_ids: Tensor | None
+    """(V',) the token ids it guesses among; None: all of them."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
+        self.register_buffer("token_ids", ids)
+
+    def vocabulary(self, output_embedding: Tensor) -> Tensor:
+        """(V', F): features times its transpose are logits. By default the target's own output embedding."""
+        return output_embedding
+
+
+class NetDrafter(ABC, Generic[N]):
+    """A network bound to a target. A subclass says what its state is and how it drafts.
+
+    The state is a dataclass of tensors whose first axis is the rows of the batch.
+    """
+
+    def __init__(self, net: N, target: TargetInfo) -> None:
+        self.net = move_to_target(net, target)
+        self.embed = target.input_embedding
+        self.vocabulary = self.net.vocabulary(output_rows(self.net, target))
+        self.logits: Callable[[Tensor], Tensor] = lambda x: F.linear(x, self.vocabulary)
+
+    @property
+    def name(self) -> str:
+        return self.net.config.kind
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.net.config.layers
+
+    @property
+    def default_shape(self) -> Shape:
+        """A GPU verifies 64 tokens about as fast as one; a CPU pays for each."""
+        on_gpu = self.vocabulary.device.type == "cuda"
+        return Shape(width=16, length=self.default_length, nodes=63) if on_gpu else Shape(width=3, length=3, nodes=5)
+
+    @property
+    def default_length(self) -> int:
+        """Tokens to guess ahead on a GPU."""
+        return 6
+
+    def use_int8(self) -> Self:
+        """Multiply by int8 weights, on a CPU in fp32; elsewhere nothing changes.
+
+        It replaces methods of the network, so it is only for networks that we loaded ourselves.
+        """
+        if int8.usable_for(self.vocabulary):
+            int8.replace_linears(self.net)
+            self.logits = int8.product(self.vocabulary)
+        return self
+
+    @abstractmethod
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
+        """See `core.step.Drafter`, as for the methods below."""
+
+    @abstractmethod
+    def draft(self, state: Any, last: Tensor, search: Search) -> Tree: ...
+
+    @abstractmethod
+    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any: ...
+
+    def keep(self, state: Any, rows: Tensor) -> Any:
+        return keep_rows(state, rows)
+
+
+def move_to_target(net: N, target: TargetInfo) -> N:
+    """The network on the target's device, in its dtype, in eval mode.
+
+    A network that has to change, or is being trained, is copied first: the caller's stays as it is.
+    """
     check_shapes(net.config, target)
     like = next(net.parameters())
     if net.training or like.dtype != target.dtype or like.device != target.device:
@@ -25,14 +158,44 @@ def settled(net: N, target: Described) -> N:
     return net.to(device=target.device, dtype=target.dtype).eval()
 
 
-def output_rows(net: Net, target: Described) -> Tensor:
-    """(V', n) the target's output embedding, of the tokens that this network can guess."""
+def output_rows(net: DrafterNet, target: TargetInfo) -> Tensor:
+    """(V', H) the rows of the target's output embedding for the tokens that the network guesses among."""
     weight: Tensor = target.output_embedding.weight.detach().to(target.device)
     return weight if net.token_ids is None else weight[net.token_ids]
 
 
-def check_shapes(config: DrafterConfig, target: Described) -> None:
-    """Raise unless a drafter of this shape can read this target."""
+def select_position(hidden: Tensor, index: Tensor) -> Tensor:
+    """Hidden states (B, n, C) at one index (B,) per row -> (B, C)."""
+    return hidden.gather(1, index[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+
+
+def last_accepted(hidden: Tensor, accepted: Accepted) -> Tensor:
+    """(B, C): the hidden state that chose the last accepted token, from (B, L+1, C)."""
+    return select_position(hidden, (accepted.count - 1).clamp(min=0))
+
+
+def target_sizes(options: "DrafterOptions", target: "Target", layers: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of `DrafterConfig`, for a network that reads these layers of the target."""
+    return {
+        "vocab_size": target.vocab_size,
+        "embedding_size": target.input_embedding.weight.shape[1],
+        "draft_vocab_size": options.draft_vocab if 0 < options.draft_vocab < target.vocab_size else None,
+        "context_size": target.hidden_size * len(layers),
+        "layers": layers,
+    }
+
+
+def require_matching_output(kind: str, target: "Target") -> None:
+    """For kinds that guess hidden states: the target's output embedding must read those."""
+    width = target.output_embedding.weight.shape[1]
+    require(
+        width == target.hidden_size,
+        f"{kind} needs an output embedding of the hidden states' width, {target.hidden_size}, got {width}",
+    )
+
+
+def check_shapes(config: DrafterConfig, target: TargetInfo) -> None:
+    """Raise unless a drafter of these sizes can read this target."""
     count = target.layer_count
     for layer in config.layers:
         if not -count - 1 <= layer <= count:

@@ -1,4 +1,4 @@
-"""A drafter on disk: `config.json` (its shape and its target's identity) and `model.safetensors`."""
+"""A drafter on disk: `config.json` (its sizes and its target's identity) and `model.safetensors`."""
 
 import dataclasses
 import hashlib
@@ -11,29 +11,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from redrafter.config import DrafterConfig, EagleConfig, MedusaConfig, RecurrentConfig
+from redrafter.drafters import int8, registry
+from redrafter.drafters.base import DrafterConfig, DrafterNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.nets.eagle import EagleNet
-from redrafter.nets.medusa import MedusaNet
-from redrafter.nets.recurrent import RecurrentNet
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 log = logging.getLogger(__name__)
 
-Net = RecurrentNet | MedusaNet | EagleNet
-KINDS: dict[str, tuple[type[DrafterConfig], type[Net]]] = {
-    "redrafter_recurrent": (RecurrentConfig, RecurrentNet),
-    "redrafter_medusa": (MedusaConfig, MedusaNet),
-    "redrafter_eagle": (EagleConfig, EagleNet),
-}
-"""By the `model_type` in a folder's config."""
+PREFIX = "redrafter_"
+"""A checkpoint's `model_type` is this and the kind's name."""
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-SCALE = ".scale"
 OTHERWISE = "the text stays exact, guesses may be fewer"
+"""What a drafter costs on a target with other weights."""
 
 
-def identity(target: Described) -> dict[str, str]:
-    """What a drafter must agree with (tokenizer) and had better agree with (weights)."""
+def identity(target: TargetInfo) -> dict[str, str]:
+    """Hashes of the tokenizer, which a drafter must share, and of the weights, which it should share."""
     weight = target.output_embedding.weight.detach()
     sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
     digest = hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()
@@ -44,8 +37,8 @@ def identity(target: Described) -> dict[str, str]:
     return result
 
 
-def compare(made_for: dict[str, str], target: Described, what: str, otherwise: str) -> None:
-    """Another tokenizer is an error; for other weights (a fine-tune, a quantised copy) a warning says what it costs."""
+def compare(made_for: dict[str, str], target: TargetInfo, what: str, otherwise: str) -> None:
+    """Raise for another tokenizer; for other weights (a fine-tune, a quantised copy) warn: `otherwise` is the cost."""
     own = identity(target)
     name = made_for.get("name", "an unnamed target")
     if "tokenizer" in made_for and "tokenizer" in own and made_for["tokenizer"] != own["tokenizer"]:
@@ -57,70 +50,47 @@ def compare(made_for: dict[str, str], target: Described, what: str, otherwise: s
         log.warning("%s was made for %s; %s has other weights: %s", what, name, target.name, otherwise)
 
 
-def make(config: DrafterConfig) -> Net:
-    """A network of this shape, with weights yet to be learned."""
-    net = next(net for shape, net in KINDS.values() if isinstance(config, shape))
-    return net(config)  # type: ignore[arg-type]
+def make(config: DrafterConfig) -> DrafterNet:
+    """A network of these sizes, with untrained weights."""
+    return registry.get(config.kind).network(config)
 
 
-def model_type(net: Net) -> str:
-    return next(name for name, (_, kind) in KINDS.items() if isinstance(net, kind))
+def model_type(net: DrafterNet) -> str:
+    return PREFIX + net.config.kind
 
 
-def read_for(folder: Path, target: Described) -> Net:
-    """The drafter in a folder, for a target of the same tokenizer."""
+def is_drafter(config: dict[str, Any]) -> bool:
+    """Whether a folder's configuration is that of one of the registered drafter kinds."""
+    return _kind(config) is not None
+
+
+def _kind(config: dict[str, Any]) -> str | None:
+    found = config.get("model_type")
+    return next((name for name in registry.names() if found == PREFIX + name), None)
+
+
+def read_for(folder: Path, target: TargetInfo) -> DrafterNet:
+    """The network in a folder. The target must have the tokenizer that the network was trained for."""
     net, made_for = read(folder)
     compare(made_for, target, f"the drafter {folder}", OTHERWISE)
     return net
 
 
-def write(folder: Path, net: Net, target: Described, overwrite: bool = False, storage: str = "exact") -> None:
-    """`storage`: `exact`, or `int8` for matrices of a quarter the size, rounded row by row."""
+def write(folder: Path, net: DrafterNet, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
+    """`storage`: `exact`, or `int8`: matrices rounded row by row to a quarter of the size."""
     config = {
         "model_type": model_type(net),
         "target": identity(target),
         "drafter": dataclasses.asdict(net.config),
     }
     tensors = net.state_dict()
-    write_files(folder, config, pack_int8(tensors) if storage == "int8" else tensors, overwrite)
-
-
-def pack_int8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every matrix as int8 with one fp32 scale a row; all else as it is.
-
-    >>> packed = pack_int8({"w": torch.tensor([[1.0, -0.5], [0.0, 0.0]])})
-    >>> packed["w"].tolist(), unpack_int8(packed)["w"].tolist()
-    ([[127, -64], [0, 0]], [[1.0, -0.5039370059967041], [0.0, 0.0]])
-    """
-    packed = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.dim() == 2:
-            packed[name], packed[name + SCALE] = round_rows(tensor)
-        else:
-            packed[name] = tensor
-    return packed
-
-
-def round_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix as int8 and one fp32 scale a row. What was rounded once is not changed by a second time."""
-    matrix = matrix.detach().float()
-    scale = (matrix.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (matrix / scale[:, None]).round().to(torch.int8), scale
-
-
-def unpack_int8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse, up to rounding; tensors that were never packed pass through."""
-    whole = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
-    for name in whole:
-        if name + SCALE in tensors:
-            whole[name] = whole[name].float() * tensors[name + SCALE][:, None]
-    return whole
+    write_files(folder, config, int8.pack(tensors) if storage == "int8" else tensors, overwrite)
 
 
 def write_files(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], overwrite: bool = False
 ) -> None:
-    """Both files, each moved into place whole; what lies there already only if asked for."""
+    """Write both files, each moved into place when complete. Replaces existing files only with `overwrite`."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if (folder / name).exists()]
     if taken and not overwrite:
@@ -132,26 +102,28 @@ def write_files(
         part.replace(folder / name)
 
 
-def read(folder: Path) -> tuple[Net, dict[str, str]]:
+def read(folder: Path) -> tuple[DrafterNet, dict[str, str]]:
     """The network and the identity of the target it was made for."""
     config = read_config(folder)
-    if config.get("model_type") not in KINDS:
+    kind = _kind(config)
+    if kind is None:
+        known = " or ".join(repr(PREFIX + name) for name in registry.names())
         raise CorruptCheckpoint(
-            f"{folder / CONFIG_FILE} is not a drafter of ours: model_type is {config.get('model_type')!r}, expected "
-            f"{' or '.join(map(repr, KINDS))}"
+            f"{folder / CONFIG_FILE} is not a redrafter checkpoint: model_type is {config.get('model_type')!r}, "
+            f"expected {known}"
         )
-    return described(config, KINDS[config["model_type"]][0], folder), dict(config.get("target", {}))
+    return build(config, registry.get(kind).config, folder), dict(config.get("target", {}))
 
 
-def described(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> Net:
-    """The network that `drafter` in a configuration describes, with the folder's weights."""
+def build(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> DrafterNet:
+    """The network that the `drafter` entry of a configuration describes, with the folder's weights."""
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
         net = make(kind(**shape))
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    load_weights(net, unpack_int8(read_tensors(folder)), folder)
+    load_weights(net, int8.unpack(read_tensors(folder)), folder)
     return net
 
 
@@ -176,7 +148,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         raise CorruptCheckpoint(f"cannot read {folder / WEIGHTS_FILE}: {error}; copy it again") from error
 
 
-def load_weights(net: Net, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+def load_weights(net: DrafterNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:

@@ -1,10 +1,9 @@
-"""A drafter on a CPU: its matrices in int8, a quarter of the bytes to read for each guess.
+"""int8 weights for drafters on a CPU: a quarter of the bytes to read for each guess.
 
-Rounding changes guesses a little and texts never. The network's own weights stay beside the rounded ones, to be saved
-and for whatever is not few tokens in fp32.
+Rounding changes some guesses and never the text. The network keeps its own weights beside the rounded ones: they are
+saved, and they are used for inputs that are not a few tokens in fp32.
 """
 
-import functools
 from collections.abc import Callable
 from types import MethodType
 
@@ -12,41 +11,65 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.drafters.checkpoint import round_rows
+from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu import ops
-from redrafter.nets.recurrent import RecurrentNet
 
-Product = Callable[[Tensor], Tensor]
-
-
-def fits(x: Tensor) -> bool:
-    """Is there anything to gain for weights like these?"""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and ops.available()
+SCALE = ".scale"
+"""Suffix of the tensor that holds a packed matrix's scales."""
 
 
-def rounded(weight: Tensor) -> Product:
-    """x -> x · weightᵀ, of int8 weights where x has few rows."""
+def round_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix as int8 and one fp32 scale a row. What was rounded once is not changed by a second time."""
+    matrix = matrix.detach().float()
+    scale = (matrix.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (matrix / scale[:, None]).round().to(torch.int8), scale
+
+
+def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every matrix as int8 with one fp32 scale a row; all else as it is.
+
+    >>> packed = pack({"w": torch.tensor([[1.0, -0.5], [0.0, 0.0]])})
+    >>> packed["w"].tolist(), unpack(packed)["w"].tolist()
+    ([[127, -64], [0, 0]], [[1.0, -0.5039370059967041], [0.0, 0.0]])
+    """
+    packed = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dim() == 2:
+            packed[name], packed[name + SCALE] = round_rows(tensor)
+        else:
+            packed[name] = tensor
+    return packed
+
+
+def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse, up to rounding; tensors that were never packed pass through."""
+    whole = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
+    for name in whole:
+        if name + SCALE in tensors:
+            whole[name] = whole[name].float() * tensors[name + SCALE][:, None]
+    return whole
+
+
+def usable_for(weight: Tensor) -> bool:
+    """Whether the int8 kernel runs for weights of this dtype on this device."""
+    return weight.dtype == torch.float32 and runs_cpp(weight.device)
+
+
+def product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """x -> x · weightᵀ, with int8 weights where x has few rows."""
     packed, scale = round_rows(weight)
 
-    def product(x: Tensor) -> Tensor:
+    def multiply(x: Tensor) -> Tensor:
         return ops.linear_int8(x, packed, scale) if ops.usable(x) else F.linear(x, weight)
 
-    return product
+    return multiply
 
 
-def lean_linears(net: nn.Module) -> None:
-    """Every linear layer of a network that we loaded ourselves. The text is in no danger: see above."""
+def replace_linears(net: nn.Module) -> None:
+    """Give every linear layer of the network a forward with int8 weights."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             module.forward = MethodType(_linear(module.weight), module)  # type: ignore[method-assign]
-
-
-def lean(net: RecurrentNet) -> None:
-    """The same for a recurrent network, with what it does besides."""
-    lean_linears(net)
-    net._unit = MethodType(_unit, net)  # type: ignore[method-assign]
-    if net.input_proj is not None:
-        net.columns = MethodType(_columns(net), net)  # type: ignore[method-assign]
 
 
 def _linear(weight: Tensor) -> Callable[[nn.Linear, Tensor], Tensor]:
@@ -58,30 +81,3 @@ def _linear(weight: Tensor) -> Callable[[nn.Linear, Tensor], Tensor]:
         return F.linear(input, self.weight, self.bias)
 
     return forward
-
-
-def _unit(self: RecurrentNet, x: Tensor) -> Tensor:
-    """torch's own norm without weights is a dozen operations on a CPU."""
-    if self.config.normed and ops.normable(x):
-        return ops.rms_norm(x, _ones(x.shape[-1]), 0.0, torch.finfo(x.dtype).eps)
-    return RecurrentNet._unit(self, x)
-
-
-@functools.cache
-def _ones(size: int) -> Tensor:
-    return torch.ones(size)
-
-
-def _columns(net: RecurrentNet) -> Callable[..., Tensor]:
-    assert net.input_proj is not None
-    packed, scale = round_rows(net.input_proj.weight)
-    parts: dict[int, Tensor] = {}
-
-    def columns(self: RecurrentNet, x: Tensor, start: int, bias: Tensor | None = None) -> Tensor:
-        if not ops.usable(x):
-            return RecurrentNet.columns(self, x, start, bias)
-        if start not in parts:
-            parts[start] = packed[:, start : start + x.shape[-1]].contiguous()
-        return ops.linear_int8(x, parts[start], scale, bias)
-
-    return columns

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the same few tokens earlier in this text is guessed to follow again."""
+"""Prompt lookup: guess that the last few tokens continue as they did earlier in the same text."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ from redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Seen:
-    """All tokens of each row, the last one included."""
+class NgramState:
+    """The text of each row."""
 
-    tokens: Tensor  # (B, S)
+    tokens: Tensor  # (B, S) the last token included
     lengths: Tensor  # (B,)
 
 
 class NgramDrafter:
-    """Needs no training and no weights. Guesses nothing where nothing repeats."""
+    """Needs no training and no weights. Guesses nothing where the text does not repeat."""
 
     name = "ngram"
     layers: tuple[int, ...] = ()
@@ -33,18 +33,18 @@ class NgramDrafter:
             raise ConfigError(f"n-gram sizes must be 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest = longest, shortest
 
-    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Seen:
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> NgramState:
         room = tokens.new_zeros(tokens.shape[0], slots)
         room[:, : tokens.shape[1]] = tokens
-        return Seen(room, lengths)
+        return NgramState(room, lengths)
 
-    def advance(self, state: Seen, accepted: Accepted, hidden: Tensor) -> Seen:
+    def advance(self, state: NgramState, accepted: Accepted, hidden: Tensor) -> NgramState:
         place = torch.arange(accepted.tokens.shape[1], device=state.lengths.device)
         slots = state.lengths[:, None] + place
         new = torch.where(place < accepted.count[:, None], accepted.tokens, state.tokens.gather(1, slots))
-        return Seen(state.tokens.scatter(1, slots, new), state.lengths + accepted.count)
+        return NgramState(state.tokens.scatter(1, slots, new), state.lengths + accepted.count)
 
-    def draft(self, state: Seen, last: Tensor, search: Search) -> Tree:
+    def draft(self, state: NgramState, last: Tensor, search: Search) -> Tree:
         """The continuations of the longest, then most recent, earlier matches of the text's end."""
         width, length = search.shape.width, search.shape.length
         batch, slots = state.tokens.shape
@@ -58,14 +58,14 @@ class NgramDrafter:
         usable = (run >= self.shortest) & (place < state.lengths[:, None])
         rank = torch.where(usable, run * slots + place, -1)
         best, start = rank.topk(min(width, slots), dim=1)  # (B, W) where each continuation starts
-        # What followed, and where the text ends before the guess does, the same again: a loop goes on.
+        # Copy what followed the match. If the text ends before the guess does, repeat: the text is in a loop.
         period = (state.lengths[:, None] - start).clamp(min=1)[..., None]
         where = start[..., None] + torch.arange(length, device=last.device) % period  # (B, W, L)
         beam = state.tokens.gather(1, where.flatten(1)).view_as(where)
         real = (best >= 0)[..., None].expand(where.shape)
-        # The whole first candidate is worth more than any token of the second.
+        # Every token of the first candidate ranks before any token of the second.
         order = -torch.arange(where.shape[1], device=last.device, dtype=torch.float32)[:, None].expand(where.shape)
         return search.candidates(beam, order.masked_fill(~real, -torch.inf), last)
 
-    def keep(self, state: Seen, rows: Tensor) -> Seen:
+    def keep(self, state: NgramState, rows: Tensor) -> NgramState:
         return keep_rows(state, rows)

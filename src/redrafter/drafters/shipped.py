@@ -1,16 +1,16 @@
-"""Drafters that come with the package, each for one model."""
+"""The drafters in this package, each trained for one model."""
 
 import json
 from pathlib import Path
 
 from redrafter.drafters.checkpoint import CONFIG_FILE, identity
-from redrafter.targets import Described
+from redrafter.targets import TargetInfo
 
 FOLDER = Path(__file__).parent / "shipped"
 
 
-def find(target: Described) -> Path | None:
-    """The folder of the drafter made for just this model, if there is one."""
+def find(target: TargetInfo) -> Path | None:
+    """The folder of the drafter trained for this model, if there is one."""
     own = identity(target)
     for config in sorted(FOLDER.glob(f"*/{CONFIG_FILE}")):
         made_for = json.loads(config.read_text())["target"]

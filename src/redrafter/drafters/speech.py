@@ -1,9 +1,8 @@
-"""A draft model for speech: a few of the target's own decoder layers over its encoder's states.
+"""A draft model for speech: a few of the target's own decoder layers on the output of the target's encoder.
 
-What Distil-Whisper does, with two things spared: the encoder and the embeddings are the target's own
-tensors, so a clip is heard once, and only the first token ids can be guessed. These are the most common
-ones (a byte-pair vocabulary is numbered in the order of its merges), and the head is most of a small
-decoder's work.
+It differs from Distil-Whisper in two ways. The encoder and the embeddings are the target's own tensors, so the encoder
+runs once per clip. And it guesses only among the first token ids: these are the most common ones (a byte-pair
+vocabulary is numbered in the order of its merges), and the head is most of a small decoder's work.
 """
 
 import copy
@@ -14,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from redrafter.drafters import checkpoint
+from redrafter.drafters import checkpoint, int8
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
-from redrafter.targets.speech import SpeechTarget, quicken
+from redrafter.targets.speech import SpeechTarget, install_cpu_linears
 
 MODEL_TYPE = "redrafter_speech"
 
 
 def shorten(target: SpeechTarget, layers: Sequence[int], guessable: int) -> SpeechTarget:
-    """Copies of these decoder layers (and of the last norm); everything else is shared with the target."""
+    """A draft model with copies of these decoder layers and of the last norm. All other weights are the target's."""
     if not layers or not all(0 <= i < target.layer_count for i in layers):
         raise ConfigError(f"layers must be some of 0 to {target.layer_count - 1}, got {list(layers)}")
     if not 1 <= guessable <= target.vocab_size:
@@ -44,30 +43,30 @@ def shorten(target: SpeechTarget, layers: Sequence[int], guessable: int) -> Spee
     model.proj_out.weight = nn.Parameter(whole.proj_out.weight[:guessable].detach(), requires_grad=False)
     model.generation_config = whole.generation_config
     draft = SpeechTarget(model.eval(), target.tokenizer, name=f"{len(layers)} layers of {target.name}")
-    quicken(draft)
+    install_cpu_linears(draft)
     return draft
 
 
-def shares_ears(draft: SpeechTarget, target: SpeechTarget) -> bool:
-    """Whether the draft model reads the very states that the target's encoder gave."""
+def shares_encoder(draft: SpeechTarget, target: SpeechTarget) -> bool:
+    """Whether the draft model uses the output of the target's encoder."""
     return draft.model.model.encoder is target.model.model.encoder
 
 
-def own_parts(draft: SpeechTarget) -> nn.ModuleDict:
-    """What is trained and stored."""
+def trained_parts(draft: SpeechTarget) -> nn.ModuleDict:
+    """The modules that are trained and stored."""
     decoder = draft.model.model.decoder
     return nn.ModuleDict({"layers": decoder.layers, "layer_norm": decoder.layer_norm})
 
 
 def write(folder: Path, draft: SpeechTarget, target: SpeechTarget, overwrite: bool = False) -> None:
-    """Matrices rounded to int8, row by row: guesses hardly change, and texts do not depend on them."""
+    """Write a checkpoint with int8 matrices: guesses hardly change, and the text does not depend on them."""
     config: dict[str, Any] = {
         "model_type": MODEL_TYPE,
         "target": checkpoint.identity(target),
         "layers": draft.layer_count,
         "guessable": draft.vocab_size,
     }
-    checkpoint.write_files(folder, config, checkpoint.pack_int8(own_parts(draft).state_dict()), overwrite)
+    checkpoint.write_files(folder, config, int8.pack(trained_parts(draft).state_dict()), overwrite)
 
 
 def read(folder: Path, target: SpeechTarget) -> SpeechTarget:
@@ -76,13 +75,13 @@ def read(folder: Path, target: SpeechTarget) -> SpeechTarget:
         layers, guessable, made_for = int(config["layers"]), int(config["guessable"]), dict(config["target"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpoint(f"{folder / checkpoint.CONFIG_FILE} does not describe a speech drafter") from error
-    checkpoint.compare(made_for, target, f"the drafter {folder}", "the text stays exact, guesses may be fewer")
+    checkpoint.compare(made_for, target, f"the drafter {folder}", checkpoint.OTHERWISE)
     if layers > target.layer_count:
         raise DrafterMismatch(f"the drafter {folder} has {layers} layers, its target {target.layer_count}")
     draft = shorten(target, range(layers), guessable)
-    tensors = checkpoint.unpack_int8(checkpoint.read_tensors(folder))
+    tensors = int8.unpack(checkpoint.read_tensors(folder))
     try:
-        own_parts(draft).load_state_dict({name: t.to(target.dtype) for name, t in tensors.items()})
+        trained_parts(draft).load_state_dict({name: t.to(target.dtype) for name, t in tensors.items()})
     except RuntimeError as error:
         raise DrafterMismatch(
             f"the drafter {folder} does not fit {target.name}: {str(error).splitlines()[1]}"

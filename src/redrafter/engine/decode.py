@@ -1,114 +1,104 @@
-"""The loop around the steps: rows in, parts out, finished rows dropped."""
+"""Requests in, text out: open all requests in the running batch, step until they are done."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from redrafter.config import RuleConfig
-from redrafter.core.cache import KVCache
-from redrafter.core.rules import Rule
-from redrafter.core.sampling import Sampling
-from redrafter.core.step import Drafter
+from redrafter.config import RuleConfig, Shape
+from redrafter.core.sampling import Processor
 from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import PromptTooLong
-from redrafter.runtime.compiled import CompiledRun, Programs
-from redrafter.runtime.eager import EagerRun, Gain, Start
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.row import Row, RowOutput
 from redrafter.targets import Target
 
 
-class Row:
-    """The host's side of one request."""
+class RequestWriter:
+    """Turns what passes give a request's row into text and statistics."""
 
     def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any) -> None:
         self.index, self.request = index, request
         self.ids = [*request.pads, *request.prompt]
-        self.writer = TextWriter(tokenizer, request.stop)
+        self.text = TextWriter(tokenizer, request.stop)
         self.stats = Stats(rule=rule.name, lossless=rule.lossless)
         self.finish_reason: FinishReason | None = None
 
-    def take(self, gain: Gain, place: int, elapsed: float, is_step: bool) -> Part:
-        """Take what a step gave, up to where a stop string or a stopping criterion ends it."""
-        tokens = gain.tokens[place]
+    def take(self, output: RowOutput, elapsed: float) -> Part:
+        """Take new tokens, up to where a stop string or a stopping criterion ends the text."""
         pieces: list[str] = []
-        for token in tokens:
+        for token in output.tokens:
             self.ids.append(token)
-            stopped = self.writer.add(token)
-            pieces.append(self.writer.take())
+            stopped = self.text.add(token)
+            pieces.append(self.text.take())
             if stopped or (self.request.halts is not None and self.request.halts(self.ids)):
                 self.finish_reason = "stop"
                 break
         kept = len(pieces)
-        if gain.done[place] and self.finish_reason is None:
-            ended = bool(tokens) and tokens[-1] in self.request.eos
+        if output.done and self.finish_reason is None:
+            ended = bool(output.tokens) and output.tokens[-1] in self.request.eos
             self.finish_reason = "stop" if ended else "length"
-        accepted = min(kept, gain.drafted[place])
+        accepted = min(kept, output.drafted)
         stats = self.stats
-        stats.steps += is_step
+        stats.steps += output.steps
         stats.tokens += kept
         stats.seconds = elapsed
-        if is_step:
-            stats.nodes += gain.nodes[place]
+        if output.steps:
+            stats.nodes += output.nodes
             stats.accepted += accepted
             stats.accepted_per_step.append(accepted)
         else:
             stats.first_token_seconds = elapsed
-        rest = self.writer.take(final=True) if self.finish_reason is not None else ""
+        rest = self.text.take(final=True) if self.finish_reason is not None else ""
         if pieces:
             pieces[-1] += rest
         text = "".join(pieces) if pieces else rest
-        return Part(self.index, text, tokens[:kept], accepted, stats, self.finish_reason, pieces)
+        return Part(self.index, text, output.tokens[:kept], accepted, stats, self.finish_reason, pieces)
+
+    def processor(self, processors: Sequence[Any]) -> Processor | None:
+        """A user's logits processors, each node seeing its own path."""
+        return PathProcessors(processors, lambda: [self.ids]) if processors else None
 
 
 def decode(
-    target: Target,
-    drafter: Drafter,
-    rule: Rule,
-    requests: Sequence[Request],
-    processors: Sequence[Any] = (),
-    programs: Programs | None = None,
-    cache: KVCache | None = None,
+    batch: Batch, requests: Sequence[Request], shape: Shape | None, rule: RuleConfig, processors: Sequence[Any] = ()
 ) -> Iterator[list[Part]]:
-    """One list of parts per step, for the rows still being written.
-
-    `cache`: one with room for all of it, where the rows have more to look at than their prompts.
-    """
-    live = [Row(i, request, rule.config, target.tokenizer) for i, request in enumerate(requests)]
-    sampling = Sampling.of([r.sampling for r in requests], target.vocab_size, target.device)
-    if processors:
-        sampling = replace(sampling, processor=PathProcessors(processors, lambda: [row.ids for row in live]))
-    starts = [Start(r.prompt, r.seed, min(r.max_new_tokens, room(target, r.prompt)), r.eos) for r in requests]
-    run = programs.run(sampling, starts) if programs else EagerRun(target, drafter, rule, sampling, starts, cache)
-    try:
-        yield from _steps(run, live)
-    finally:
-        run.close()
-
-
-def _steps(run: EagerRun | CompiledRun, live: list[Row]) -> Iterator[list[Part]]:
+    """One list of parts per pass. Where there are more requests than rows, a freed row takes the next request."""
+    waiting = deque(enumerate(requests))
+    writers: dict[Row, RequestWriter] = {}
+    opened: dict[Row, float] = {}
     elapsed, began = 0.0, time.perf_counter()
-    gain = run.prefill()
-    is_step = False
-    while True:
+    while waiting or writers:
+        outputs: list[tuple[Row, RowOutput]] = []
+        fresh = []
+        while waiting and batch.free:
+            index, request = waiting.popleft()
+            writer = RequestWriter(index, request, rule, batch.target.tokenizer)
+            row = batch.open(request, reuses=False, processor=writer.processor(processors))
+            writers[row], opened[row] = writer, elapsed
+            fresh.append(row)
+        if fresh:
+            outputs = batch.read_all(fresh)
+        else:
+            for result in batch.step(True, shape):
+                outputs += result.rows
         elapsed += time.perf_counter() - began
         parts = []
-        for place, row in enumerate(live):
-            if row.finish_reason is None:
-                parts.append(row.take(gain, place, elapsed, is_step))
-                if row.finish_reason is not None and not gain.done[place]:
-                    run.stop(place)
-        yield parts
+        for row, output in outputs:
+            if row not in writers:  # finished by an earlier step of the same results
+                continue
+            if output.error is not None:
+                raise output.error
+            part = writers[row].take(output, elapsed - opened[row])
+            parts.append(part)
+            if part.finish_reason is not None:
+                batch.close(row)
+                del writers[row], opened[row]
+        if parts:
+            yield sorted(parts, key=lambda part: part.row)
         began = time.perf_counter()
-        open_places = [p for p, row in enumerate(live) if row.finish_reason is None]
-        if not open_places:
-            return
-        if 2 * len(open_places) <= len(live):  # copying the cache pays once half the rows are gone
-            run.keep(open_places)
-            live[:] = [live[p] for p in open_places]
-        gain = run.step()
-        is_step = True
 
 
 def room(target: Target, prompt: Sequence[int]) -> int:

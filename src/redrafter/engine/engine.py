@@ -8,23 +8,28 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.core.noise import fold
-from redrafter.core.rules import make_rule
+from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
 from redrafter.engine.processors import check_processor
-from redrafter.engine.profile import tuned
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
-from redrafter.errors import ConfigError
-from redrafter.runtime.compiled import Programs
+from redrafter.errors import ConfigError, OutOfMemory
+from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
+from redrafter.tuning.store import apply_profile
 
 Prompt = str | Sequence[int]
 Messages = Sequence[dict[str, str]]
 Runtime = Literal["auto", "compiled", "graphs", "eager"]
+
+ROWS = (1, 2, 4, 8, 10, 16, 20, 32, 40, 64, 80, 128, 256)
+"""Recorded batches have one of these numbers of rows, so that few recordings serve all."""
+CONTEXT = 1024
+"""Recorded batches have room for a multiple of so many tokens: room costs memory alone."""
 
 
 def load(
@@ -57,7 +62,7 @@ def load(
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
-        guesses, shape = tuned(target, guesses, runtime)
+        guesses, shape = apply_profile(target, guesses, runtime)
     return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime)
 
 
@@ -80,10 +85,15 @@ class Engine:
         self.drafter = drafter
         self.shape = shape or drafter.default_shape
         self.rule_config = rule or RuleConfig()
-        self.rule = make_rule(self.rule_config, self.shape, target.vocab_size, target.dtype)
-        self.programs = None
-        if runtime != "eager" and target.device.type == "cuda":
-            self.programs = Programs(target, drafter, self.rule, compiles=runtime != "graphs")
+        config = self.rule_config
+
+        def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
+            return make_rule(config, shape, target.vocab_size, target.dtype)
+
+        self.make_rule: Callable[[Shape], Rule] = rules
+        self.recorded = runtime != "eager" and target.device.type == "cuda"
+        self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
+        self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._plain: Engine | None = None
 
     def plain(self) -> "Engine":
@@ -110,16 +120,15 @@ class Engine:
     def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:
         """Completions of one prompt or a list of them (text, token ids or chat messages).
 
-        Options are those of `stream`. Returns one Completion, or a list in the order of the prompts,
+        At most `batch_size` prompts are written at once; a finished one makes room for the next. Options are those of
+        `stream`. Returns one Completion, or a list in the order of the prompts,
         each followed by its further choices where n > 1.
         """
         single, many = _as_list(prompts)
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         requests = self.requests(many, **_request_options(options))
-        done: list[Completion] = []
-        for start in range(0, len(requests), batch_size):
-            done += self.complete(requests[start : start + batch_size], options.get("logits_processor") or ())
+        done = self.complete(requests, options.get("logits_processor") or (), rows=batch_size)
         return done[0] if single and len(done) == 1 else done
 
     def stream(self, prompts: Any, **options: Any) -> Iterator[Part]:
@@ -150,8 +159,8 @@ class Engine:
         **sampling: Any,
     ) -> list[Request]:
         """Check and spell out what is asked for: n requests per prompt."""
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        check_text_options(max_new_tokens, stops)
         if n < 1:
             raise ConfigError(f"n must be at least 1, got {n}")
         known = SamplingParams.__dataclass_fields__
@@ -172,9 +181,6 @@ class Engine:
             seeds = [int(seed)] * len(prompts)
         if len(seeds) != len(prompts):
             raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise ConfigError("a stop string is empty: it would end every text at once")
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
         eos = () if ignore_eos else self.eos_tokens()
@@ -195,18 +201,83 @@ class Engine:
             for choice in range(n)
         ]
 
-    def run(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> Iterator[list[Part]]:
-        """All requests as one batch, one list of parts per step."""
+    def run(
+        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: int | None = None
+    ) -> Iterator[list[Part]]:
+        """One list of parts per step; at most `rows` requests are written at once, by default all."""
         for processor in processors:
             check_processor(processor, self.target.vocab_size, self.target.device)
-        return decode(self.target, self.drafter, self.rule, requests, processors, self.programs)
+        return self._run(requests, processors, min(rows or len(requests), len(requests)))
 
-    def complete(self, requests: Sequence[Request], processors: Sequence[Any] = ()) -> list[Completion]:
-        """All requests as one batch, to their ends."""
+    def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
+        batch = self._batch(requests, rows)
+        shape = None if type(self.drafter) is NoDrafter else self.shape
+        try:
+            yield from decode(batch, requests, shape, self.rule_config, processors)
+        except torch.OutOfMemoryError as error:
+            raise no_room("a step's working memory") from error
+        finally:
+            batch.reset()
+            if self.recorded and batch.recorded:
+                self._idle.append(batch)
+            self.recorded = batch.recorded  # what cannot be recorded is not tried again
+
+    def _batch(self, requests: Sequence[Request], rows: int) -> Batch:
+        """A batch with room for these requests: an idle recorded one, or a new one."""
+        context = max(len(r.prompt) + min(r.max_new_tokens, room(self.target, r.prompt)) for r in requests)
+        endings = max(1, *(len(r.eos) for r in requests)) if requests else 1
+        if self.recorded:
+            rows = next((n for n in ROWS if n >= rows), rows)
+            context = min(-(-context // CONTEXT) * CONTEXT, self.target.max_positions)
+        for batch in self._idle:
+            if (batch.rows, batch.context, batch.state.rows.eos.shape[1]) == (rows, context, endings):
+                self._idle.remove(batch)
+                return batch
+        try:
+            return self._new_batch(rows, context, endings)
+        except torch.OutOfMemoryError:
+            self._idle.clear()
+        torch.cuda.empty_cache()  # outside the handler: the failed attempt holds memory until then
+        try:
+            return self._new_batch(rows, context, endings)
+        except torch.OutOfMemoryError as error:
+            raise no_room(f"a KV cache for {rows} rows of {context} tokens") from error
+
+    def _new_batch(self, rows: int, context: int, endings: int) -> Batch:
+        return Batch(
+            self.target,
+            self.drafter,
+            rows=rows,
+            context=context,
+            shapes=[self.shape],
+            rules=self.make_rule,
+            endings=endings,
+            runtime=self.runtime,
+            compiles_step=self.recorded and self.compiles_step,
+            recorded=self.recorded,
+        )
+
+    def close(self) -> None:
+        """Free the recorded batches' memory and give the model back as it came."""
+        self._idle.clear()
+        if self._plain is not None:
+            self._plain.close()
+        self.target.release()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def complete(
+        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: int | None = None
+    ) -> list[Completion]:
+        """All requests to their ends; at most `rows` of them are written at once."""
         texts = [""] * len(requests)
         tokens: list[list[int]] = [[] for _ in requests]
         last: dict[int, Part] = {}
-        for parts in self.run(requests, processors):
+        for parts in self.run(requests, processors, rows):
             for part in parts:
                 texts[part.row] += part.text
                 tokens[part.row] += part.tokens
@@ -234,6 +305,13 @@ class Engine:
         if min(ids) < 0 or max(ids) >= self.target.vocab_size:
             raise ConfigError(f"the prompt has token ids outside the vocabulary of {self.target.vocab_size}")
         return ids
+
+
+def no_room(what: str) -> OutOfMemory:
+    free, total = (x / 2**30 for x in torch.cuda.mem_get_info())
+    return OutOfMemory(
+        f"{what} does not fit: {free:.1f} of {total:.0f} GiB are free; use fewer rows at once or fewer new tokens"
+    )
 
 
 def _request_options(options: dict[str, Any]) -> dict[str, Any]:

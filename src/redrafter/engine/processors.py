@@ -1,4 +1,4 @@
-"""A user's transformers LogitsProcessors, run for each tree node on the node's own path."""
+"""A user's LogitsProcessors of transformers, run for each tree node on the tokens of the node's path."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,18 +10,18 @@ from torch import Tensor
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
 
-# They pass every probe below and still look at more than (ids, scores): another pass of a model, the row's
-# place in the batch, or a count of calls.
+# Processors that pass the checks below and still depend on more than (ids, scores): another pass of a model, the
+# row's index in the batch, or the number of calls.
 UNUSABLE = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model a second time",
-    "PrefixConstrainedLogitsProcessor": "looks at the row's place in the batch",
+    "PrefixConstrainedLogitsProcessor": "depends on the row's index in the batch",
     "SynthIDTextWatermarkLogitsProcessor": "keeps a state from call to call",
-    "HammingDiversityLogitsProcessor": "looks at other beams",
+    "HammingDiversityLogitsProcessor": "depends on other beams",
 }
 
 
 def check_processor(processor: Any, vocab_size: int, device: torch.device) -> None:
-    """Refuse by name what does more than map (ids, scores) to scores."""
+    """Refuse by name a processor that does more than map (ids, scores) to scores."""
     name = type(processor).__name__
     if name in UNUSABLE:
         raise ConfigError(f"the logits processor {name} cannot be used: it {UNUSABLE[name]}")
@@ -43,13 +43,13 @@ def check_processor(processor: Any, vocab_size: int, device: torch.device) -> No
     again = processor(draws[0][0].clone(), draws[0][1].clone())
     if not torch.equal(first, again):
         raise ConfigError(
-            f"the logits processor {name} cannot be used: it answers the same (ids, scores) differently the "
+            f"the logits processor {name} cannot be used: it gives another result for the same (ids, scores) the "
             "second time, so it keeps a state"
         )
 
 
 class PathProcessors:
-    """As `core.sampling.Processor`. `ids` gives, per row, all decided tokens up to the last one."""
+    """A `core.sampling.Processor`. `ids` returns, for each row, the prompt and all tokens decided so far."""
 
     def __init__(self, processors: Sequence[Any], ids: Callable[[], list[list[int]]]) -> None:
         self.processors, self.ids = processors, ids

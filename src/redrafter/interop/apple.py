@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import checkpoint
+from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint
 from redrafter.errors import ConfigError, CorruptCheckpoint
-from redrafter.nets.recurrent import RecurrentNet
 
 MODEL_TYPE = "recurrent_drafting_drafter"
 

@@ -9,10 +9,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from redrafter.config import RecurrentConfig
-from redrafter.drafters import checkpoint
+from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint
 from redrafter.errors import ConfigError, CorruptCheckpoint
-from redrafter.nets.recurrent import RecurrentNet
 
 MODEL_TYPE = "redrafter"
 VERSION = "0.9.0"
@@ -57,6 +55,6 @@ def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
         raise CorruptCheckpoint(
             f"{folder} holds no recurrent drafter: speculators_model_type is {kind!r}, expected {MODEL_TYPE!r}"
         )
-    net = checkpoint.described(config, RecurrentConfig, folder)
+    net = checkpoint.build(config, RecurrentConfig, folder)
     assert isinstance(net, RecurrentNet)
     return net, dict(config.get("target", {}))

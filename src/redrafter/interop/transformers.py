@@ -1,4 +1,4 @@
-"""transformers' own assisted generation with our verification: `generate(assistant_model=..., do_sample=True)`."""
+"""redrafter's verification in transformers' assisted generation: `generate(assistant_model=..., do_sample=True)`."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation import utils
 
-from redrafter.core.verify import rejection_from_logits
+from redrafter.core.rules.rejection import rejection_from_logits
 from redrafter.errors import ConfigError
 
 NAME = "_speculative_sampling"
@@ -17,32 +17,38 @@ NAME = "_speculative_sampling"
 
 @contextmanager
 def use_fused_verification() -> Iterator[None]:
-    """Inside, assisted generation that samples is verified by the fused kernel on a GPU, by its oracle elsewhere.
+    """Verify assisted generation that samples with the fused kernel on a GPU, with the reference elsewhere.
 
-    The text has the same distribution as without. It is not the same text for one torch.manual_seed: one number of
-    torch's generator is drawn for each verification, and seeds all that it needs.
+    The text has the same distribution, but `torch.manual_seed` gives another text: each verification draws one number
+    from torch's generator and derives all its random numbers from it.
+
+    The block replaces a function of transformers for the whole process; the function is restored at the end.
     """
     original: Callable[..., tuple[Tensor, Tensor]] | None = getattr(utils, NAME, None)
     if original is None:
-        raise ConfigError(f"this version of transformers has no {NAME} to put our verification in place of")
-    setattr(utils, NAME, _in_place_of(original))
+        raise ConfigError(f"this version of transformers has no function {NAME} to replace; use another version")
+    setattr(utils, NAME, _replacement(original))
     try:
         yield
     finally:
         setattr(utils, NAME, original)
 
 
-def _in_place_of(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _replacement(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     def verify(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         given = inspect.signature(original).bind(*args, **options).arguments
-        ended = given.pop("is_done_candidate", False)  # of older versions: the last guess ends the text
-        ours = [
+        ended = given.pop(
+            "is_done_candidate", False
+        )  # an argument of older versions: the last draft token ends the text
+        arguments = [
             given.pop(name) for name in ("candidate_input_ids", "candidate_logits", "candidate_length", "new_logits")
         ]
-        if any(value is not None for value in given.values()):  # an ensemble of p and q, say: lossy, and not ours
+        if any(
+            value is not None for value in given.values()
+        ):  # such as an ensemble of p and q: lossy, left to transformers
             return original(*args, **options)
-        new, accepted = speculative_sampling(*ours)
-        if ended and int(accepted) == ours[2]:
+        new, accepted = speculative_sampling(*arguments)
+        if ended and int(accepted) == arguments[2]:
             return new[:, :-1], accepted - 1
         return new, accepted
 
@@ -52,9 +58,9 @@ def _in_place_of(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...
 def speculative_sampling(
     candidate_input_ids: Tensor, candidate_logits: Tensor, candidate_length: int, new_logits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What transformers' function of that name does: (1, n + 1) new tokens, n of them accepted guesses.
+    """The same as transformers' function: (1, n + 1) new tokens, and n, the number of accepted draft tokens.
 
-    Logits come processed: temperature and filters are in them. The result's length is read on the host, once.
+    Temperature and filters have been applied to the logits. The host reads the result's length once.
     """
     device = new_logits.device
     tokens = candidate_input_ids[:, candidate_input_ids.shape[1] - candidate_length :]

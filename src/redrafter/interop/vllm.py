@@ -24,12 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.config import Shape, require
-from redrafter.drafters import RecurrentDrafter, shipped
-from redrafter.drafters.follow import Computed, Follower
+from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
+from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
 from redrafter.interop.find import find
-from redrafter.nets.recurrent import RecurrentNet
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class Proposer:
             if earlier:
                 self._ask_for(earlier, target_model)
             depth = self.vllm_config.speculative_config.num_speculative_tokens
-            self.follower = Follower(drafter, Shape(width=self.config.width, length=depth), self.config.least)
+            self.chains = ChainDrafter(drafter, Shape(width=self.config.width, length=depth), self.config.least)
         self.place = {layer: i for i, layer in enumerate(earlier)}
         self.longest = self.vllm_config.model_config.max_model_len
         # No guess of ours has a position: a request near its longest stops guessing, not the whole batch with it.
@@ -160,13 +159,13 @@ class Proposer:
         """One list of guesses for each row of the batch."""
         assert self._pass is not None
         batch, seen = self.runner.input_batch, self._pass
-        self.follower.keep(self.runner.requests)
+        self.chains.keep(self.runner.requests)
         hidden = self._hidden(seen)
-        computed, at = [], 0
+        passes, at = [], 0
         for row, (request, sampled) in enumerate(zip(batch.req_ids, sampled_token_ids, strict=True)):
             count, decided = seen.scheduled[request], int(num_tokens_no_spec[row])
-            computed.append(
-                Computed(
+            passes.append(
+                RequestPass(
                     request,
                     self.runner.requests[request],
                     torch.from_numpy(token_ids_cpu[row, :decided]),
@@ -176,8 +175,8 @@ class Proposer:
                 )
             )
             at += count
-        guesses = self.follower.step(computed)
-        room = [max(0, min(seen.depth, self.longest - len(c.tokens))) for c in computed]
+        guesses = self.chains.step(passes)
+        room = [max(0, min(seen.depth, self.longest - len(p.tokens))) for p in passes]
         return [chain[:most] for chain, most in zip(guesses, room, strict=True)]
 
     def _hidden(self, seen: Pass) -> Tensor:
@@ -247,7 +246,7 @@ def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
-    return RecurrentDrafter(net, target).lean()
+    return RecurrentDrafter(net, target).use_int8()
 
 
 def _absolute(layer: int, count: int) -> int:

@@ -1,12 +1,44 @@
-"""Operators worth writing by hand, a folder each: the naive one is the oracle, the fast one stands beside it."""
+"""Hand-written operators, one folder each: `naive.py` is the oracle in plain torch, `triton.py` or C++ is the fast way.
 
+Each operator's own function picks its implementation by asking `runs_triton` or `runs_cpp`: which one a device gets is
+decided here and nowhere else. What a fast implementation cannot do (a dtype, a shape) its operator sends to the oracle.
+"""
+
+import contextlib
 import importlib.util
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
+from redrafter.kernels.cpu.native import library
+
+Implementation = Literal["triton", "cpp", "naive"]
+
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+_forced: Implementation | None = None
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton kernels can be used for tensors there."""
+    """Whether tensors on `device` use Triton kernels: on CUDA, where Triton is installed."""
+    if _forced is not None:
+        return _forced == "triton"
     return device.type == "cuda" and _HAS_TRITON
+
+
+def runs_cpp(device: torch.device) -> bool:
+    """Whether tensors on `device` use the C++ of kernels/cpu: on a CPU, where a compiler was found."""
+    if _forced is not None:
+        return _forced == "cpp"
+    return device.type == "cpu" and library() is not None
+
+
+@contextlib.contextmanager
+def force(implementation: Implementation) -> Iterator[None]:
+    """Every operator uses this implementation, whatever the device: for tests and benchmarks that compare them."""
+    global _forced
+    before, _forced = _forced, implementation
+    try:
+        yield
+    finally:
+        _forced = before

@@ -1,1 +1,1 @@
-"""Ways to run the step: eager now; others wrap the same step."""
+"""The running batch: rows open, are read, step together and close; steps run eagerly or as recorded CUDA graphs."""

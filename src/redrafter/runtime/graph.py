@@ -1,5 +1,6 @@
 """Work that a GPU repeats without the host launching its kernels one by one."""
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,6 +22,8 @@ def recorded(action: Callable[[], None], memory: Any = None) -> torch.cuda.CUDAG
     side = _side(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     many = torch._dynamo.config.patch(recompile_limit=64)  # one code for every kind of batch
+    collects = gc.isenabled()
+    gc.disable()  # a graph that is freed during the recording would end the recording
     try:
         with many, torch.cuda.stream(side):
             for _ in range(2):
@@ -30,5 +33,7 @@ def recorded(action: Callable[[], None], memory: Any = None) -> torch.cuda.CUDAG
             with torch.cuda.graph(graph, pool=memory, stream=side):
                 action()
     finally:
+        if collects:
+            gc.enable()
         torch.cuda.current_stream().wait_stream(side)
     return graph

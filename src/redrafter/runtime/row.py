@@ -1,7 +1,7 @@
-"""One row of a running batch as the host knows it, and what a pass gave it."""
+"""One row of the running batch as the host knows it: what was asked for, how far it is, what a pass gave it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,48 +10,80 @@ from redrafter.config import SamplingParams
 from redrafter.core.rows import keep_rows
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
-from redrafter.runtime.eager import Start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt and how to continue it."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    seed: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    eos: Sequence[int] = ()
+    """Token ids that end the text (they are part of it)."""
+    stop: Sequence[str] = ()
+    """Strings that end the text (they are not part of it)."""
+    halts: Callable[[list[int]], bool] | None = None
+    """Asked after each token, with prompt and text so far; true ends the text."""
+    pads: Sequence[int] = ()
+    """Ids that processors and `halts` see before the prompt: transformers counts in padded width."""
 
 
 class Row:
-    """A request's place in the pool. What the pool knows of it on the host."""
+    """A request's place in the batch, and how far the host knows it to be."""
 
-    def __init__(self, start: Start, params: SamplingParams, drafts: bool, logprobs: int | None, place: int) -> None:
-        self.start, self.params, self.drafts, self.logprobs, self.place = start, params, drafts, logprobs, place
-        self.ids = list(start.prompt)
-        self.known = 0  # tokens in the cache
-        self.seen = 0  # tokens that the drafter has taken in
-        self.reused = 0  # of these, how many another row had read
-        self.open, self.live, self.reuses = True, False, True
-        self.used = 0
-        self.processor: Processor | None = None
-        self.error: Exception | None = None
+    def __init__(
+        self,
+        request: Request,
+        place: int,
+        *,
+        drafts: bool = True,
+        logprobs: int | None = None,
+        reuses: bool = True,
+        processor: Processor | None = None,
+    ) -> None:
+        self.request, self.place = request, place
+        self.drafts, self.logprobs, self.reuses, self.processor = drafts, logprobs, reuses, processor
+        self.ids = list(request.prompt)  # prompt and text so far
+        self.known = 0  # tokens in the KV cache
+        self.seen = 0  # tokens the drafter has taken in
+        self.reused = 0  # prompt tokens copied from another row instead of read
+        self.open = True
+        self.live = False  # its prompt is read: it takes part in steps
+        self.used = 0  # when it was last touched; the oldest closed row gives up its place first
+        self.error: Exception | None = None  # what its processor raised
 
     @property
     def shared(self) -> int:
-        """Tokens whose hidden states are kept too: a plain row writes none for its own."""
-        return self.known if self.drafts else min(self.known, len(self.start.prompt))
+        """Tokens that another row can copy: a plain row keeps hidden states of its prompt only."""
+        return self.known if self.drafts else min(self.known, len(self.request.prompt))
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a pass gave one row."""
+@dataclass
+class RowOutput:
+    """What a pass over the prompt, or one or more steps, gave one row."""
 
     tokens: list[int]
     drafted: int = 0
-    """Of the tokens, from the first on, how many were guessed."""
+    """How many of the tokens, from the first on, the drafter guessed."""
     done: bool = False
     nodes: int = 0
+    """Drafted nodes verified."""
+    steps: int = 0
+    """0 for the pass over the prompt."""
     tree: tuple[list[int], list[int], list[int]] | None = None
-    """The tree's tokens, their parents, and the path through it, root first; None after a prompt."""
+    """Tokens and parents of the last step's tree, and the accepted path through it, root first."""
     logprobs: list[list[tuple[int, float]]] | None = None
-    """Per token: itself and the most probable ones, with log-probabilities as the target gave them."""
+    """For each token: the token and the most probable ones, with the target's log-probabilities."""
     error: Exception | None = None
-    """What a processor of this row raised."""
+    """What the row's logits processor raised."""
 
 
-def each_its_own(rows: Sequence[Row | None]) -> Processor:
-    """Each row's processor on its own nodes; what it raises is that row's alone."""
+def row_processor(rows: Sequence[Row | None]) -> Processor | None:
+    """Each row's logits processor on its own nodes; an error ends that row alone. None if no row has one."""
+    if not any(row is not None and row.processor is not None for row in rows):
+        return None
 
     def process(logits: Tensor, tree: Tree) -> Tensor:
         result = logits.clone()
@@ -69,7 +101,7 @@ def each_its_own(rows: Sequence[Row | None]) -> Processor:
 
 
 def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> list[list[tuple[int, float]]]:
-    """(n, V) logits that n tokens were chosen from -> the token and the `top` most probable ones."""
+    """(n, V) logits that n tokens were chosen from -> for each, the token and the `top` most probable ones."""
     logp = logits.float().log_softmax(-1)
     best = logp.topk(top, dim=-1) if top else None
     found = []
@@ -81,14 +113,14 @@ def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> list[list[tuple[
     return found
 
 
-def common(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning.
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix.
 
-    >>> common([1, 2, 3], [1, 2, 4, 5]), common([], [1]), common([1, 2], [1, 2])
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 5]), common_prefix([], [1]), common_prefix([1, 2], [1, 2])
     (2, 0, 2)
     """
     low, high = 0, min(len(a), len(b))
-    while low < high:  # slices are compared in C, tokens in Python are not
+    while low < high:  # slices are compared in C, single tokens in Python are not
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

@@ -1,1 +1,1 @@
-"""Serving: rows and costs in `scheduler`, requests over HTTP in `api`."""
+"""Serving: rows and steps in `scheduler`, requests over HTTP in `api`."""

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import content, described, failure, first_problem, parameter
-from redrafter.serve.job import Job, Told
+from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
 from redrafter.serve.responses import Answer
@@ -114,17 +114,17 @@ def _add_watching(app: FastAPI, served: Served) -> None:
         """Should new requests come here?"""
         if not works() or scheduler.draining:
             return failure(503, "the server is shutting down", code="draining")
-        return {"status": "ready", "model": served.name, "rows": scheduler.pool.rows, "context": served.context}
+        return {"status": "ready", "model": served.name, "rows": scheduler.batch.rows, "context": served.context}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
-        pool = scheduler.pool
+        batch = scheduler.batch
         lines = scheduler.metrics.lines(
             waiting=scheduler.waiting,
             running=len(scheduler.jobs),
-            rows=pool.rows,
-            slots_used=pool.used,
-            slots=pool.rows * pool.context,
+            rows=batch.rows,
+            slots_used=batch.used,
+            slots=batch.rows * batch.context,
         )
         return "\n".join(lines) + "\n"
 
@@ -148,10 +148,10 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
     if asked.model != served.name:
         return _no_model(served, asked.model)
     loop = asyncio.get_running_loop()
-    heard: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+    heard: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
-    def listener(index: int, told: Told) -> None:
-        loop.call_soon_threadsafe(heard.put_nowait, (index, told))
+    def listener(index: int, event: Event) -> None:
+        loop.call_soon_threadsafe(heard.put_nowait, (index, event))
 
     try:
         jobs = await run_in_threadpool(served.jobs, asked, listener)
@@ -172,20 +172,20 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
 
 
 async def _stream(
-    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Told]]", usage: bool
+    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Event]]", usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events. Whoever stops listening is cancelled."""
     try:
         for chunk in answer.opening():
             yield _event(chunk | {"usage": None} if usage else chunk)
         while answer.open:
-            index, told = await heard.get()
-            if told.error is not None:
-                status, message, code = described(told.error)
+            index, event = await heard.get()
+            if event.error is not None:
+                status, message, code = described(event.error)
                 yield _event(content(status, message, code=code))
                 return
-            answer.take(index, told)
-            chunk = answer.chunk(index, told)
+            answer.take(index, event)
+            chunk = answer.chunk(index, event)
             yield _event(chunk | {"usage": None} if usage else chunk)
         if usage:
             yield _event(answer.closing())
@@ -195,7 +195,7 @@ async def _stream(
 
 
 async def _whole(
-    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Told]]", request: Request
+    served: Served, answer: Answer, heard: "asyncio.Queue[tuple[int, Event]]", request: Request
 ) -> Response:
     gone = asyncio.ensure_future(_left(request))
     try:
@@ -205,11 +205,11 @@ async def _whole(
             if not told_first.done():
                 told_first.cancel()
                 return Response(status_code=499)  # to nobody
-            index, told = told_first.result()
-            if told.error is not None:
-                status, message, code = described(told.error)
+            index, event = told_first.result()
+            if event.error is not None:
+                status, message, code = described(event.error)
                 return failure(status, message, code=code, retry_after=1 if status == 503 else None)
-            answer.take(index, told)
+            answer.take(index, event)
         return JSONResponse(answer.whole())
     finally:
         gone.cancel()

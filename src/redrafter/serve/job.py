@@ -1,4 +1,4 @@
-"""One answer being written: what was asked, who listens, and what has been told so far."""
+"""One answer being written: the request, its listener, and the text so far."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrafter.config import RuleConfig
-from redrafter.engine.decode import Row as Host
+from redrafter.engine.decode import RequestWriter
 from redrafter.engine.request import Part, Request
-from redrafter.runtime.eager import Gain
-from redrafter.runtime.row import Row, Written
+from redrafter.runtime.row import Row, RowOutput
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a listener hears after each pass; the last one has a finish reason or an error."""
+class Event:
+    """What a listener is told after each pass; the last event has a finish reason or an error."""
 
     part: Part | None
-    written: Written | None
+    output: RowOutput | None
     error: Exception | None = None
 
     @property
@@ -26,22 +25,24 @@ class Told:
 
 
 class Job:
-    """A request on its way through the scheduler, which alone changes it once it is submitted."""
+    """A request on its way through the scheduler, which alone changes the job once it is submitted."""
 
     def __init__(
         self,
         request: Request,
-        listener: Callable[[Told], None],
+        listener: Callable[[Event], None],
         *,
         tokenizer: Any = None,
+        rule: RuleConfig | None = None,
         drafts: bool = True,
         logprobs: int | None = None,
         reuses: bool = True,
         processors: Sequence[Any] = (),
     ) -> None:
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
-        self.processors, self.reuses = processors, reuses
-        self.host = Host(0, request, RuleConfig(), tokenizer)
+        self.reuses = reuses
+        self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer)
+        self.processor = self.writer.processor(processors)
         self.row: Row | None = None
         self.cancelled = self.finished = False
         self.submitted = time.perf_counter()
@@ -49,23 +50,21 @@ class Job:
 
     @property
     def reused(self) -> int:
-        """Prompt tokens that another row had read."""
+        """Prompt tokens copied from another row."""
         return 0 if self.row is None else self.row.reused
 
-    def take(self, written: Written) -> None:
-        """Turn what a pass gave into text, and tell it; an error of this row, or of its listener, is its own."""
+    def take(self, output: RowOutput) -> None:
+        """Turn what a pass gave into text and tell the listener; an error fails this job alone."""
         if self.finished:
             return
         now = time.perf_counter()
-        is_step = bool(self.first)
         self.first, self.last = self.first or now, now
         try:
-            if written.error is not None:
-                raise written.error
-            gain = Gain([written.tokens], [written.drafted], [written.done], [written.nodes])
-            part = self.host.take(gain, 0, now - self.submitted, is_step)
+            if output.error is not None:
+                raise output.error
+            part = self.writer.take(output, now - self.submitted)
             self.finished = part.finish_reason is not None
-            self.listener(Told(part, written))
+            self.listener(Event(part, output))
         except Exception as error:
             self.fail(error)
 
@@ -74,6 +73,6 @@ class Job:
             return
         self.finished = True
         try:
-            self.listener(Told(None, None, error))
-        except Exception:  # a listener that cannot even hear that: nobody is left to tell
+            self.listener(Event(None, None, error))
+        except Exception:  # the listener itself fails: nobody is left to tell
             self.cancelled = True

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from redrafter.engine import Engine
-from redrafter.engine.processors import PathProcessors
 from redrafter.errors import ConfigError, PromptTooLong
-from redrafter.runtime.row import Row
-from redrafter.serve.job import Job, Told
+from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Scheduler
 from redrafter.serve.schema import Asked, ChatAsked, CompletionAsked
 
@@ -18,7 +16,7 @@ class Served:
 
     def __init__(self, engine: Engine, scheduler: Scheduler, name: str, prompt_limit: int | None = None) -> None:
         self.engine, self.scheduler, self.name = engine, scheduler, name
-        self.context = scheduler.pool.context
+        self.context = scheduler.batch.context
         self.prompt_limit = min(prompt_limit or self.context - 1, self.context - 1)
         self.tokenizer = engine.target.tokenizer
         self.lock = threading.Lock()  # a tokenizer is one at a time's
@@ -26,7 +24,7 @@ class Served:
     def text_of(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
 
-    def jobs(self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Told], None]) -> list[Job]:
+    def jobs(self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None]) -> list[Job]:
         """One job for each answer asked for; ConfigError and PromptTooLong say what is wrong with it."""
         with self.lock:
             every = [self._ids(p) for p in self._prompts(asked)]
@@ -39,8 +37,9 @@ class Served:
                 made.append(
                     Job(
                         request,
-                        lambda told, index=index: listener(index, told),  # type: ignore[misc]
+                        lambda event, index=index: listener(index, event),  # type: ignore[misc]
                         tokenizer=self.tokenizer,
+                        rule=self.engine.rule_config,
                         drafts=asked.speculative,
                         logprobs=asked.alternatives,
                         reuses=asked.reuse,
@@ -90,8 +89,3 @@ class Served:
                 f"{self.context}"
             )
         return room if most is None else most
-
-
-def processor_of(job: Job, row: Row) -> PathProcessors:
-    """A job's logits processors, each node seeing its own path."""
-    return PathProcessors(job.processors, lambda: [row.ids])

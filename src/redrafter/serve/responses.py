@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from redrafter.serve.job import Job, Told
+from redrafter.serve.job import Event, Job
 
 Content = dict[str, Any]
 LEAST = -9999.0
@@ -29,11 +29,11 @@ class Answer:
     def open(self) -> bool:
         return any(reason is None for reason in self.reasons)
 
-    def take(self, index: int, told: Told) -> None:
-        assert told.part is not None
-        self.texts[index] += told.part.text
-        self.logprobs[index] += self._logprobs(told)
-        self.reasons[index] = told.part.finish_reason
+    def take(self, index: int, event: Event) -> None:
+        assert event.part is not None
+        self.texts[index] += event.part.text
+        self.logprobs[index] += self._logprobs(event)
+        self.reasons[index] = event.part.finish_reason
 
     def opening(self) -> list[Content]:
         """Chunks before any text: a chat says who speaks."""
@@ -43,19 +43,19 @@ class Answer:
         choices = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(len(self.jobs))]
         return [self._chunk([choice]) for choice in choices]
 
-    def chunk(self, index: int, told: Told) -> Content:
+    def chunk(self, index: int, event: Event) -> Content:
         """What a step added to one answer."""
-        assert told.part is not None
-        choice: Content = {"index": index, "finish_reason": told.part.finish_reason, "logprobs": None}
+        assert event.part is not None
+        choice: Content = {"index": index, "finish_reason": event.part.finish_reason, "logprobs": None}
         if self.chat:
-            choice["delta"] = {"content": told.part.text} if told.part.text else {}
+            choice["delta"] = {"content": event.part.text} if event.part.text else {}
         else:
-            choice["text"] = told.part.text
-        if found := self._logprobs(told):
+            choice["text"] = event.part.text
+        if found := self._logprobs(event):
             choice["logprobs"] = {"content": found} if self.chat else self._legacy(found)
         made = self._chunk([choice])
         if self.trace:
-            made["redrafter"] = self._shown(told)
+            made["redrafter"] = self._shown(event)
         return made
 
     def closing(self) -> Content:
@@ -76,7 +76,7 @@ class Answer:
 
     def usage(self) -> Content:
         """Tokens as OpenAI counts them, and how they were written."""
-        stats = [job.host.stats for job in self.jobs]
+        stats = [job.writer.stats for job in self.jobs]
         prompt = sum(len(ids) for ids in {id(j.request.prompt): j.request.prompt for j in self.jobs}.values())
         tokens, steps = sum(s.tokens for s in stats), sum(s.steps for s in stats)
         accepted, nodes = sum(s.accepted for s in stats), sum(s.nodes for s in stats)
@@ -101,10 +101,10 @@ class Answer:
     def _chunk(self, choices: list[Content]) -> Content:
         return self.head | {"object": "chat.completion.chunk" if self.chat else "text_completion", "choices": choices}
 
-    def _logprobs(self, told: Told) -> list[Content]:
-        if told.part is None or told.written is None or told.written.logprobs is None:
+    def _logprobs(self, event: Event) -> list[Content]:
+        if event.part is None or event.output is None or event.output.logprobs is None:
             return []
-        kept = told.written.logprobs[: len(told.part.tokens)]
+        kept = event.output.logprobs[: len(event.part.tokens)]
         return [self._one(*row[0]) | {"top_logprobs": [self._one(*other) for other in row[1:]]} for row in kept]
 
     def _one(self, token: int, logprob: float) -> Content:
@@ -124,9 +124,9 @@ class Answer:
             "text_offset": offsets,
         }
 
-    def _shown(self, told: Told) -> Content:
+    def _shown(self, event: Event) -> Content:
         """Who wrote each token, and the tree that the step verified."""
-        part, written = told.part, told.written
+        part, written = event.part, event.output
         assert part is not None
         assert written is not None
         stats = part.stats

@@ -1,21 +1,22 @@
-"""Who reads, who steps, who waits: continuous batching over a pool of rows.
+"""Continuous batching: which request gets a row, which prompt is read next, which rows step.
 
-The scheduler knows rows and what steps cost; of models it knows nothing. One thread runs it, any thread may submit and
-cancel. A turn is: let go of the cancelled, admit from the queue, read a piece of a prompt, take a step, tell.
+The scheduler knows rows and what steps cost; it knows nothing of models. One thread runs the scheduler, any thread may
+submit and cancel. A turn closes cancelled rows, admits from the queue, reads a piece of a prompt and launches a step.
+On a GPU the results of a step are told to listeners while the next step runs.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from redrafter.config import SamplingParams, Shape, require
+from redrafter.config import Shape, require
 from redrafter.errors import ConfigError, RedrafterError
-from redrafter.runtime.eager import Start
-from redrafter.runtime.row import Row, Written
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
 
@@ -30,30 +31,8 @@ class Draining(RedrafterError):
     """The server is about to stop."""
 
 
-class Rows(Protocol):
-    """What the scheduler needs of a pool; see `runtime.pool.Pool`."""
-
-    recorded: bool  # a launched step runs while the host does something else
-    rows: int
-    context: int
-    live: dict[bool, int]
-
-    @property
-    def free(self) -> int: ...
-    @property
-    def used(self) -> int: ...
-    def open(
-        self, start: Start, params: SamplingParams, *, drafts: bool, logprobs: int | None, reuses: bool
-    ) -> Row: ...
-    def read(self, row: Row, most: int) -> Written | None: ...
-    def launch(self, drafts: bool, shape: Shape | None) -> None: ...
-    def collect(self) -> list[tuple[Row, Written]]: ...
-    def close(self, row: Row) -> None: ...
-    def reset(self) -> None: ...
-
-
 class Chooses(Protocol):
-    """How much to guess; see `serve.costs.Costs`."""
+    """How much to guess; see `tuning.chooser.ShapeChooser`."""
 
     def choose(self, rows: int) -> Shape | None: ...
     def learn(self, shape: Shape | None, tokens: float, rows: int) -> None: ...
@@ -79,22 +58,14 @@ class Limits:
 class Scheduler:
     """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests."""
 
-    def __init__(
-        self,
-        pool: Rows,
-        costs: Chooses,
-        limits: Limits | None = None,
-        processor: Callable[[Job, Row], Any] | None = None,
-    ) -> None:
-        self.pool, self.costs, self.limits = pool, costs, limits or Limits()
-        self.processor = processor  # turns a job's processors into one for its row
+    def __init__(self, batch: Batch, costs: Chooses, limits: Limits | None = None) -> None:
+        self.batch, self.costs, self.limits = batch, costs, limits or Limits()
         self.metrics = Metrics()
         self.lock = threading.Condition()
         self.queue: deque[deque[Job]] = deque()  # one entry a request, with those of its answers that wait
         self.waiting = 0
         self.jobs: dict[Row, Job] = {}  # open rows
         self.reading: deque[Row] = deque()
-        self.untold: list[tuple[Job, Written]] = []
         self.spent = {True: 0.0, False: 0.0}  # seconds a row, by whether it drafts
         self.draining = self.stopped = False
         self.thread: threading.Thread | None = None
@@ -104,12 +75,12 @@ class Scheduler:
         with self.lock:
             if self.draining or self.stopped:
                 raise Draining("the server is shutting down and takes no new requests")
-            if len(jobs) > self.limits.queue + self.pool.rows:
+            if len(jobs) > self.limits.queue + self.batch.rows:
                 raise ConfigError(
                     f"the request asks for {len(jobs)} answers (n for each prompt) and there is room for "
-                    f"{self.limits.queue + self.pool.rows}"
+                    f"{self.limits.queue + self.batch.rows}"
                 )
-            if self.waiting + len(jobs) > self.limits.queue + max(0, self.pool.rows - len(self.jobs)):
+            if self.waiting + len(jobs) > self.limits.queue + max(0, self.batch.rows - len(self.jobs)):
                 self.metrics.refused += 1
                 raise QueueFull(
                     f"{self.waiting} answers are waiting and the queue holds {self.limits.queue}: try again later"
@@ -128,11 +99,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.waiting or self.jobs or self.untold)
+        return not (self.waiting or self.jobs)
 
     def retry_after(self) -> int:
         """Seconds until a place may be free: how long an answer has taken, for each that waits before."""
-        return max(1, round(self.metrics.answer_seconds() * (1 + self.waiting / max(1, self.pool.rows))))
+        return max(1, round(self.metrics.answer_seconds() * (1 + self.waiting / max(1, self.batch.rows))))
 
     def start(self) -> None:
         self.thread = threading.Thread(target=self._run, name="redrafter-scheduler", daemon=True)
@@ -193,7 +164,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """In order of arrival; of a request with many answers one, then it is the others' turn."""
-        while self.pool.free:
+        while self.batch.free:
             with self.lock:
                 if not self.queue:
                     return
@@ -201,14 +172,10 @@ class Scheduler:
                 job = group.popleft()
                 if group:
                     self.queue.append(group)
-            request = job.request
-            start = Start(request.prompt, request.seed, request.max_new_tokens, request.eos)
             try:
-                row = self.pool.open(
-                    start, request.sampling, drafts=job.drafts, logprobs=job.logprobs, reuses=job.reuses
+                row = self.batch.open(
+                    job.request, drafts=job.drafts, logprobs=job.logprobs, reuses=job.reuses, processor=job.processor
                 )
-                if job.processors and self.processor is not None:
-                    row.processor = self.processor(job, row)
             except Exception as error:
                 job.fail(error)
                 self._ended(job, "failed")
@@ -217,75 +184,63 @@ class Scheduler:
                 self.jobs[row] = job
                 self.reading.append(row)
             with self.lock:
-                self.waiting -= 1  # not before: who waits for all to be done must see it in one place or the other
+                self.waiting -= 1  # only now, so that `idle` is never true in between
 
     def _read(self) -> None:
         """A piece of a prompt, of whoever has waited longest since its last one."""
-        whole = left = self.limits.chunk if any(self.pool.live.values()) else self.limits.idle_chunk
+        whole = left = self.limits.chunk if any(self.batch.live.values()) else self.limits.idle_chunk
         while self.reading and 4 * left > whole:  # a pass over a few tokens takes nearly as long as one over many
             row = self.reading.popleft()
             job = self.jobs[row]
             before = row.known - row.reused
-            written = self.pool.read(row, left)
+            output = self.batch.read(row, left)
             left -= row.known - row.reused - before
-            if written is None:
+            if output is None:
                 self.reading.append(row)
                 continue
-            self.metrics.prompt(len(row.start.prompt), row.reused)
-            self._take(job, written)
+            self.metrics.prompt(len(row.request.prompt), row.reused)
+            self._take(job, output)
             if job.first:  # else cancelled meanwhile
                 self.metrics.first_token.observe(job.first - job.submitted)
-            if written.done or job.finished:
+            if output.done or job.finished:
                 self._close(row, job)
 
     def _step(self) -> None:
-        kinds = [drafts for drafts, rows in self.pool.live.items() if rows]
+        live = self.batch.live
+        kinds = [drafts for drafts, rows in live.items() if rows]
         if not kinds:
-            self._tell()
             return
         if len(kinds) == 1:
             self.spent = {True: 0.0, False: 0.0}
         drafts = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
-        rows = self.pool.live[drafts]
-        shape = self.costs.choose(rows) if drafts else None
-        began = time.perf_counter()
-        self.pool.launch(drafts, shape)
-        self._tell()  # of the step before, while this one runs
-        results = self.pool.collect()
-        seconds = time.perf_counter() - began
-        self.spent[drafts] += seconds / rows
-        tokens = sum(len(w.tokens) for _, w in results)
-        self.costs.learn(shape, tokens, rows)
-        self.metrics.step(shape, [(len(w.tokens), w.drafted) for _, w in results], seconds)
-        for row, written in results:
-            job = self.jobs[row]
-            if not job.cancelled:
-                self.untold.append((job, written))
-            if written.done or written.error is not None or job.finished:
-                self._close(row, job)
-        if not self.pool.recorded:
-            self._tell()
+        shape = self.costs.choose(live[drafts]) if drafts else None
+        for result in self.batch.step(drafts, shape):
+            self.spent[result.drafts] += result.seconds / result.size
+            gained = [(len(output.tokens), output.drafted) for _, output in result.rows]
+            if not gained:  # all its rows were closed in the meantime
+                continue
+            self.costs.learn(result.shape, sum(tokens for tokens, _ in gained), len(gained))
+            self.metrics.step(result.shape, gained, result.seconds)
+            for row, output in result.rows:
+                if not row.open:  # finished by an earlier step of the same results
+                    continue
+                job = self.jobs[row]
+                self._take(job, output)
+                if output.done or output.error is not None or job.finished:
+                    self._close(row, job)
 
-    def _tell(self) -> None:
-        untold, self.untold = self.untold, []
-        for job, written in untold:
-            self._take(job, written)
-
-    def _take(self, job: Job, written: Written) -> None:
+    def _take(self, job: Job, output: RowOutput) -> None:
         if job.finished or job.cancelled:
-            if not job.finished and job.row not in self.jobs:  # cancelled between its last step and the telling
-                job.finished = True
-                self._ended(job, "cancelled")
             return
         before = job.last
-        job.take(written)
-        if before and written.tokens:
-            self.metrics.per_token.observe((job.last - before) / len(written.tokens), len(written.tokens))
+        job.take(output)
+        if before and output.tokens:
+            self.metrics.per_token.observe((job.last - before) / len(output.tokens), len(output.tokens))
         if job.finished:
-            self._ended(job, job.host.finish_reason or "failed")
+            self._ended(job, job.writer.finish_reason or "failed")
 
     def _close(self, row: Row, job: Job) -> None:
-        self.pool.close(row)
+        self.batch.close(row)
         del self.jobs[row]
         if row in self.reading:
             self.reading.remove(row)
@@ -301,17 +256,15 @@ class Scheduler:
             job.fail(Draining("the server shut down before the answer was finished"))
 
     def _everyone(self) -> Iterator[Job]:
-        yield from (job for job, _ in self.untold)
         yield from self.jobs.values()
         for group in self.queue:
             yield from group
 
     def _give_up(self, error: Exception) -> None:
-        self._tell()
         for job in list(self.jobs.values()):
             if not job.finished:
                 job.fail(error)
                 self._ended(job, "failed")
         self.jobs.clear()
         self.reading.clear()
-        self.pool.reset()
+        self.batch.reset()

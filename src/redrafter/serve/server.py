@@ -11,12 +11,12 @@ import uvicorn
 from redrafter.config import Shape
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.engine import Engine
-from redrafter.runtime.pool import Pool
+from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.costs import Costs
-from redrafter.serve.model import Served, processor_of
+from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Limits, Scheduler
+from redrafter.tuning.chooser import ShapeChooser
 
 GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
 CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
@@ -32,28 +32,29 @@ def ladder(engine: Engine) -> list[Shape]:
     return [Shape.of(name) for name in names]
 
 
-def make_pool(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Pool:
+def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batch:
     on_gpu = engine.target.device.type == "cuda"
-    return Pool(
+    return Batch(
         engine.target,
         engine.drafter,
         rows=config.rows or (32 if on_gpu else 8),
         context=config.context or (4096 if on_gpu else 2048),
         kept=config.kept,
         shapes=shapes,
+        rules=engine.make_rule,
         endings=len(engine.eos_tokens()),
         runtime=engine.runtime,
     )
 
 
-def build(engine: Engine, pool: Pool, costs: Costs, config: ServeConfig) -> Served:
+def build(engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig) -> Served:
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
-    scheduler = Scheduler(pool, costs, Limits(queue=config.queue, chunk=chunk), processor_of)
+    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
     return Served(engine, scheduler, config.name or Path(engine.target.name).name, config.prompt_limit)
 
 
 class Server(uvicorn.Server):
-    """Told to end, it takes no new requests; what runs has `grace` seconds to finish and is then failed with a word."""
+    """On a signal the server takes no new requests; running ones have `grace` seconds to finish and then fail."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Server(uvicorn.Server):
                 port=port,
                 log_level="warning",
                 timeout_graceful_shutdown=int(grace) + 5,
-                limit_concurrency=4 * (served.scheduler.pool.rows + served.scheduler.limits.queue) + 64,
+                limit_concurrency=4 * (served.scheduler.batch.rows + served.scheduler.limits.queue) + 64,
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
             )

@@ -1,7 +1,6 @@
-"""The model being sped up: any transformers causal LM, reached without patching it."""
+"""The target: the model whose text is written, any causal LM of transformers."""
 
 from redrafter.targets.load import load_target
-from redrafter.targets.target import Described, Target
-from redrafter.targets.widen import SHAPES, Wide, widen
+from redrafter.targets.target import Target, TargetInfo
 
-__all__ = ["SHAPES", "Described", "Target", "Wide", "load_target", "widen"]
+__all__ = ["Target", "TargetInfo", "load_target"]

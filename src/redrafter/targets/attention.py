@@ -1,5 +1,7 @@
-"""Which tokens each layer may look back to, and the masks that say so."""
+"""Which tokens each layer may attend to, and the masks for it; switching a model's attention implementation."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class AttentionPlan:
-    """Read off a model's config: the kinds of attention layers and the sliding window, if any."""
+    """The kinds of attention layers in a model's config, and the sliding window if there is one."""
 
     def __init__(self, config: Any) -> None:
         window = getattr(config, "sliding_window", None)
@@ -23,9 +25,8 @@ class AttentionPlan:
         for kind in kinds:
             if kind not in (FULL, SLIDING):
                 raise UnsupportedTarget(
-                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token, so a "
-                    "rejected guess could not be taken back; only full and sliding attention can be verified "
-                    "as a tree"
+                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token or shows them in "
+                    "chunks, so a tree cannot be verified; use a model with full and sliding attention only"
                 )
         self.kinds = set(kinds)
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
@@ -33,7 +34,7 @@ class AttentionPlan:
     def masks(
         self, visible: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
     ) -> Tensor | dict[str, Tensor]:
-        """(B, n, S) bool, positions of queries (B, n) and slots (B, S) -> what the model takes.
+        """Visible slots (B, n, S), positions of queries (B, n) and slots (B, S) -> the model's `attention_mask`.
 
         One 4D float mask, or one per kind of layer for a model that mixes them.
         """
@@ -47,12 +48,31 @@ class AttentionPlan:
     def packed(
         self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The same for the tree kernel: a few words for each node, whatever the length of the cache."""
+        """The masks in the tree kernel's format: a few integers per node, independent of the cache's length."""
         full = pack_mask(lengths, depths, ancestors, None, places)
         if self.window is None:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
         sliding = pack_mask(lengths, depths, ancestors, self.window, places)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
+
+
+def attention_implementations(model: Any) -> dict[str, str]:
+    """The attention implementation of a model and of its sub-models, as `set_attn_implementation` takes them."""
+    config = model.config
+    parts = {name: getattr(config, name) for name in getattr(config, "sub_configs", {})}
+    parts = {name: part for name, part in parts.items() if hasattr(part, "_attn_implementation")}
+    return {name: part._attn_implementation for name, part in {"": config, **parts}.items()}
+
+
+@contextlib.contextmanager
+def attention_implementation(model: Any, name: str) -> Iterator[None]:
+    """Run a model with another attention implementation, and restore its own at the end."""
+    before = attention_implementations(model)
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

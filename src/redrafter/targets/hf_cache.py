@@ -1,4 +1,4 @@
-"""Our KV cache, worn as a transformers `Cache`: same tensors, their interface."""
+"""redrafter's KV cache behind the interface of a transformers `Cache`: the same tensors, no copies."""
 
 from typing import Any
 
@@ -8,17 +8,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from redrafter.core.cache import KVCache
 
 
-class WornLayer(CacheLayerMixin):
-    """One layer of it; made for one forward pass, so slots and extent are known."""
+class HFCacheLayer(CacheLayerMixin):
+    """One layer of the KV cache, for one forward pass with known slots and extent."""
 
     is_compileable = True
 
-    def __init__(self, kv: KVCache, layer: int, slots: Tensor, extent: int) -> None:
+    def __init__(self, kv: KVCache, layer: int, slots: Tensor, extent: int, length: int | None) -> None:
         super().__init__()
         self.kv, self.layer, self.slots, self.extent = kv, layer, slots, extent
+        self.length = extent - slots.shape[1] if length is None else length
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the KV cache allocates when written."""
+        """Do nothing: the KV cache allocates a layer when it is first written."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = self.kv.write(self.layer, key_states, value_states, self.slots)
@@ -28,15 +29,19 @@ class WornLayer(CacheLayerMixin):
         return self.extent, 0
 
     def get_seq_length(self) -> int:
-        # Positions and masks are always given, so no model needs more than "something is here".
-        return self.extent - self.slots.shape[1]
+        # One number for rows of different lengths. A model gets positions and masks as arguments and must not
+        # derive anything from this number; the self-check refuses a model that does.
+        return self.length
 
     def get_max_length(self) -> int:
         return self.kv.slots
 
 
-class WornCache(Cache):
-    """Writes go to `slots` (B, n) of each row; attention sees the first `extent` slots."""
+class HFCache(Cache):
+    """For one forward pass: writes go to `slots` (B, n) of each row, attention reads the first `extent` slots.
 
-    def __init__(self, kv: KVCache, layers: int, slots: Tensor, extent: int) -> None:
-        super().__init__(layers=[WornLayer(kv, i, slots, extent) for i in range(layers)])
+    `length` is what the cache reports as its number of tokens.
+    """
+
+    def __init__(self, kv: KVCache, layers: int, slots: Tensor, extent: int, length: int | None = None) -> None:
+        super().__init__(layers=[HFCacheLayer(kv, i, slots, extent, length) for i in range(layers)])

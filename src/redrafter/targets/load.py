@@ -1,18 +1,19 @@
-"""From what the user says (a name, a folder, a model) to a checked target."""
+"""Load a target from a name, a folder or a model, and check it."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
-from redrafter.targets.cpu.passes import lean
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
+from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.default import NAME, default_model
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
-from redrafter.targets.verdicts import check_once, lean_once
+from redrafter.targets.verdicts import check_once, install_cpu_forwards_once
 
 log = logging.getLogger(__name__)
 
@@ -53,36 +54,49 @@ def load_target(
 ) -> Target:
     """`model`: a Hugging Face id, a folder, a loaded transformers model, or nothing for the default.
 
-    Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`.
+    Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`. A user's own
+    model is put into eval mode; `Target.release` hands it back as it came.
     """
     if model is None or isinstance(model, str | Path):
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
         if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
             check_with_fallback(target)
-            lean(target)
+            install_cpu_forwards(target)
         else:
             check_once(target, check_with_fallback)
-            lean_once(target)
+            install_cpu_forwards_once(target)
         return target
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")
-    target = Target(model.eval(), tokenizer)
+    target = Target(model, tokenizer)
+    modes = [(module, module.training) for module in model.modules()]
+    target.on_release(partial(_restore_modes, modes))
+    model.eval()
     key = (target.config._attn_implementation, target.dtype)
     if _checked.get(model) != key:
-        check(target)  # a model the user made is not switched to another attention behind their back
+        try:
+            check(target)  # a user's model is never switched to another attention implementation
+        except UnsupportedTarget:
+            target.release()
+            raise
         _checked[model] = key
     return target
 
 
+def _restore_modes(modes: list[tuple[Any, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
 _checked: WeakKeyDictionary[Any, tuple[str, torch.dtype]] = WeakKeyDictionary()
-"""Users' models that passed the self-check, and how they were then."""
+"""Users' models that passed the self-check, with the attention implementation and dtype they had."""
 
 HUB_KWARGS = ("revision", "subfolder", "token", "trust_remote_code", "cache_dir", "local_files_only", "force_download")
-"""Keywords of `from_pretrained` that say where things lie: config and tokenizer need them too."""
+"""Keywords of `from_pretrained` that locate files. They go to the config's and tokenizer's loading too."""
 
 
 def parse_device(device: str | None) -> str:
-    """A device there is; by default a GPU if there is one."""
+    """A device that exists here; by default a GPU if there is one."""
     if device is None:
         return best_device()
     try:
@@ -106,7 +120,7 @@ def _from_pretrained(
     if local and not (Path(source) / model_kwargs.get("subfolder", "") / "config.json").exists():
         raise ModelNotFound(f"{source} is no model folder: it has no config.json")
     if not local and (source.startswith((".", "/", "~")) or source.count("/") > 1):
-        raise ModelNotFound(f"no model folder {source}")  # no Hub id looks like that: spare the network
+        raise ModelNotFound(f"no model folder {source}")  # not a Hub id: do not ask the network
     module, tokenizer = _load_parts(source, wanted, tokenizer, model_kwargs)
     if "device_map" not in model_kwargs:
         module = module.to(device)
@@ -115,7 +129,7 @@ def _from_pretrained(
 
 
 def _load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """transformers' own loading, with its many errors told in one line each."""
+    """Load model and tokenizer with transformers; every error becomes one line."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}

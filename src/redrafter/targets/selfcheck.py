@@ -1,7 +1,8 @@
-"""Can this model be verified as a tree? Decided by trying, not by a list of names."""
+"""The self-check: tries whether a model can verify trees, instead of keeping a list of model names."""
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,20 +11,27 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree, pack_beam
 from redrafter.errors import UnsupportedTarget
+from redrafter.targets.attention import attention_implementations
 from redrafter.targets.cuda.tree_target import TreeTarget
+from redrafter.targets.hf_cache import HFCache
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
 
 PROMPT, WIDTH, LENGTH = 12, 3, 3
+FAR_POSITIONS = (100, 5_000, 50_000)
+"""Positions to look at besides the first and the last of the context."""
+SAME_PASS = 30
+"""How much stricter to be with two passes that are the same computation."""
 
 
 @torch.no_grad()
 def check(target: Target) -> None:
-    """Raise UnsupportedTarget, with the reason, unless trees give each node its own path's logits."""
+    """Raise UnsupportedTarget, with the reason, unless each tree node gets the logits of its path alone."""
     name = type(target.model).__name__
     try:
         tree_gap, batch_gap = _tree_gap(target, target.verify), _batch_gap(target)
+        far_gap, length_gap = _far_gaps(target)
     except UnsupportedTarget:
         raise
     except Exception as error:
@@ -39,21 +47,31 @@ def check(target: Target) -> None:
         )
     if not batch_gap <= allowed:
         raise UnsupportedTarget(
-            f"{name} gives a row other logits when another row of the batch stands at a far position (difference "
+            f"{name} gives a row other logits when another row of the batch is at a far position (difference "
             f"{batch_gap:.2g}, allowed {allowed:.2g}): its rotary scaling looks at the longest position"
+        )
+    if not far_gap <= allowed:
+        raise UnsupportedTarget(
+            f"{name} gives other logits with a KV cache than without at far positions (difference {far_gap:.2g}, "
+            f"allowed {allowed:.2g})"
+        )
+    if not length_gap <= allowed / SAME_PASS:
+        raise UnsupportedTarget(
+            f"{name} takes positions from the length of the KV cache instead of position_ids (difference "
+            f"{length_gap:.2g}): the rows of a batch differ in length, so all but one would get wrong positions"
         )
 
 
 def tolerance(dtype: torch.dtype) -> float:
     """Largest difference of logits that rounding explains, relative to their spread.
 
-    In fp64 too much more than its own: eager attention computes its softmax in fp32.
+    For fp64 it is far above fp64's rounding, because eager attention computes its softmax in fp32.
     """
     return {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1}.get(dtype, 0.3)
 
 
 def _relative_gap(logits: Tensor, other: Tensor) -> float:
-    """(n, V) twice -> the worst row's distance, as a share of the row's own spread; inf where not a number."""
+    """Largest distance between rows of two (n, V) tensors, relative to the row's spread; inf if it is not a number."""
     logits, other = logits.double(), other.double()
     spread = (logits - logits.mean(-1, keepdim=True)).norm(dim=-1)
     gap = float(((logits - other).norm(dim=-1) / spread).max())
@@ -61,9 +79,9 @@ def _relative_gap(logits: Tensor, other: Tensor) -> float:
 
 
 def hidden_window(target: Target) -> int:
-    """A window that the config names in words of its own and `AttentionPlan` does not know, 0 if none.
+    """The size of an attention window under a config name that `AttentionPlan` does not know, 0 if there is none.
 
-    The check's prompt must be longer than that, or a model that counts it in slots would pass.
+    The self-check's prompt must be longer than the window, or a model that counts the window in slots would pass.
     """
     known = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
     sizes = [v for k, v in target.config.to_dict().items() if "window" in k and k not in known]
@@ -79,11 +97,11 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
 def check_tree_kernel(target: Target) -> None:
     """Raise UnsupportedTarget unless the tree kernel gives the logits that the model's own attention gives."""
     if target.dtype == torch.float64:
-        raise UnsupportedTarget("the tree kernel knows no fp64")
+        raise UnsupportedTarget("the tree kernel does not support fp64")
 
     def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         tree_target = TreeTarget(target)
-        with tree_target.serving(cache):
+        with tree_target.using(cache):
             found: tuple[Tensor, Tensor] = tree_target.verify(tree, lengths, cache, layers)
             return found
 
@@ -99,13 +117,13 @@ def check_tree_kernel(target: Target) -> None:
 
 
 def _tree_gap(target: Target, verify: Callable[..., tuple[Tensor, Tensor]]) -> float:
-    """Two ragged prompts, a random tree on each, against every path run on its own by the model alone."""
+    """Difference between trees on two ragged prompts and each path alone, run by the model without redrafter."""
     prompt = min(PROMPT + hidden_window(target), target.max_positions - LENGTH - 1)
     lengths = [prompt, prompt - 5]
     tokens = _random_tokens(target, 2, prompt)
     last = _random_tokens(target, 2, 1)[:, 0]
     beam = _random_tokens(target, 2, WIDTH, LENGTH)
-    beam[:, 1, : LENGTH - 1] = beam[:, 0, : LENGTH - 1]  # siblings, so that hiding one matters
+    beam[:, 1, : LENGTH - 1] = beam[:, 0, : LENGTH - 1]  # siblings, so a mask that shows a sibling is noticed
     tree, _ = pack_beam(beam, last)
     cache = KVCache(slots=prompt + tree.nodes + 1)
     target.prefill(tokens, lengths, cache, ())
@@ -121,7 +139,7 @@ def _tree_gap(target: Target, verify: Callable[..., tuple[Tensor, Tensor]]) -> f
 
 
 def _leaves(tree: Tree, row: int) -> list[int]:
-    """Nodes whose paths, together, cover the tree."""
+    """The leaves of a tree: their paths cover all nodes."""
     inner = set(tree.parents[row, 1:].tolist())
     return [n for n in range(tree.nodes + 1) if bool(tree.valid[row, n]) and n not in inner]
 
@@ -145,6 +163,31 @@ def _batch_gap(target: Target) -> float:
     return _relative_gap(alone, beside)
 
 
+def _far_gaps(target: Target) -> tuple[float, float]:
+    """Four tokens at each of several positions, one row each: two differences that must be small.
+
+    First, between redrafter's pass and the model's own without a KV cache. Second, between passes whose KV
+    caches report different lengths. transformers' caches hold rows of one length, and a model may take its
+    positions from that length; rows of redrafter's cache differ in length, so no single answer would be right.
+    """
+    far = target.max_positions - 4
+    starts = [0, *(s for s in FAR_POSITIONS if s < far), far]
+    near = torch.arange(4, device=target.device)
+    slots = near.expand(len(starts), -1)
+    positions = slots + torch.tensor(starts, device=target.device)[:, None]
+    visible = (near[:, None] >= near).expand(len(starts), -1, -1)
+    tokens = _random_tokens(target, len(starts), 4)
+    masks = target.attention.masks(visible, positions, positions, target.dtype)
+
+    def run(length: int) -> Tensor:
+        cache = HFCache(KVCache(slots=4), target.layer_count, slots, 4, length)
+        return target.run(tokens, positions, masks, cache, ())[0].flatten(0, 1)
+
+    own = target.model(input_ids=tokens, position_ids=positions, use_cache=False).logits.to(target.device)
+    first = run(0)
+    return _relative_gap(own.flatten(0, 1), first), max(_relative_gap(first, run(length)) for length in starts[1:])
+
+
 def check_with_fallback(target: Target) -> None:
     """Check; if the attention implementation is what fails, try transformers' own eager one."""
     try:
@@ -153,10 +196,16 @@ def check_with_fallback(target: Target) -> None:
         implementation: Any = getattr(target.config, "_attn_implementation", None)
         if implementation in (None, "eager") or not hasattr(target.model, "set_attn_implementation"):
             raise
-        target.model.set_attn_implementation("eager")
+        use_attention(target, "eager")
         try:
             check(target)
         except UnsupportedTarget:
-            target.model.set_attn_implementation(implementation)
+            target.release()
             raise
         log.info("%s cannot verify trees under %s attention; using eager", target.name, implementation)
+
+
+def use_attention(target: Target, implementation: str) -> None:
+    """Switch a model to another attention implementation until the target is released."""
+    target.on_release(partial(target.model.set_attn_implementation, attention_implementations(target.model)))
+    target.model.set_attn_implementation(implementation)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,20 +14,25 @@ from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
-from redrafter.targets.hf_cache import WornCache
+from redrafter.targets.hf_cache import HFCache
 
 PREFILL_CHUNK = 512
-"""Prompt tokens per pass: bounds the mask and the activations of a long prompt."""
+"""Prompt tokens per pass. Bounds the memory for masks and activations of a long prompt."""
 
 ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""For passes whose lengths change: cuDNN's attention plans each new length for longer than it then runs."""
+"""Attention backends for passes of varying length. cuDNN's is left out: planning a new length takes it longer
+than the pass itself."""
 
 UNBOUNDED = 1 << 20
-"""Context of a model whose config names none (relative positions only)."""
+"""Context length of a model whose config has none (relative positions only)."""
 
 
-class Described(Protocol):
-    """What a drafter has to know of a target, whoever runs it."""
+KVLayout = tuple[int, int, torch.dtype, torch.device]
+"""KV heads, head size, dtype and device of one layer's keys, or of its values."""
+
+
+class TargetInfo(Protocol):
+    """What a drafter has to know about a target, whether redrafter or another engine runs it."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +55,11 @@ class Described(Protocol):
 
 
 class Target:
-    """Wraps a model without changing it. `selfcheck.check` decides whether it may be used."""
+    """A causal LM of transformers that verifies trees. `selfcheck.check` decides whether it may be used.
+
+    Faster paths change the model while a target uses it (see `targets/cpu`, `targets/cuda`). Code that
+    changes the model registers how to undo the change with `on_release`; `release` undoes all changes.
+    """
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.model = model
@@ -67,10 +77,35 @@ class Target:
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
-        self.verifiers: dict[bool, Any] = {}  # checked and compiled once, whoever decodes with it; goes with the model
+        self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
+        self._undo = contextlib.ExitStack()
+        self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._extra["logits_to_keep"] = 0
+
+    @torch.no_grad()
+    def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
+        """What each layer keeps in the KV cache, keys and values; a pass over one token shows it."""
+        if not self._kv_layout:
+            sample = KVCache(slots=1)
+            self.prefill(torch.zeros(1, 1, dtype=torch.long, device=self.device), [1], sample, ())
+            for layer, pair in sample.layers.items():
+                keys, values = ((x.shape[1], x.shape[3], x.dtype, x.device) for x in pair)
+                self._kv_layout[layer] = (keys, values)
+        return self._kv_layout
+
+    def on_release(self, undo: Callable[[], Any]) -> None:
+        """Register the undoing of a change to the model. `release` undoes the latest change first."""
+        self._undo.callback(undo)
+
+    def release(self) -> None:
+        """Hand the model back as it came: own forwards, parameters in their own storage, attention, training mode.
+
+        The target must not be used afterwards, nor a graph that was recorded with it. A second call does nothing.
+        """
+        self.verifiers.clear()
+        self._undo.close()
 
     def forward(
         self,
@@ -85,13 +120,13 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """One pass over (B, n) tokens -> logits (B, n or len(keep), V), hidden states (B, n, C).
 
-        `visible` (B, n, S) says which of the first S slots each token sees, `key_positions` (B, S)
-        where the tokens in them stand. `keep` lists the columns whose logits are wanted.
+        `visible` (B, n, S) says which of the first S slots each token sees, `key_positions` (B, S) gives
+        the positions of the tokens in these slots. `keep` lists the columns whose logits are wanted.
         """
         masks = self.attention.masks(visible, positions, key_positions, self.dtype)
-        worn = WornCache(cache, self.layer_count, slots, visible.shape[2])
+        hf_cache = HFCache(cache, self.layer_count, slots, visible.shape[2])
         with contextlib.nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(ANY_LENGTH):
-            return self.run(tokens, self.existing(positions), masks, worn, layers, keep)
+            return self.run(tokens, self.clamp_positions(positions), masks, hf_cache, layers, keep)
 
     def run(
         self,
@@ -102,7 +137,7 @@ class Target:
         layers: tuple[int, ...],
         keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The model itself, with masks and a cache as it wants them."""
+        """The model's own forward, with masks and a cache in the form that the model takes."""
         extra = dict(self._extra)
         if keep is not None and extra:
             extra["logits_to_keep"] = keep
@@ -122,8 +157,8 @@ class Target:
             return logits, logits.new_zeros(*tokens.shape, 0)
         return logits, torch.cat([out.hidden_states[i].to(self.device) for i in layers], dim=-1)
 
-    def existing(self, positions: Tensor) -> Tensor:
-        """A guess past the context is never accepted; its position only has to exist."""
+    def clamp_positions(self, positions: Tensor) -> Tensor:
+        """Positions that exist. A draft token past the context is never accepted, but still has a position."""
         return positions.clamp(max=self.max_positions - 1)
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -142,9 +177,9 @@ class Target:
     def prefill(
         self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Prompts (B, P), padded right -> logits (B, V) after each row's end, hidden states (B, P - begin, C).
+        """Prompts (B, P), padded right -> logits (B, V) after each row's last token, hidden states (B, P - begin, C).
 
-        The first `begin` tokens of every row are in the cache already.
+        The KV cache already holds the first `begin` tokens of every row.
         """
         batch, total = tokens.shape
         last: dict[int, Tensor] = {}
@@ -171,7 +206,7 @@ class Target:
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
-        """Whole texts (B, S), padded right -> hidden states (B, S, C): no cache, no logits, one causal pass."""
+        """Whole texts (B, S), padded right -> hidden states (B, S, C), by one causal pass without a KV cache."""
         extra = {"logits_to_keep": 1} if self._extra else {}
         with sdpa_kernel(ANY_LENGTH):
             out = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True, **extra)

@@ -21,6 +21,7 @@ from redrafter.kernels.cpu import native
 from redrafter.results import versions
 from redrafter.targets.cpu import passes
 from redrafter.targets.default import MANIFEST, cache_folder, replace_text
+from redrafter.targets.selfcheck import use_attention
 from redrafter.targets.target import Target
 from redrafter.version import __version__
 
@@ -42,20 +43,20 @@ def check_once(target: Target, check: Callable[[Target], None]) -> None:
         check(target)
         _write(path, target.config._attn_implementation)
     elif passed != target.config._attn_implementation:
-        target.model.set_attn_implementation(passed)
+        use_attention(target, passed)
         log.debug("%s: using %s attention, as the self-check found before", target.name, passed)
 
 
-def lean_once(target: Target) -> None:
-    """Replace forward passes on a CPU; those that passed their trials before are not tried again."""
+def install_cpu_forwards_once(target: Target) -> None:
+    """Replace forwards on a CPU. Forwards that passed their trials before are not tried again."""
     if not passes.replaceable(target):
         return
     path = _path(target, {"check": "cpu", "library": native.built()})
     chosen = _read(path)
     if chosen is None:
-        _write(path, passes.lean(target))
+        _write(path, passes.install_cpu_forwards(target))
     else:
-        passes.install(target, chosen)
+        passes.install_chosen(target, chosen)
 
 
 def _read(path: Path | None) -> Any:

@@ -1,39 +1,15 @@
-"""Which texts an update learns from, and where in them: a function of the seed and the update alone."""
+"""Which texts and positions an update learns from. It depends only on the seed and the number of the update."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from redrafter.train.dataset import Texts
+from redrafter.drafters.training import TrainingBatch
+from redrafter.texts import Texts
 
 POOL = 64
 """Updates whose texts are sorted by length together, so that texts of a batch are about equally long."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Texts padded right, and the n positions to learn from, text after text.
-
-    Position (row, t): the hidden state at t chose the last token, t + 1; depth d guesses the token at
-    t + 1 + d, and the target's own opinion of it is read off the hidden state at t + d.
-    """
-
-    tokens: Tensor  # (B, S)
-    lengths: Tensor  # (B,)
-    row: Tensor  # (n,)
-    at: Tensor  # (n,)
-    left: Tensor  # (n,) how many depths have a token to guess, at least 1
-    rollouts: Tensor | None = None  # (n, T) what the target writes after t, for data made with --local
-
-    @property
-    def positions(self) -> int:
-        return self.row.shape[0]
-
-    def to(self, device: torch.device) -> "Batch":
-        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if v is not None}
-        return Batch(**moved)
 
 
 def count_positions(texts: Texts, rows: Tensor | Sequence[int] | None = None) -> Tensor:
@@ -46,7 +22,7 @@ def count_positions(texts: Texts, rows: Tensor | Sequence[int] | None = None) ->
     return (lengths - texts.prompts[where] - int(texts.rollouts is None)).clamp(min=0)
 
 
-def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
+def make_batch(texts: Texts, rows: Sequence[int]) -> TrainingBatch:
     """Pad texts and list their positions.
 
     >>> texts = Texts.of([[5, 6, 7, 8, 9], [1, 2, 3]], [2, 1], [0.0, 0.0], [0, 0])
@@ -66,9 +42,9 @@ def make_batch(texts: Texts, rows: Sequence[int]) -> Batch:
     within = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
     at = prompts[row] - 1 + within
     if texts.rollouts is None:
-        return Batch(tokens, lengths, row, at, left=lengths[row] - 2 - at)
+        return TrainingBatch(tokens, lengths, row, at, left=lengths[row] - 2 - at)
     rollouts = texts.rollouts[starts[row] + at].long()
-    return Batch(tokens, lengths, row, at, torch.full_like(row, rollouts.shape[1] - 1), rollouts)
+    return TrainingBatch(tokens, lengths, row, at, torch.full_like(row, rollouts.shape[1] - 1), rollouts)
 
 
 def epoch_groups(

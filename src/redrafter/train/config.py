@@ -1,135 +1,21 @@
-"""Options of a drafter to be trained, of its training and of its training data. Values are checked on creation.
+"""Options of the training of a drafter and of its training data. Values are checked on creation.
+
 
 The command line reads these classes for its help texts, so this file imports neither torch nor transformers.
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
-from redrafter.config import (
-    Cell,
-    DrafterConfig,
-    DrafterKind,
-    EagleConfig,
-    FirstState,
-    HeadKind,
-    MedusaConfig,
-    RecurrentConfig,
-    require,
-)
-
-if TYPE_CHECKING:
-    from redrafter.targets import Target
+from redrafter.config import require
 
 LossName = Literal["hard", "soft", "acceptance"]
-COMMON = ("drafter", "exit_size", "blocks", "heads", "draft_vocab", "layers")
-"""Options that not only the recurrent drafter has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterOptions:
-    """The drafter's shape, where it does not follow from the target."""
-
-    drafter: DrafterKind = "recurrent"
-    """`recurrent`, or a peer: `medusa` (a network for each depth) or `eagle` (a transformer layer)."""
-    cell: Cell = "gated"
-    """`rnn` (the papers'), `gated` or `none`."""
-    first_state: FirstState = "context"
-    """State before the last token is read: from its `embedding` (the papers'), `zero` or the `context`."""
-    state_size: int | None = None
-    """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
-    exit_size: int | None = None
-    """Width of the residual blocks (default: the state's; medusa: the hidden state's); eagle: of the MLP."""
-    blocks: int | None = None
-    """Residual blocks before the head (default: 4; medusa: 1 at each depth)."""
-    heads: int | None = None
-    """medusa: how many networks, the same as --depth (default 6); eagle: attention heads (default: one for each 64)."""
-    head: HeadKind = "tied"
-    """`tied` to the target's output embedding, or `own` weights."""
-    draft_vocab: int = 16384
-    """Guess only among the k tokens most frequent in the data (0: all)."""
-    layers: tuple[int, ...] = ()
-    """Hidden states the context is made of, -1 the last (default: an early, the middle and the last one)."""
-    memory_heads: int = 4
-    """Heads of a memory over the accepted text (0: none)."""
-    memory_size: int = 128
-    """Width of the memory's keys and values."""
-    normed: bool = True
-    """Scale hidden states, embeddings and what enters each block to unit size."""
-
-    def __post_init__(self) -> None:
-        require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
-        for name in ("state_size", "exit_size"):
-            size = getattr(self, name)
-            require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
-        kinds = get_args(DrafterKind)
-        require(self.drafter in kinds, f"drafter must be one of {', '.join(kinds)}, got {self.drafter!r}")
-        if self.drafter != "recurrent":
-            for field in fields(self):
-                require(
-                    field.name in COMMON or getattr(self, field.name) == field.default,
-                    f"--{field.name.replace('_', '-')} belongs to the recurrent drafter, not to {self.drafter}",
-                )
-
-    def shape(self, target: "Target") -> DrafterConfig:
-        """All sizes spelled out for a target."""
-        sizes: dict[str, Any] = {
-            "vocab_size": target.vocab_size,
-            "embedding_size": target.input_embedding.weight.shape[1],
-            "draft_vocab_size": self.draft_vocab if 0 < self.draft_vocab < target.vocab_size else None,
-        }
-        if self.drafter == "recurrent":
-            return self._recurrent(target, sizes)
-        own = target.output_embedding.weight.shape[1]
-        require(
-            own == target.hidden_size,
-            f"{self.drafter} needs an output embedding of the hidden states' width, {target.hidden_size}, got {own}",
-        )
-        layers = self.layers or (-1,)
-        sizes |= {"context_size": target.hidden_size * len(layers), "layers": layers}
-        if self.drafter == "medusa":
-            exit_size, blocks = self.exit_size or target.hidden_size, 1 if self.blocks is None else self.blocks
-            return MedusaConfig(exit_size=exit_size, blocks=blocks, heads=self.heads or 6, **sizes)
-        head = min(64, target.hidden_size)
-        inner = self.exit_size or getattr(target.config, "intermediate_size", None) or 4 * target.hidden_size
-        return EagleConfig(exit_size=inner, heads=self.heads or target.hidden_size // head, head_size=head, **sizes)
-
-    def _recurrent(self, target: "Target", sizes: dict[str, Any]) -> RecurrentConfig:
-        count = target.layer_count
-        layers = self.layers or (*sorted({min(2, count - 1), count // 2}), -1)
-        for layer in layers:
-            require(
-                -count - 1 <= layer <= count,
-                f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
-            )
-        embedding = sizes["embedding_size"]
-        state = self.state_size or max(1024, target.hidden_size)
-        if self.first_state == "embedding" or self.cell == "none":
-            require(
-                self.state_size in (None, embedding),
-                f"first_state={self.first_state}, cell={self.cell} need the embedding's state_size, {embedding}",
-            )
-            state = embedding
-        return RecurrentConfig(
-            **sizes,
-            context_size=target.hidden_size * len(layers),
-            state_size=state,
-            exit_size=self.exit_size or state,
-            blocks=4 if self.blocks is None else self.blocks,
-            cell=self.cell,
-            first_state=self.first_state,
-            head=self.head,
-            layers=layers,
-            normed=self.normed,
-            memory_heads=self.memory_heads,
-            memory_size=self.memory_size,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How the drafter is trained. What an *update* learns from is counted in positions of answers."""
+    """How the drafter is trained. An *update* is one step of the optimiser; its size is counted in answer positions."""
 
     updates: int = 8000
     """Optimiser updates."""

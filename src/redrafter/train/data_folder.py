@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, RedrafterError
+from redrafter.texts import Texts
 from redrafter.train import dataset as disk
-from redrafter.train.dataset import Texts
 
 log = logging.getLogger(__name__)
 

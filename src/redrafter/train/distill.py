@@ -8,19 +8,21 @@ from typing import Any, Protocol
 
 import torch
 
+from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
+from redrafter.targets.tokenizer import has_chat_template
+from redrafter.texts import Texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
-from redrafter.train.dataset import Texts
 from redrafter.train.local_rollouts import roll_out_rows
-from redrafter.train.self_prompts import Piece, SelfPrompts, has_template, mark
+from redrafter.train.self_prompts import Piece, SelfPrompts, mark
 
 Progress = Callable[[int, int], None]
 """Told of (rows finished, tokens written), each since it was last told."""
@@ -139,7 +141,7 @@ class _Writer:
         if prompts is not None:
             found.append(Listed(prompts, self.config.seed, self._prompt))
         if self_prompt:
-            budget = self.config.prompt_tokens if has_template(self.target) else self.config.max_new_tokens
+            budget = self.config.prompt_tokens if has_chat_template(self.target) else self.config.max_new_tokens
             found.append(
                 SelfPrompts(
                     self.target,
@@ -159,10 +161,10 @@ class _Writer:
         tokenizer, whole = self.target.tokenizer, texts
         if tokenizer is None:
             raise ConfigError(f"{self.target.name} came without a tokenizer: prompts need one")
-        if has_template(self.target):
+        if has_chat_template(self.target):
             messages = [[{"role": "user", "content": text}] for text in texts]
             whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        made = tokenizer(whole, add_special_tokens=not has_template(self.target))["input_ids"]
+        made = tokenizer(whole, add_special_tokens=not has_chat_template(self.target))["input_ids"]
         return [self._known(list(ids)) for ids in made]
 
     def _known(self, ids: list[int]) -> list[int]:
@@ -229,18 +231,17 @@ class _Writer:
         cycle = config.temperatures
         temperatures = [cycle[i % len(cycle)] for i in numbers]
         open_ = [i for i, p in enumerate(pieces) if p.seed is None]
-        starts = [
-            Start(
-                pieces[i].tokens,
-                seeds[i],
-                min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
-                self.eos,
+        requests = [
+            Request(
+                prompt=pieces[i].tokens,
+                seed=seeds[i],
+                max_new_tokens=min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
+                sampling=SamplingParams(temperature=temperatures[i]),
+                eos=self.eos,
             )
             for i in open_
         ]
-        answers = write_texts(
-            self.target, starts, [temperatures[i] for i in open_], rows=self.batch, progress=self.tell
-        )
+        answers = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
         rows = [p.tokens for p in pieces]
         lengths = [1 if p.seed is not None else len(p.tokens) for p in pieces]
         for i, answer in zip(open_, answers, strict=True):

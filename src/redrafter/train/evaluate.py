@@ -1,4 +1,4 @@
-"""How well a drafter guesses: tokens/step, acceptance by depth and nodes verified, by category."""
+"""Draft quality, measured by real decoding: tokens/step, acceptance by depth and verified nodes, by category."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from redrafter.engine.request import Completion, Request
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """Sums over the answers of one category under one shape and temperature."""
+class DraftQuality:
+    """Sums over the answers of one category, for one shape and temperature."""
 
     shape: Shape
     temperature: float
@@ -24,12 +24,15 @@ class Guessing:
 
     @property
     def tokens_per_step(self) -> float:
-        """Token-weighted; each answer's first token belongs to its prompt's pass."""
+        """Weighted by tokens. The first token of an answer comes from the prompt's pass and does not count."""
         return (self.tokens - self.answers) / self.steps if self.steps else 0.0
 
     @property
     def acceptance(self) -> list[float | None]:
-        """By depth: of the steps that accepted everything above, the share that accepted here too; None if none did."""
+        """By depth: the share of steps that accepted a token here, among those that accepted all tokens above.
+
+        None for a depth that no step reached.
+        """
         before = (self.steps, *self.reached)
         return [hit / tried if tried else None for hit, tried in zip(self.reached, before, strict=False)]
 
@@ -40,8 +43,8 @@ class Guessing:
 
 def count(
     completions: Sequence[Completion], categories: Sequence[str], shape: Shape, temperature: float
-) -> list[Guessing]:
-    """One Guessing per category, in order of appearance, and one for `all` where there are several."""
+) -> list[DraftQuality]:
+    """One result per category, in order of appearance, and one for `all` if there are several."""
     names = list(dict.fromkeys(categories))
     if len(names) > 1:
         names.append("all")
@@ -50,7 +53,7 @@ def count(
         own = [c for c, category in zip(completions, categories, strict=True) if name in (category, "all")]
         accepted = [a for c in own for a in c.stats.accepted_per_step]
         result.append(
-            Guessing(
+            DraftQuality(
                 shape=shape,
                 temperature=temperature,
                 category=name,
@@ -71,8 +74,8 @@ def evaluate(
     shapes: Iterable[Shape],
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
-) -> list[Guessing]:
-    """Answer all requests under each shape by real decoding; `progress` hears of each finished batch's size."""
+) -> list[DraftQuality]:
+    """Decode all requests with each shape. `progress` is called with the size of each finished batch."""
     result = []
     temperature = requests[0].sampling.temperature
     for shape in shapes:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
+from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
-from redrafter.train.batches import Batch
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
 from redrafter.train.local_rollouts import rollout_visibility
 from redrafter.train.objective import States
 
@@ -47,7 +47,7 @@ class StateSource:
         self.done = torch.from_file(str(marks), shared=True, size=len(self.texts), dtype=torch.uint8)
 
     @torch.no_grad()
-    def fetch(self, batch: Batch, rows: Sequence[int]) -> States:
+    def fetch(self, batch: TrainingBatch, rows: Sequence[int]) -> States:
         """`rows` are the texts of the batch (which is on the target's device)."""
         stored = self.store is not None
         whole = self._through_store(batch, rows) if stored else self.target.states(batch.tokens, self.read)
@@ -55,7 +55,7 @@ class StateSource:
         context, last = whole[..., : width * len(self.layers)], whole[..., -width:]
         return States(context, last, None if batch.rollouts is None else self._rollouts(batch))
 
-    def _through_store(self, batch: Batch, rows: Sequence[int]) -> Tensor:
+    def _through_store(self, batch: TrainingBatch, rows: Sequence[int]) -> Tensor:
         assert self.store is not None
         starts = self.texts.starts
         if not bool(self.done[torch.as_tensor(rows)].all()):
@@ -70,7 +70,7 @@ class StateSource:
             whole[place, : end - begin] = self.store[begin:end]
         return whole.to(batch.tokens.device)
 
-    def _rollouts(self, batch: Batch) -> Tensor:
+    def _rollouts(self, batch: TrainingBatch) -> Tensor:
         """(n, T-1, H) last hidden states after each rollout token that something follows."""
         assert batch.rollouts is not None
         rows, width = batch.tokens.shape

@@ -1,4 +1,4 @@
-"""What is minimised: the drafter's guesses at all positions of a batch, depth after depth, in bounded memory."""
+"""The training objective: the loss of a drafter's guesses at all positions and depths, in bounded memory."""
 
 import functools
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redrafter.drafters.checkpoint import Net
+from redrafter.drafters import registry
+from redrafter.drafters.base import DrafterNet
+from redrafter.drafters.training import LossInput, TrainingBatch
 from redrafter.targets import Target
-from redrafter.train.batches import Batch
-from redrafter.train.lesson import Lesson, guesses, token_at
 from redrafter.train.losses import LOSSES, Loss
 from redrafter.train.teacher import Teacher
 
@@ -26,25 +26,25 @@ class States:
     rollouts: Tensor | None = None  # (n, T, H) after the final norm, of each position's own rollout
 
     def rows(self, places: Tensor, width: int) -> "States":
-        """Of some texts only, cut to the longest of them."""
+        """The states of some texts, cut to the longest of these."""
         return States(self.context[places, :width], self.last[places, :width])
 
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over a batch, on the device: nothing waits for them until they are shown."""
+    """Sums over a batch, kept on the device so that the host does not wait for them."""
 
     loss: Tensor  # ()
-    right: Tensor  # (T,) guesses whose best token was the one written
+    right: Tensor  # (T,) guesses whose best token is the one in the text
     count: Tensor  # (T,) guesses
 
 
 class Objective(nn.Module):
-    """The network with its losses. One forward is one micro-batch; the loss is a sum, not a mean."""
+    """The network with its loss. One forward is one micro-batch; the loss is a sum, not a mean."""
 
     def __init__(
         self,
-        net: Net,
+        net: DrafterNet,
         target: Target,
         *,
         depth: int,
@@ -56,42 +56,43 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.feature_loss = net, feature_loss
+        self.features = registry.get(net.config.kind).features
         on_gpu = target.device.type == "cuda"
         self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
-        self.reach = loss == "acceptance"  # depths count as far as they are reached
+        self.reach = loss == "acceptance"  # weigh a depth by the probability that all depths before it are accepted
         self.weights = [decay**d for d in range(depth)]
-        self.embed = [target.input_embedding]  # in a list: the target's, so neither trained nor saved here
+        self.embed = [target.input_embedding]  # in a list: this module neither trains nor saves it
         self.teacher = Teacher(target, net.token_ids)
         self.needs_teacher = loss != "hard"
         self.score: Callable[..., tuple[Tensor, Tensor, Tensor]] = functools.partial(score, LOSSES[loss])
-        self.one_size = on_gpu  # few passes over the logits instead of many, compiled for chunks of one size
+        self.one_size = on_gpu  # compile for chunks of one size: fewer passes over the logits
         if on_gpu:
             self.score = torch.compile(self.score, dynamic=False)
         self.labels = label_table(net.token_ids, target.vocab_size, target.device)
 
-    def forward(self, batch: Batch, states: States) -> tuple[Tensor, Score]:
+    def forward(self, batch: TrainingBatch, states: States) -> tuple[Tensor, Score]:
         device = batch.tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            features, beside = guesses(self.net, self._lesson(batch, states))  # (T, n, F)
+            features, additional = self.features(self.net, self._inputs(batch, states))  # (T, n, F)
             vocabulary = self.net.vocabulary(self.teacher.weight)
         if self.bf16:
             vocabulary = vocabulary.bfloat16()
         total, right, count = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
             features.to(vocabulary.dtype), vocabulary, self, batch, states
         )
-        if beside is not None:
-            total = total + self.feature_loss * beside
+        if additional is not None:
+            total = total + self.feature_loss * additional
         return total, Score(total.detach(), right, count)
 
-    def _lesson(self, batch: Batch, states: States) -> Lesson:
+    def _inputs(self, batch: TrainingBatch, states: States) -> LossInput:
         dtype = torch.bfloat16 if self.bf16 else next(self.net.parameters()).dtype
-        return Lesson(batch, states.context.to(dtype), self.embed[0], self.weights)
+        return LossInput(batch, states.context.to(dtype), self.embed[0], self.weights)
 
-    def label(self, batch: Batch, depth: int) -> Tensor:
-        """(n,) which of the guessable tokens comes at a depth, -1 if none of them."""
-        return self.labels[token_at(batch, depth + 1)]
+    def label(self, batch: TrainingBatch, depth: int) -> Tensor:
+        """(n,) index among the guessable tokens of the token to guess at a depth, -1 if it is not guessable."""
+        return self.labels[batch.token_at(depth + 1)]
 
-    def opinions(self, batch: Batch, states: States, start: int, stop: int) -> list[Tensor | None]:
+    def target_probabilities(self, batch: TrainingBatch, states: States, start: int, stop: int) -> list[Tensor | None]:
         """The target's probabilities (stop − start, V') at each depth for these positions."""
         if not self.needs_teacher:
             return [None] * self.depth
@@ -108,11 +109,11 @@ class Objective(nn.Module):
 
 
 class VocabularyLoss(torch.autograd.Function):
-    """Logits exist for a chunk of positions at one depth at a time, and become gradients at once."""
+    """Computes logits for one chunk of positions at one depth at a time, and their gradients right away."""
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, vocabulary: Tensor, objective: Objective, batch: Batch, states: States
+        ctx: Any, features: Tensor, vocabulary: Tensor, objective: Objective, batch: TrainingBatch, states: States
     ) -> tuple[Tensor, Tensor, Tensor]:
         depth, n, _ = features.shape
         device = features.device
@@ -121,12 +122,12 @@ class VocabularyLoss(torch.autograd.Function):
         total = torch.zeros((), device=device)
         right, count = torch.zeros(depth, device=device), torch.zeros(depth, device=device)
         size = objective.chunk if objective.one_size else -(-n // -(-n // objective.chunk))
-        fill = -n % size  # the last chunk is as large as the others, its surplus of no weight
+        fill = -n % size  # pad the last chunk to full size; the padding has weight 0
         left = F.pad(batch.left, (0, fill))
         labels = [F.pad(objective.label(batch, d), (0, fill)) for d in range(depth)]
         for start in range(0, n, size):
             stop = start + size
-            opinions = objective.opinions(batch, states, start, stop)
+            probabilities = objective.target_probabilities(batch, states, start, stop)
             reach = torch.ones(size, device=device)
             for d in range(depth):
                 x = features[d, start:stop]
@@ -134,7 +135,7 @@ class VocabularyLoss(torch.autograd.Function):
                 logits = F.linear(x, vocabulary)
                 valid = (left[start:stop] > d).float()
                 weight = objective.weights[d] * valid * reach
-                value, gradient, hit = objective.score(logits, opinions[d], labels[d][start:stop], weight)
+                value, gradient, hit = objective.score(logits, probabilities[d], labels[d][start:stop], weight)
                 total += (value * weight).sum()
                 by_features[d, start:stop] = (gradient @ vocabulary)[: n - start]
                 if by_vocabulary is not None:
@@ -161,7 +162,7 @@ def score(loss: Loss, logits: Tensor, p: Tensor | None, label: Tensor, weight: T
 
 
 def label_table(token_ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor:
-    """(V,) place of each target token among those that can be guessed, -1 if it is not.
+    """(V,) index of each target token among the guessable tokens, -1 if it is not guessable.
 
     >>> label_table(torch.tensor([5, 2]), 6, torch.device("cpu")).tolist()
     [-1, -1, 1, -1, -1, 0]

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.eager import Start
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
+from redrafter.targets.tokenizer import first_token, has_chat_template
 
 SENTINEL = "redrafter-user-turn"
 TURNS = -1
@@ -79,22 +81,8 @@ def user_turn(target: Target) -> UserTurn:
     ends = [*ids(after)[:1], *Engine(target, NoDrafter()).eos_tokens()]
     if not ends:
         raise ConfigError(f"no token ends a user's turn in {target.name}: give prompts from a file")
-    prefix = ids(before) or [_first_token(target, 0)]
+    prefix = ids(before) or [first_token(target, 0)]
     return UserTurn(prefix=tuple(prefix), ends=tuple(dict.fromkeys(ends)))
-
-
-def _first_token(target: Target, seed: int) -> int:
-    """Where a text of a model without a chat template begins: BOS, else EOS, else any token."""
-    for source in (target.tokenizer, target.config):
-        for name in ("bos_token_id", "eos_token_id"):
-            token = getattr(source, name, None)
-            if isinstance(token, int) and 0 <= token < target.vocab_size:
-                return token
-    return seed % target.vocab_size
-
-
-def has_template(target: Target) -> bool:
-    return getattr(target.tokenizer, "chat_template", None) is not None
 
 
 class SelfPrompts:
@@ -117,7 +105,7 @@ class SelfPrompts:
     ) -> None:
         self.target, self.encode, self.rows, self.progress = target, encode, rows, progress
         self.seed = fold(seed, TURNS)
-        self.turn = user_turn(target) if has_template(target) else None
+        self.turn = user_turn(target) if has_chat_template(target) else None
         self.budget = budget
         self.special = special_tokens(target.tokenizer) if self.turn else frozenset()
         self.known = len(target.tokenizer) if self.turn else 0
@@ -128,10 +116,11 @@ class SelfPrompts:
         ends = self.turn.ends if self.turn else Engine(self.target, NoDrafter()).eos_tokens()
         starts = []
         for seed in seeds:
-            prefix = self.turn.prefix if self.turn else (_first_token(self.target, seed),)
+            prefix = self.turn.prefix if self.turn else (first_token(self.target, seed),)
             room = max(1, min(self.budget, self.target.max_positions - len(prefix)))
-            starts.append(Start(prefix, seed, room, ends))
-        new = write_texts(self.target, starts, [1.0] * count, rows=self.rows, progress=self.progress)
+            sampling = SamplingParams(temperature=1.0)
+            starts.append(Request(prompt=prefix, seed=seed, max_new_tokens=room, sampling=sampling, eos=ends))
+        new = write_texts(self.target, starts, rows=self.rows, progress=self.progress)
         if self.turn is None:
             return [self._text([*s.prompt, *tokens], s.seed) for s, tokens in zip(starts, new, strict=True)]
         texts = self.target.tokenizer.batch_decode([tokens[:-1] for tokens in new])

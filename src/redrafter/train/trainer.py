@@ -12,31 +12,31 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from redrafter.config import DrafterConfig, Shape
-from redrafter.drafters import checkpoint
-from redrafter.drafters.checkpoint import Net
+from redrafter.config import Shape
+from redrafter.drafters import checkpoint, registry
+from redrafter.drafters.base import DrafterConfig, DrafterNet
 from redrafter.drafters.load import bind
+from redrafter.drafters.options import DrafterOptions
+from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
-from redrafter.nets.medusa import MedusaNet
 from redrafter.targets import Target
-from redrafter.train.batches import Batch, all_groups, make_batch, micro_batches, sum_positions
-from redrafter.train.config import DrafterOptions, TrainConfig
-from redrafter.train.dataset import Texts
+from redrafter.texts import Texts
+from redrafter.train.batches import all_groups, make_batch, micro_batches, sum_positions
+from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import StateSource
 from redrafter.train.journal import Journal, Record
-from redrafter.train.lesson import rank_accuracies
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.setup import check, make_net, split
-from redrafter.train.simulate import Walked, simulate
 from redrafter.train.teacher import Teacher
+from redrafter.tuning.simulate import SimulatedSteps, simulate
 
 SHOW_EVERY = 20
 """Updates between two looks at the loss: each look waits for the GPU."""
 
 
-RANKED = 64
-"""Texts that a Medusa drafter's tree is made from."""
+CALIBRATION_TEXTS = 64
+"""Training texts that `DrafterKind.calibrate` sees before each evaluation."""
 
 
 class Watcher(Protocol):
@@ -125,7 +125,7 @@ class _Training:
         target: Target,
         texts: Texts,
         run: Run,
-        net: Net,
+        net: DrafterNet,
         config: TrainConfig,
         shape: Shape,
         accelerator: Accelerator,
@@ -212,7 +212,7 @@ class _Training:
             batch = make_batch(self.texts, rows).to(self.target.device)
             self.ahead = ({row: place for place, row in enumerate(rows)}, self.source.fetch(batch, rows))
 
-    def _states(self, batch: Batch, rows: list[int]) -> States:
+    def _states(self, batch: TrainingBatch, rows: list[int]) -> States:
         if self.ahead is None:
             return self.source.fetch(batch, rows)
         places, states = self.ahead
@@ -306,10 +306,9 @@ class _Training:
             torch.distributed.broadcast(figure, 0)
             self.best, self.best_update = float(figure[0]), int(figure[1])
 
-    def _held_out(self) -> tuple[Walked, Score]:
+    def _held_out(self) -> tuple[SimulatedSteps, Score]:
         self.net.eval()
-        if isinstance(self.net, MedusaNet):
-            self._rank(self.net)
+        self._calibrate()
         drafter = bind(self.net, self.target)
         walked = simulate(self.target, drafter, self.texts.select(self.held), self.shape)
         objective = self.accelerator.unwrap_model(self.objective)
@@ -320,13 +319,16 @@ class _Training:
         self.net.train()
         return walked, add_scores(scores)
 
-    def _rank(self, net: MedusaNet) -> None:
-        """How often each rank of a Medusa drafter's guesses is right, on texts it learns from: its tree follows."""
-        rows = self.learn[:: max(1, len(self.learn) // RANKED)][:RANKED].tolist()
+    def _calibrate(self) -> None:
+        """Let the kind measure on training texts what no gradient trains, if it has something to measure."""
+        calibrate = registry.get(self.net.config.kind).calibrate
+        if calibrate is None:
+            return
+        rows = self.learn[:: max(1, len(self.learn) // CALIBRATION_TEXTS)][:CALIBRATION_TEXTS].tolist()
         batches = (
             make_batch(self.texts, part).to(self.target.device) for part in micro_batches(self.texts, rows, 4096)
         )
-        net.accuracies.copy_(rank_accuracies(net, self.target, batches).flatten())
+        calibrate(self.net, self.target, batches)
 
     def _record(self, record: Record) -> None:
         if self.journal is not None:

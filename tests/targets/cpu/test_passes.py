@@ -13,7 +13,7 @@ from redrafter.core.tree import pack_beam
 from redrafter.drafters import RecurrentDrafter
 from redrafter.kernels.cpu import naive, native, ops
 from redrafter.targets import Target, load_target
-from redrafter.targets.cpu.passes import lean
+from redrafter.targets.cpu.passes import install_cpu_forwards
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, VOCAB, make_model, recurrent_drafter
 
 pytestmark = pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
@@ -27,7 +27,7 @@ def lean_twin(kind: str) -> tuple[Target, Target]:
     """A model as it is, and a lean copy."""
     own = Target(make_model(kind, torch.float32))
     other = Target(copy.deepcopy(own.model))
-    lean(other)
+    install_cpu_forwards(other)
     return own, other
 
 
@@ -89,7 +89,7 @@ class Odd(nn.Module):
 def test_what_only_looks_like_a_norm_keeps_its_own_forward():
     model = copy.deepcopy(make_model("llama", torch.float32))
     model.model.norm = Odd(model.model.norm)
-    lean(Target(model))
+    install_cpu_forwards(Target(model))
     assert "Odd" not in replaced(model)
     assert "LlamaRMSNorm" in replaced(model)
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from redrafter.core.cache import KVCache
-from redrafter.kernels import norm_gate as between
+from redrafter.kernels import norm_gate
 from redrafter.targets import load_target
-from redrafter.targets.cuda import fused_layer as fused
-from redrafter.targets.cuda import layer_compile as regions
-from redrafter.targets.cuda import tree_target as tree
+from redrafter.targets.cuda import fused_layer, layer_compile
+from redrafter.targets.cuda.tree_target import TreeTarget
 from tests.helpers.zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -23,7 +22,7 @@ def verified(verifier, target, n):
     target.prefill(TOKENS, [7, 4], cache, ())
     depths = torch.arange(n).expand(2, -1)
     chain = depths[:, :, None] >= depths[:, None, :]
-    with verifier.serving(cache):
+    with verifier.using(cache):
         return verifier.forward(TOKENS[:, :n], depths, chain, torch.tensor([7, 4]), (0, 1, -1))
 
 
@@ -37,7 +36,7 @@ def own(target, n):
 
 
 def layers_of(target):
-    return {m for m, _ in tree.TreeTarget(target).regions.passes}
+    return {m for m, _ in TreeTarget(target).forwards.forwards}
 
 
 @torch.no_grad()
@@ -45,7 +44,7 @@ def layers_of(target):
 def test_a_fused_model_gives_its_own_logits_and_states(kind):
     target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
     assert layers_of(target) == set(target.model.model.layers)
-    for got, want in zip(verified(tree.TreeTarget(target), target, 5), own(target, 5), strict=True):
+    for got, want in zip(verified(TreeTarget(target), target, 5), own(target, 5), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -57,8 +56,8 @@ def test_other_layers_keep_their_own_forward(kind):
 @pytest.mark.parametrize("part", ["norm", "gate"])
 def test_twin_a_wrong_kernel_is_not_trusted(part, monkeypatch):
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
-    right = getattr(between, part)
-    monkeypatch.setattr(between, part, lambda *args, **kw: right(*args, **kw) * 1.001)
+    right = getattr(norm_gate, part)
+    monkeypatch.setattr(norm_gate, part, lambda *args, **kw: right(*args, **kw) * 1.001)
     assert not layers_of(target)
 
 
@@ -72,7 +71,7 @@ def test_hooks_of_others_are_not_passed_over():
 @torch.no_grad()
 def test_a_layer_leaves_its_input_as_it_was():
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
-    verifier = tree.TreeTarget(target)
+    verifier = TreeTarget(target)
     _, states = verified(verifier, target, 3)
     assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
 
@@ -95,7 +94,7 @@ def test_a_layer_leaves_its_input_as_it_was():
 def test_parts_of_a_product_sum_up_to_it(rows, width, size, parts):
     torch.manual_seed(0)
     x, weight = torch.randn(rows, size), torch.randn(width, size)
-    made = fused.split(x, weight)
+    made = fused_layer.split(x, weight)
     assert made.shape == (parts, rows, width)
     torch.testing.assert_close(made.sum(0), x @ weight.t(), rtol=1e-4, atol=1e-4)
     assert parts == 1 or not torch.allclose(made[0], x @ weight.t(), atol=1e-2)
@@ -115,17 +114,17 @@ def hooks(layers, seen):
 def test_who_looks_at_a_layer_sees_all_of_its_result(which, monkeypatch):
     """Else the last product's sum is left to the next layer."""
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
-    verifier, seen = tree.TreeTarget(target), []
+    verifier, seen = TreeTarget(target), []
     first = target.model.model.layers[0]
     _, states = verified(verifier, target, 3)
-    assert dict(verifier.regions.passes)[first].next is not None
+    assert dict(verifier.forwards.forwards)[first].next is not None
     hook = list(hooks(target.model.model.layers, seen))[which]()
     try:
         _, again = verified(verifier, target, 3)
         after_first = states[..., target.hidden_size : 2 * target.hidden_size]
         torch.testing.assert_close(seen[-1], after_first)
         torch.testing.assert_close(again, states)
-        monkeypatch.setattr(regions, "hand_over", lambda layers: setattr(layers[0][1], "next", layers[1][1]))
+        monkeypatch.setattr(layer_compile, "defer_sums", lambda layers: setattr(layers[0][1], "next", layers[1][1]))
         verified(verifier, target, 3)
         assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
     finally:
@@ -133,20 +132,20 @@ def test_who_looks_at_a_layer_sees_all_of_its_result(which, monkeypatch):
 
 
 @torch.no_grad()
-def test_sums_are_handed_over_between_neighbours_that_are_fused():
+def test_sums_are_deferred_between_fused_neighbours():
     model = copy.deepcopy(make_model("llama", torch.float32, num_hidden_layers=5))
     model.model.layers[2].mlp.register_forward_hook(lambda *args: None)
     target = load_target(model)
-    verifier = tree.TreeTarget(target)
+    verifier = TreeTarget(target)
     for got, want in zip(verified(verifier, target, 4), own(target, 4), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    passes = dict(verifier.regions.passes)
+    passes = dict(verifier.forwards.forwards)
     assert set(passes) == set(model.model.layers) - {model.model.layers[2]}
     assert [passes[layer].next is not None for layer in passes] == [True, False, True, False]
 
 
-def test_what_is_not_silu_or_rms_is_unknown():
+def test_a_layer_norm_is_not_taken_for_an_rms_norm():
     layer = copy.deepcopy(make_model("llama", torch.float32)).model.layers[0]
     layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)
-    with pytest.raises(fused.Unknown, match="no norm"):
-        fused.Norm(layer.input_layernorm)
+    with pytest.raises(fused_layer.CannotFuse, match="not an RMS norm"):
+        fused_layer.FusedNorm(layer.input_layernorm)

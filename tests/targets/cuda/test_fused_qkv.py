@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets import load_target
-from redrafter.targets.cuda.fused_qkv import Part, standing, stands
+from redrafter.targets.cuda.fused_qkv import LinearSlice, replaced, stack_linears
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import check_tree_kernel
 from tests.helpers.zoo import make_model
@@ -36,36 +36,36 @@ def test_one_product_where_there_were_three(kind):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with Products() as own:
         want = model(TOKENS).logits
-    every = stands(model)
-    with standing(every), Products() as joint:
+    every = stack_linears(model)
+    with replaced(every), Products() as stacked:
         got = model(TOKENS).logits
     assert own.count == 7 * layers + 1
-    assert joint.count == 4 * layers + 1
+    assert stacked.count == 4 * layers + 1
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[k], before[k]) for k in before)
-    assert all(part.joint.made is None for _, _, _, part in every), "an input is kept alive"
+    assert all(r.slice.stack.output is None for r in every), "an input is kept alive"
 
 
 def test_weights_move_once():
     model = copy.deepcopy(make_model("llama", torch.float32))
-    first = [part.joint.weight.data_ptr() for *_, part in stands(model)]
+    first = [r.slice.stack.weight.data_ptr() for r in stack_linears(model)]
     places = [p.data_ptr() for p in model.parameters()]
-    assert [part.joint.weight.data_ptr() for *_, part in stands(model)] == first
+    assert [r.slice.stack.weight.data_ptr() for r in stack_linears(model)] == first
     assert [p.data_ptr() for p in model.parameters()] == places
     model.model.layers[0].self_attn.k_proj.weight.data.mul_(2)
     key = model.model.layers[0].self_attn.k_proj.weight
-    joint = stands(model)[0][3].joint.weight
-    assert torch.equal(joint[len(model.model.layers[0].self_attn.q_proj.weight) :][: len(key)], key), "a view, no copy"
+    stack = stack_linears(model)[0].slice.stack.weight
+    assert torch.equal(stack[len(model.model.layers[0].self_attn.q_proj.weight) :][: len(key)], key), "a view, no copy"
 
 
 def test_what_others_changed_stays_theirs():
     model = copy.deepcopy(make_model("llama", torch.float32))
-    count = len(stands(model))
+    count = len(stack_linears(model))
     model.model.layers[0].self_attn.k_proj.register_forward_hook(lambda *a: None)
     model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
-    assert len(stands(model)) == count - 5
+    assert len(stack_linears(model)) == count - 5
 
 
 @torch.no_grad()
@@ -75,9 +75,9 @@ def test_a_wrong_part_is_found(monkeypatch):
     check_tree_kernel(target)
 
     def shifted(self, x):
-        return self.joint(x).roll(1, -1)[..., self.start : self.stop]
+        return self.stack(x).roll(1, -1)[..., self.start : self.stop]
 
-    monkeypatch.setattr(Part, "forward", shifted)
+    monkeypatch.setattr(LinearSlice, "forward", shifted)
     with pytest.raises(UnsupportedTarget, match="other logits"):
         check_tree_kernel(target)
 
@@ -88,7 +88,7 @@ def test_a_failure_inside_leaves_the_model_as_it_was():
     own = target.model.model.layers[0].self_attn.q_proj
 
     def fail():
-        with tree.serving(KVCache(slots=4)):
+        with tree.using(KVCache(slots=4)):
             assert target.model.model.layers[0].self_attn.q_proj is not own
             raise ZeroDivisionError
 

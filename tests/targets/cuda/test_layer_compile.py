@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 
 from redrafter.core.cache import KVCache
 from redrafter.targets import load_target
-from redrafter.targets.cuda import layer_compile as regions
-from redrafter.targets.cuda import tree_target as tree
+from redrafter.targets.cuda import layer_compile
+from redrafter.targets.cuda.tree_target import TreeTarget
 from tests.helpers.zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
@@ -30,23 +30,23 @@ def verified(one, target, n):
     target.prefill(TOKENS, [7], cache, ())
     depths = torch.arange(n)[None]
     chain = depths[:, :, None] >= depths[:, None, :]
-    with one.serving(cache):
+    with one.using(cache):
         return one.forward(TOKENS[:, :n], depths, chain, torch.tensor([7]), (1, -1))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])  # gemma3's layers are of two kinds
 def test_one_layer_is_compiled_for_all(kind, traced, monkeypatch):
-    monkeypatch.setattr(regions, "fused", lambda *args: {})
+    monkeypatch.setattr(layer_compile, "fuse_layers", lambda *args: {})
     target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
-    want, one = tree.TreeTarget(target), tree.TreeTarget(target, compiles=True)
+    want, one = TreeTarget(target), TreeTarget(target, compiles=True)
     for n in (6, 3, 7):  # not the mask's five words: equal sizes would be taken for one
         for a, b in zip(verified(one, target, n), verified(want, target, n), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         beside = 4 if kind == "llama" else 6
         assert 1 < counters["stats"]["unique_graphs"] <= beside + (1 if kind == "llama" else 2), "a layer compiled anew"
     assert target.layer_count > 1
-    assert {type(m).__name__ for m, _ in one.regions.passes} > {type(target.model.model.layers[0]).__name__}
+    assert {type(m).__name__ for m, _ in one.forwards.forwards} > {type(target.model.model.layers[0]).__name__}
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def test_the_model_is_as_it_was(traced):
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
     want = target.states(TOKENS, (0, 1, -1))  # transformers hangs its hooks now
     before = {m: dict(m._forward_hooks) for m in target.model.modules()}
-    one = tree.TreeTarget(target, compiles=True)
+    one = TreeTarget(target, compiles=True)
     verified(one, target, 5)
     assert {m: dict(m._forward_hooks) for m in target.model.modules()} == before
     assert not any("forward" in vars(m) for m in target.model.modules())
@@ -65,5 +65,5 @@ def test_others_forwards_stay_theirs(traced):
     model = copy.deepcopy(make_model("llama", torch.float32))
     layer = model.model.layers[0]
     layer.forward = layer.forward
-    assert layer not in [m for m, _ in tree.TreeTarget(load_target(model), compiles=True).regions.passes]
+    assert layer not in [m for m, _ in TreeTarget(load_target(model), compiles=True).forwards.forwards]
     assert layer.forward is vars(layer)["forward"]

@@ -1,4 +1,4 @@
-"""The W best continuations of all beams of a row."""
+"""Beam extension: the W best paths of a row that are one token longer. See naive.py."""
 
 import torch
 from torch import Tensor

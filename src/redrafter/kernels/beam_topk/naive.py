@@ -1,4 +1,4 @@
-"""From the logits of all beams to the W best paths that are one token longer, spelled out."""
+"""From the logits of all beams to the W best paths that are one token longer: the oracle."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def draft_scores(logits: Tensor, temperature: Tensor, noise: Tensor, token_ids: 
 def extend(
     logits: Tensor, total: Tensor, temperature: Tensor, noise: Tensor, token_ids: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, w, V') of w beams with scores `total` (B, w) -> scores, parents and tokens of the best (B, W).
+    """Logits (B, w, V') of w beams with scores `total` (B, w) -> scores, parents and tokens of the W best paths (B, W).
 
     >>> logits = torch.tensor([[[0.6, 0.4], [0.9, 0.1]]]).log()
     >>> total = torch.tensor([[0.7, 0.3]]).log()
@@ -24,7 +24,7 @@ def extend(
     ([[42.0, 28.0]], [[0, 0]], [[0, 1]])
     """
     scores = draft_scores(logits, temperature, noise, token_ids)
-    best, ids = scores.topk(width, dim=-1)  # (B, w, W) per beam, then over all
+    best, ids = scores.topk(width, dim=-1)  # (B, w, W) the best of each beam; then of all
     total, flat = (total[..., None] + best).flatten(1).topk(width, dim=-1)
     tokens = ids.flatten(1).gather(1, flat)
     return total, flat // width, tokens if token_ids is None else token_ids[tokens]

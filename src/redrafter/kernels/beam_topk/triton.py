@@ -1,7 +1,7 @@
-"""The same in two or three kernels: each logit is read once, nothing of its size is written.
+"""Beam extension in two or three kernels. Each logit is read once; nothing of the logits' size is written.
 
-A candidate is one 64-bit number, its score above and its token below, so that the largest number is the best
-candidate and, of equals, the one with the smallest token.
+A candidate is one 64-bit number: its score in the high half, its token (negated) in the low half. The largest number is
+the best candidate, and of equal scores the one with the smallest token.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 CHUNK = 512
 """Logits per program of the first kernel."""
 MOST = 512
-"""Candidates that are chosen from at once. More are thinned out beam by beam first."""
+"""Most candidates of a row that one program chooses from. If there are more, `_gather` reduces each beam's first."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _score(key):
 
 @triton.jit
 def _base(peak):
-    """What exponents are counted from: where there is nothing but -inf, from 0."""
+    """The subtrahend of exponents: the largest score, or 0 if all are -inf."""
     return tl.where(peak == -float("inf"), 0.0, peak)
 
 
@@ -39,23 +39,23 @@ def _chunk(
     logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, l_row, l_beam, n_row, n_token,
     WP: tl.constexpr, CHUNK: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The best of a chunk of one beam's logits under noise, and its share of the softmax."""
+    """The best tokens of a chunk of one beam's logits under noise, and the chunk's share of the softmax."""
     part, beam, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = part * CHUNK + tl.arange(0, CHUNK)
     real = at < vocab
-    heat = tl.load(temperature + row)
+    temp = tl.load(temperature + row)
     x = tl.load(logits + row * l_row + beam * l_beam + at, mask=real, other=0.0).to(tl.float32)
     token = at
     if MAPPED:
         token = tl.load(token_ids + at, mask=real, other=0)
-    x = x / tl.where(heat > 0, heat, 1.0)
+    x = x / tl.where(temp > 0, temp, 1.0)
     x += tl.load(noise + row * n_row + token * n_token, mask=real, other=0.0)
     x = tl.where(real, x, -float("inf"))
     peak = tl.max(x, 0)
     place = (row * beams + beam) * tl.num_programs(0) + part
     tl.store(peaks + place, peak)
     tl.store(sums + place, tl.sum(tl.exp(x - _base(peak)), 0))
-    # Where there are fewer tokens than are kept, the last one stands in, at a score of -inf.
+    # If a chunk has fewer tokens than are kept, its last token fills up, with a score of -inf.
     key = (_sortable(x).to(tl.int64) << 32) | (0x7FFFFFFF - tl.minimum(at, vocab - 1)).to(tl.int64)
     tl.store(keys + place * WP + tl.arange(0, WP), tl.topk(key, WP))
 
@@ -64,7 +64,7 @@ def _chunk(
 def _gather(
     keys, peaks, sums, best_keys, best_peaks, best_sums, parts, WP: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """The best of one beam's chunks, where all beams' chunks are too many for one program."""
+    """The best candidates of one beam's chunks, if those of all beams are too many for one program."""
     beam = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     peak = tl.load(peaks + beam * parts + part, mask=part < parts, other=-float("inf"))
@@ -82,7 +82,7 @@ def _choose(
     keys, peaks, sums, total, token_ids, best_out, parents_out, tokens_out, beams, parts, t_row,
     W: tl.constexpr, WP: tl.constexpr, BEAMS: tl.constexpr, PARTS: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The best of all beams' candidates, by the score of the whole path."""
+    """The best candidates of all beams, by the score of the whole path."""
     row = tl.program_id(0).to(tl.int64)
     beam, part, at = tl.arange(0, BEAMS), tl.arange(0, PARTS), tl.arange(0, PARTS * WP)
     here = (beam < beams)[:, None] & (part < parts)[None, :]
@@ -97,7 +97,7 @@ def _choose(
     score = _score(key) + ahead[:, None]
     candidate = beam[:, None] * (PARTS * WP) + at[None, :]
     key = (_sortable(score).to(tl.int64) << 32) | (0x7FFFFFFF - candidate).to(tl.int64)
-    key = tl.where(here, key, -0x8000000000000000)  # below any other, -inf too
+    key = tl.where(here, key, -0x8000000000000000)  # below every other number, even that of -inf
     best = tl.topk(tl.reshape(key, (BEAMS * PARTS * WP,)), WP)
     winner = 0x7FFFFFFF - (best & 0x7FFFFFFF)
     parent = winner // (PARTS * WP)
@@ -117,7 +117,7 @@ def extend(
     """See naive.py; fp32 scores, the last axis of the logits contiguous."""
     batch, beams, vocab = logits.shape
     device = logits.device
-    wp = max(2, triton.next_power_of_2(width))  # of one, some versions' topk knows nothing
+    wp = max(2, triton.next_power_of_2(width))  # some versions of tl.topk fail for 1
     chunk = CHUNK if vocab <= 32 * CHUNK else 4 * CHUNK
     parts = triton.cdiv(vocab, chunk)
     keys = torch.empty(batch, beams, parts, wp, dtype=torch.long, device=device)

@@ -1,15 +1,17 @@
-"""The accepted path moves to the front of the tree's slots, in all layers."""
+"""Commit: move the accepted path to the slots right after a row's length, in the KV cache."""
 
 import torch
 from torch import Tensor
 
-from redrafter.kernels import runs_triton
+from redrafter.kernels import runs_cpp, runs_triton
 from redrafter.kernels.commit import naive
+from redrafter.kernels.cpu import naive as cpu_naive
+from redrafter.kernels.cpu import ops
 
 
 @torch.library.custom_op("redrafter::commit", mutates_args=("cache",))
 def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """See naive.py."""
+    """All layers at once: a cache (layers, 2, B, K, S, D). See naive.py."""
     if runs_triton(cache.device):
         from redrafter.kernels.commit import triton
 
@@ -21,3 +23,11 @@ def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
 @commit.register_fake
 def _(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     return None
+
+
+def commit_layer(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
+    """The keys or the values of one layer: a cache (B, K, S, D)."""
+    if runs_cpp(cache.device) and cache.is_contiguous():
+        ops.move_path(cache, lengths.contiguous(), path.contiguous())
+    else:
+        cpu_naive.move_path(cache, lengths, path)

@@ -1,11 +1,11 @@
-"""Commit spelled out: gather the path, then write it, since sources and destinations overlap."""
+"""Commit in plain torch: gather the path, then write it, since sources and destinations overlap."""
 
 import torch
 from torch import Tensor
 
 
 def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """Move nodes `path` (B, P) of the tree behind `lengths` (B,) to the slots right after them.
+    """Move nodes `path` (B, P) of the tree, which begins at slot `lengths` (B,), to the slots from there on.
 
     `cache` is (layers, 2, B, K, S, D): the keys and values of all layers.
 

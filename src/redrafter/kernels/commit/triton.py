@@ -1,4 +1,4 @@
-"""The same in one launch for all layers."""
+"""Commit of all layers in one launch."""
 
 import triton
 import triton.language as tl
@@ -10,17 +10,17 @@ def _commit(
     cache, lengths, path, rows, heads, length, size, c_layer, c_pair, c_row, c_head, c_slot, p_row,
     P: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row of one layer, keys or values."""
+    """Commit one head of one row of one layer, keys or values."""
     which = tl.program_id(0)
     head, row, pair = (which % heads).to(tl.int64), which // heads % rows, which // heads // rows
     base = cache + (pair // 2).to(tl.int64) * c_layer + (pair % 2) * c_pair + row.to(tl.int64) * c_row + head * c_head
     base += tl.load(lengths + row) * c_slot
     place, d = tl.arange(0, P), tl.arange(0, D)
     node = tl.load(path + row * p_row + place, mask=place < length, other=0)
-    # A path is in depth order, so node j of it stands in slot j or later; where it stands there already, all is done.
+    # A path is in depth order, so its j-th node is in slot j or later; one that is in slot j stays.
     here = ((place < length) & (node != place))[:, None] & (d < size)[None, :]
     found = tl.load(base + node[:, None] * c_slot + d[None, :], mask=here)
-    tl.debug_barrier()  # all of the path is in registers before any of it is written
+    tl.debug_barrier()  # the whole path is in registers before any of it is written
     tl.store(base + place[:, None] * c_slot + d[None, :], found, mask=here)
 
 

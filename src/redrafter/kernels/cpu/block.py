@@ -1,4 +1,4 @@
-"""A whole decoder layer as one call."""
+"""A whole decoder layer as one C++ call."""
 
 import ctypes
 
@@ -24,7 +24,7 @@ class _Block(ctypes.Structure):
 
 
 class Block:
-    """A layer's weights as the compiled function wants them: pointers, good while the weights stay in place."""
+    """A layer's weights as pointers for the compiled function. They are valid while the weights stay in place."""
 
     def __init__(self, weights: dict[str, Tensor | None], numbers: dict[str, float], size: int) -> None:
         """`weights` and `numbers` by the names above; `size` is a head's."""

@@ -1,4 +1,4 @@
-"""The same functions in plain torch: what the compiled ones must equal."""
+"""The functions of ops.py in plain torch: the oracle."""
 
 import torch
 import torch.nn.functional as F

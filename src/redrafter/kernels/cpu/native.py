@@ -1,4 +1,4 @@
-"""Compiles the C++ beside it at first use, once per machine, and loads it. Without a compiler torch does the work."""
+"""Compiles this folder's C++ at first use, once per machine, and loads it. Without a compiler torch is used."""
 
 import ctypes
 import functools
@@ -42,12 +42,12 @@ x, y = (ctypes.c_float * 256)(*[1.0] * 256), (ctypes.c_float * 4)()
 ctypes.CDLL(sys.argv[1]).linear(x, x, None, y, *map(ctypes.c_long, (2, 128, 2, 1)))
 assert list(y) == [128.0] * 4
 """
-"""In a process of its own: a virtual machine may name instructions that it then refuses, which ends the process."""
+"""Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None where they cannot be had."""
+    """The compiled functions, or None if they cannot be compiled or loaded."""
     if os.environ.get("REDRAFTER_NATIVE") == "0":
         return None
     compiler = find_compiler()
@@ -71,23 +71,38 @@ def built() -> str:
     return Path(found._name).name if found is not None else ""
 
 
+def status() -> str:
+    """Whether `library` will find the compiled functions, without compiling them."""
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return "off (REDRAFTER_NATIVE=0)"
+    compiler = find_compiler()
+    if compiler is None:
+        return "not available (no C++ compiler: install g++ or clang++)"
+    try:
+        return "compiled" if library_path(compiler, folder()).exists() else "not compiled yet (done at first use)"
+    except (OSError, RuntimeError) as error:
+        return f"not available ({error})"
+
+
 def find_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
 def folder() -> Path:
-    """Where the library is kept: the folder of the converted default model, which lies on floors above."""
+    """Where the library is kept: beside the converted default model, whose code is in a higher layer."""
     if chosen := os.environ.get("REDRAFTER_CACHE"):
         return Path(chosen) / "native"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter" / "native"
 
 
 def build(compiler: str, into: Path) -> Path:
-    """Compile unless it has been done for this source, compiler and CPU. Several at once do no harm: each
-    compiles under a name of its own and moves the result into place."""
+    """Compile, unless done before for this source, compiler and CPU.
+
+    Several processes may compile at once: each uses a temporary name and moves the result into place.
+    """
     sources = sorted(HERE.glob("*.cpp"))
     flags = [*FLAGS, *openmp()]
-    target = into / f"skinny-{key(compiler, flags)}.so"
+    target = library_path(compiler, into)
     if not target.exists():
         into.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into) as scratch:
@@ -101,6 +116,11 @@ def build(compiler: str, into: Path) -> Path:
     return target
 
 
+def library_path(compiler: str, into: Path) -> Path:
+    """The file that `build` writes for this source, compiler and CPU."""
+    return into / f"skinny-{key(compiler, [*FLAGS, *openmp()])}.so"
+
+
 def key(compiler: str, flags: list[str]) -> str:
     digest = hashlib.sha256()
     for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
@@ -111,7 +131,7 @@ def key(compiler: str, flags: list[str]) -> str:
 
 
 def cpu_features() -> str:
-    """What `-march=native` looks at: a cache folder may be shared among machines."""
+    """What `-march=native` depends on: machines may share a cache folder."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()
@@ -120,7 +140,7 @@ def cpu_features() -> str:
 
 
 def openmp() -> list[str]:
-    """Link torch's own OpenMP if it brings one: two pools of threads would fight for the cores."""
+    """Link torch's own OpenMP if it has one: two thread pools would compete for the cores."""
     home = Path(torch.__file__).parent
     found = sorted([*(home / "lib").glob("libgomp*.so*"), *home.parent.glob("torch.libs/libgomp*.so*")])
     return [str(found[0]), "-Wl,--as-needed", f"-Wl,-rpath,{found[0].parent}"] if found else []

@@ -1,43 +1,47 @@
-"""The compiled functions on tensors. `usable` says for which tensors; callers keep torch's way for all others."""
+"""The C++ functions on tensors, and predicates that say which tensors they take. Callers use torch for all others."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
+from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu.native import library
 
 MOST = 16
-"""Rows of x that a product takes; beyond, torch's own products are better."""
+"""Most rows of x that a product takes; for more rows torch's own products are faster."""
+MOST_NORMED = 1 << 16
+"""Most values that a norm takes; a norm of heads has one row per head, more than a product has."""
 
 
 def available() -> bool:
+    """Whether the C++ could be compiled and loaded on this machine."""
     return library() is not None
 
 
 def usable(x: Tensor) -> bool:
-    """Few rows of contiguous fp32 on the CPU, no gradient wanted."""
+    """Whether products take x: few contiguous fp32 rows, no gradient."""
     return (
         x.dtype is torch.float32
         and x.is_contiguous()
         and 0 < x.numel() <= MOST * x.shape[-1]
-        and x.device.type == "cpu"
+        and runs_cpp(x.device)
         and not torch.is_grad_enabled()
     )
 
 
 def readable(*weights: Tensor) -> bool:
-    """Matrices as the compiled products read them. (The same for all that a module holds, so one call.)"""
-    return all(w.dtype is torch.float32 and w.is_contiguous() and w.device.type == "cpu" for w in weights)
+    """Whether products take these weights, all of one module: contiguous fp32."""
+    return all(w.dtype is torch.float32 and w.is_contiguous() and runs_cpp(w.device) for w in weights)
 
 
 def normable(x: Tensor) -> bool:
-    """As `usable`, with more rows: a norm of heads has one for each of them."""
+    """Whether a norm takes x: as `usable`, with more rows."""
     return (
         x.dtype is torch.float32
         and x.is_contiguous()
-        and 0 < x.numel() <= 1 << 16
-        and x.device.type == "cpu"
+        and 0 < x.numel() <= MOST_NORMED
+        and runs_cpp(x.device)
         and not torch.is_grad_enabled()
     )
 
@@ -61,7 +65,7 @@ def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
-    """Three products (weight, bias) of one x at once."""
+    """Three products of one x, by (weight, bias), in one call."""
     size = x.shape[-1]
     made = [x.new_empty(*x.shape[:-1], w.shape[0]) for w, _ in each]
     (w0, b0), (w1, b1), (w2, b2) = each
@@ -95,7 +99,7 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
 def rotate_and_store(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Rotate q (B, n, H·D) in place; put rotated k and plain v (B, n, K·D) into slots (B, n) of (B, K, S, D)."""
+    """Rotate q (B, n, H·D) in place; write rotated k and plain v (B, n, K·D) to slots (B, n) of (B, K, S, D)."""
     batch, n = slots.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
     heads = q.shape[-1] // size
@@ -106,22 +110,12 @@ def rotate_and_store(
 
 
 def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """Move nodes `path` (B, steps) of the tree behind `lengths` (B,) to the slots right after; cache (B, K, S, D)."""
+    """Move nodes `path` (B, steps) of the tree at slot `lengths` (B,) to that slot and on; cache (B, K, S, D)."""
     batch, heads, _, size = cache.shape
     each = cache.element_size()
     _lib().move_path(
         *(_at(cache), _at(lengths), _at(path), batch, heads, path.shape[1]),
         *(cache.stride(0) * each, cache.stride(1) * each, size * each),
-    )
-
-
-def movable(cache: Tensor, lengths: Tensor, path: Tensor) -> bool:
-    return (
-        cache.device.type == lengths.device.type == path.device.type == "cpu"
-        and cache.is_contiguous()
-        and lengths.is_contiguous()
-        and path.is_contiguous()
-        and available()
     )
 
 
@@ -141,7 +135,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) 
 
 
 def attendable(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:
-    """Few queries in fp32, keys whose slots follow one another, one mask for all heads."""
+    """Whether `attend` takes these: few fp32 queries, keys with adjacent slots, one mask for all heads."""
     return (
         mask is not None
         and mask.dtype is q.dtype is keys.dtype is torch.float32
@@ -154,7 +148,7 @@ def attendable(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> 
         and q.shape[1] % keys.shape[1] == 0
         and q.stride(3) == keys.stride(3) == values.stride(3) == mask.stride(3) == 1
         and keys.stride(2) == values.stride(2) == keys.shape[3]
-        and q.device.type == "cpu"
+        and runs_cpp(q.device)
         and not torch.is_grad_enabled()
     )
 

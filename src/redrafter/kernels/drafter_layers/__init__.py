@@ -1,4 +1,8 @@
-"""The drafter's layers for the few rows of a beam on a GPU, a kernel each. See naive.py for what they compute."""
+"""The recurrent drafter's layers for the few rows of a beam, one kernel each. See naive.py for what they compute.
+
+The network asks `narrow` whether the kernels apply, and else uses its own modules: those can be differentiated, and on
+a CPU hold int8 weights.
+"""
 
 import logging
 
@@ -11,27 +15,27 @@ from redrafter.kernels.drafter_layers import naive
 log = logging.getLogger(__name__)
 
 ROWS = 64
-"""More rows than this are torch's: its products use them better."""
+"""Most rows that the kernels take; for more rows torch's own products are faster."""
 
 
 _TRUSTED: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def narrow(x: Tensor, rows: int | None = None) -> bool:
-    """Whether the kernels are for this, or for so many rows: a beam on a GPU where they were tried, not training."""
+    """Whether the kernels apply to x, or to `rows` rows like it: few rows, no gradient, and a passed `trial`."""
     few = (x.numel() // x.shape[-1] if rows is None else rows) <= ROWS
     return few and _TRUSTED.get((x.device, x.dtype), False) and not torch.is_grad_enabled()
 
 
 @torch.no_grad()
 def trial(like: Tensor) -> None:
-    """Try the kernels once where `like` is, in its dtype; `narrow` is true only where they agree with torch."""
+    """Compare the kernels with torch once per device and dtype; `narrow` is true only where they agree."""
     key = (like.device, like.dtype)
     if key in _TRUSTED or not runs_triton(like.device) or like.dtype == torch.float64:
         return
     try:
         _TRUSTED[key] = all(_agrees(name, args) for name, args in _examples(like))
-    except Exception as error:  # whatever a compiler may say
+    except Exception as error:  # a compiler may raise anything
         _TRUSTED[key] = False
         log.warning("the drafter's kernels do not run on %s: %s", like.device, f"{error}".splitlines()[0])
 

@@ -1,4 +1,4 @@
-"""The drafter's layers for a few rows, spelled out in torch: the oracle."""
+"""The recurrent drafter's layers in plain torch: the oracle."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def unit(x: Tensor, normed: bool) -> Tensor:
-    """At unit size, if asked for."""
+    """x scaled to unit size if `normed`."""
     return F.rms_norm(x, x.shape[-1:]) if normed else x
 
 
@@ -16,7 +16,7 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, normed: bool) -> Tensor:
 
 
 def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, columns: Tensor | None) -> Tensor:
-    """What states (B, w, s) and readings (B, w, r) add to the share (B, 1, n) that all guesses of a row have."""
+    """The input layer of states (B, w, s), readings (B, w, r): W s + columns · reading + the row's share (B, 1, n)."""
     x = F.linear(state, weight) + share
     return x if reading is None or columns is None else x + F.linear(reading, columns)
 
@@ -30,10 +30,10 @@ def cell(
     tokens: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
-    """One more token: s = silu(U s + b + heard), or with twice as many rows in U mixed with the old s by a gate.
+    """The state after one more token: silu(U s + b + heard). If U has twice as many rows, a gate mixes it with s.
 
-    With `parents` and `tokens` (B, w), the states are those beams' of the ones given, and `heard` is a table in which
-    `places` (V,) says where a token stands; one that is never guessed stands anywhere.
+    With `parents` and `tokens` (B, w), the states are those of the parents, and `heard` is a table: row `places[v]` is
+    token v's. A token that is never drafted may have any row.
     """
     if parents is not None:
         assert tokens is not None
@@ -50,7 +50,7 @@ def cell(
 def read(query: Tensor, memory: Tensor) -> Tensor:
     """Queries (B, w, heads · size), made unit vectors, read memories (B, heads, size, size) -> (B, w, heads · size).
 
-    A faint reading stays as it is, a loud one comes at unit size: a long text must not shout.
+    A small reading stays nearly as it is, a large one is scaled to unit size, so that long texts do not dominate.
 
     >>> eye = torch.eye(2)[None, None]
     >>> read(torch.tensor([[[2.0, 0.0]]]), eye * 0.5).mul(100).round().tolist()
@@ -62,5 +62,5 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     heads, size = memory.shape[1:3]
     unit_query = F.normalize(query.view(batch, width, heads, size), dim=-1).to(query.dtype)
     found = torch.einsum("bwhk,bhkv->bwhv", unit_query.to(memory.dtype), memory)
-    loud = (found.square().mean(-1, keepdim=True) + 1).rsqrt()
-    return (found * loud).flatten(2).to(query.dtype)
+    damping = (found.square().mean(-1, keepdim=True) + 1).rsqrt()
+    return (found * damping).flatten(2).to(query.dtype)

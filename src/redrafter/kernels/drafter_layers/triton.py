@@ -1,8 +1,8 @@
-"""The same, a kernel each: with a few rows a product is over before the next kernel could have been launched.
+"""The recurrent drafter's layers, one kernel each: with few rows a product takes less time than a launch.
 
-A row's unit size is a factor, so it is taken out of the product: the squares are summed up on the way, and the result
-is scaled at the end. Each warp has its own share of a row, put together at the end: nobody waits for another on the
-way.
+The norm of a row is a factor, so it is applied after the product: the kernel sums the squares while it multiplies, and
+scales the result at the end. Each warp sums its own part of a row; the parts are added at the end, so warps do not wait
+for each other in between.
 """
 
 import torch
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 EPSILON = torch.finfo(torch.float32).eps
-"""Of F.rms_norm, whatever the dtype."""
+"""The default epsilon of F.rms_norm in fp32."""
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _sum(
     acc, x, w, rows, size, x_row, w_row, real, col, cols,
     M: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """acc + x wᵀ, and each row's sum of squares if wanted; a warp has its own share of the columns of both."""
+    """acc + x wᵀ, and each row's sum of squares if SQUARES; each warp has its own columns of both."""
     squares = tl.zeros([STREAMS, M], tl.float32)
     for start in range(0, size, STREAMS * K):
         k = start + tl.arange(0, STREAMS)[:, None] * K + tl.arange(0, K)[None, :]
@@ -46,11 +46,11 @@ def _layer(
     NORMED: tl.constexpr, RESIDUAL: tl.constexpr, SHARED: tl.constexpr, EXTRA: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """N columns of a residual block, or of what states and readings add to the share."""
+    """N columns of a residual block or of the input layer."""
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < width
     here = real[:, None] & cols[None, :]
-    # What is added at the end is asked for at the beginning: it is there by then.
+    # Loaded now, used at the end: the loads overlap with the product.
     if SHARED:
         given = tl.load(share + (rows // per_share)[:, None] * width + col[None, :], mask=here, other=0.0)
     if RESIDUAL:
@@ -118,7 +118,7 @@ def _read(
     query, memory, out, width, heads, size, q_row, q_beam, m_row, m_head,
     W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its beams' queries."""
+    """The memory readings of all beams, for one head of one row."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     beam, d = tl.arange(0, W), tl.arange(0, D)
     here = (beam < width)[:, None] & (d < size)[None, :]
@@ -134,9 +134,9 @@ def _read(
 
 
 def _tiles(x: Tensor, columns: int, gated: bool = False) -> dict[str, object]:
-    """Sixteen columns a program: a hundred or so programs for a layer of two thousand, one a multiprocessor.
+    """Sixteen columns per program: about a hundred programs, one per multiprocessor, for a layer of two thousand.
 
-    A program waits for memory as often as it goes round its loop, so rounds are few and the next ones asked for early.
+    Each iteration of a program's loop waits for memory, so iterations are few and prefetched.
     """
     full = x.dtype == torch.float32
     m = max(16, triton.next_power_of_2(x.numel() // x.shape[-1]))
@@ -198,7 +198,7 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     _read[heads, batch](
         query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
         W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # finer than the result's dtype
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # more precise than the result's dtype
         num_warps=4,
     )  # fmt: skip
     return out

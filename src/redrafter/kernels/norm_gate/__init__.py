@@ -1,4 +1,4 @@
-"""What stands between a layer's products, a kernel each on a GPU. See naive.py for what they compute."""
+"""The operations between a decoder layer's products: RMS norm and the MLP's gate. See naive.py."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from redrafter.kernels.norm_gate import naive
 def norm(
     x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
 ) -> Tensor:
-    """(n, H) -> the same, normed; with parts (S, n, H), x and their sum, which also goes `into` a tensor."""
+    """(n, H) -> its RMS norm; with parts (S, n, H), the norm of x plus their sum, which is also written to `into`."""
     if runs_triton(x.device):
         from redrafter.kernels.norm_gate import triton
 
@@ -18,7 +18,7 @@ def norm(
 
 
 def gate(joint: Tensor) -> Tensor:
-    """(n, 2·I) -> (n, I)."""
+    """(n, 2·I) -> (n, I): silu(first half) · second half."""
     if runs_triton(joint.device):
         from redrafter.kernels.norm_gate import triton
 

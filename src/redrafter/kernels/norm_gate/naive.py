@@ -1,4 +1,4 @@
-"""What stands between a layer's products, spelled out: the oracle."""
+"""RMS norm and the MLP's gate in plain torch: the oracle."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ def norm(
 ) -> Tensor:
     """(n, H) -> x / rms(x) · (weight + offset), rounded once.
 
-    With parts (S, n, H) their sum is added to x first, and what comes of it goes `into` a tensor, which may be x.
+    With parts (S, n, H), their sum is added to x first and the result written to `into`, which may be x.
 
     >>> norm(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0, 0.0)
     tensor([0.8485, 1.1314])

@@ -1,4 +1,4 @@
-"""The same, a kernel each."""
+"""RMS norm and the MLP's gate, one kernel each."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def _norm(
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     wide = raw.to(tl.float32)
     if PARTS > 0:
-        for i in tl.static_range(PARTS):  # unrolled: all of them are asked for at once
+        for i in tl.static_range(PARTS):  # unrolled, so that all loads are issued at once
             wide += tl.load(parts + i * part + row * size + at, mask=inside, other=0.0).to(tl.float32)
         raw = wide.to(raw.dtype)
         tl.store(into + row * into_row + at, raw, mask=inside)

@@ -1,4 +1,4 @@
-"""Attention of tree nodes over the cache and themselves, spelled out: the oracle, and the mask's format."""
+"""Attention of tree nodes over the KV cache and over each other: the oracle, and the format of the packed mask."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 LENGTH, DEPTH, WINDOW, PLACE, BITS = range(5)
-"""Columns of a packed mask; from the last on, 64 nodes a column."""
+"""Columns of a packed mask; from BITS on, each column has one bit for each of 64 nodes."""
 EVERYTHING = 1 << 40
-"""The window of attention without one."""
+"""The window size of full attention."""
 
 
 def pack_mask(
@@ -16,9 +16,9 @@ def pack_mask(
 ) -> Tensor:
     """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + words) int64.
 
-    All that a node sees, in a few words: the first `length` slots at its row's place in the cache (B,), by default its
-    own number, and the nodes of its bits, as far back as the window reaches. Four axes, since transformers hands a mask
-    of four to attention as it is.
+    What each node sees, in a few words: the first `length` slots of its row's place in the cache (`places` (B,), by
+    default 0, 1, ...) and the nodes whose bits are set, as far back as the window reaches. The mask has four axes
+    because transformers passes such a mask to attention unchanged.
 
     >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), torch.tensor([[[1, 0], [1, 1]]]).bool(), 5).tolist()
     [[[[7, 0, 5, 0, 1], [7, 1, 5, 0, 3]]]]
@@ -26,7 +26,7 @@ def pack_mask(
     batch, n = depths.shape
     words = -(-n // 64)
     spread = torch.nn.functional.pad(mask, (0, 64 * words - n)).view(batch, n, words, 64)
-    bits = (spread.long() << torch.arange(64, device=mask.device)).sum(-1)  # the 64th bit is the sign
+    bits = (spread.long() << torch.arange(64, device=mask.device)).sum(-1)  # bit 63 is the sign
     length = lengths[:, None].expand(batch, n)
     reach = torch.full_like(depths, EVERYTHING if window is None else window)
     places = torch.arange(batch, device=depths.device) if places is None else places
@@ -35,12 +35,12 @@ def pack_mask(
 
 
 def visible(packed: Tensor, slots: int) -> Tensor:
-    """(B, 1, n, ...) -> (B, n, S): which slots each node sees, its own tree standing behind the row's length."""
+    """(B, 1, n, ...) -> (B, n, S): which slots each node sees; the tree is in the slots from the row's length on."""
     packed = packed[:, 0]
     n = packed.shape[1]
     length, depths = packed[:, :1, LENGTH], packed[..., DEPTH]  # (B, 1), (B, n)
     slot = torch.arange(slots, device=packed.device)
-    node = slot - length  # (B, S) which node stands there, if one
+    node = slot - length  # (B, S) index of the node in each slot; out of range: none
     cached, in_tree = (node < 0)[:, None], ((node >= 0) & (node < n))[:, None]
     node = node.clamp(0, n - 1)
     word = packed[..., BITS:].gather(2, (node // 64)[:, None].expand(-1, n, -1))
@@ -50,15 +50,15 @@ def visible(packed: Tensor, slots: int) -> Tensor:
     return (cached | (in_tree & above)) & near
 
 
-class Turn(NamedTuple):
-    """What queries and keys still need, as they are made: norms of their heads, maybe, and their positions' angles."""
+class Rotary(NamedTuple):
+    """What rotates projected queries and keys: norms of their heads, if any, and the positions' angles."""
 
     cos: Tensor  # (B, n, D)
     sin: Tensor
-    norms: tuple[Tensor, Tensor, float, float] | None = None  # scales (D,) of queries and keys, their offset, epsilon
+    norms: tuple[Tensor, Tensor, float, float] | None = None  # scales (D,) of queries and keys, offset, epsilon
 
     def __call__(self, x: Tensor, is_key: bool) -> Tensor:
-        """Heads (B, K, n, D), turned first half against second; rounded once."""
+        """Heads (B, K, n, D), normed and rotated, first half against second; rounded once."""
         wide = x.float()
         if self.norms is not None:
             of_queries, of_keys, offset, eps = self.norms
@@ -77,12 +77,12 @@ def attend(
     values: Tensor,
     packed: Tensor,
     scaling: float,
-    turn: Turn | None = None,
+    turn: Rotary | None = None,
 ) -> Tensor:
     """Queries (B, G·K, n, D) of n nodes on the cache (P, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
 
-    The nodes' keys and values are also put into the cache, at their row's place behind its length. With `turn`, queries
-    and keys come as they are made and are turned here.
+    The nodes' keys and values are also written to the cache, in their row's slots from its length on. With `turn`,
+    queries and keys come unrotated and are rotated here.
     """
     if turn is not None:
         query, key = turn(query, is_key=False), turn(key, is_key=True)
@@ -97,5 +97,7 @@ def attend(
     grouped = query.reshape(batch, -1, groups, n, size).float()
     scores = torch.einsum("bkgnd,bksd->bkgns", grouped, keys.float()) * scaling
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    out = torch.einsum("bkgns,bksd->bkgnd", weights, values.float().nan_to_num())  # unwritten slots weigh nothing
+    out = torch.einsum(
+        "bkgns,bksd->bkgnd", weights, values.float().nan_to_num()
+    )  # slots that were never written have weight 0
     return out.reshape(batch, heads, n, size).transpose(1, 2).to(query.dtype)

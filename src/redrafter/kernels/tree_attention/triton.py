@@ -1,6 +1,6 @@
-"""The same in one kernel: every key is read once, the mask is a few words a node.
+"""Tree attention in one kernel: every key is read once per tile of queries, and the mask is a few words per node.
 
-Queries and new keys may come as they are made and are then turned to their positions on the way.
+Queries and new keys may come unrotated; the kernel then rotates them.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.tree_attention.naive import Turn
+from redrafter.kernels.tree_attention.naive import Rotary
 
 
 @triton.jit
 def _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION: tl.constexpr):
-    """The softmax so far, with some more keys in it."""
+    """Add a block of keys to a running softmax."""
     score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, -float("inf"))
     higher = tl.maximum(peak, tl.max(score, 1))
     base = tl.where(higher == -float("inf"), 0.0, higher)
@@ -28,7 +28,7 @@ def _absorb(q, k, v, seen, scale, peak, total, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def _turned(x, at, cos, sin, angle, d, size, here, scales, offset, eps, NORMED: tl.constexpr):
-    """What is at x + at + d, normed if so, and turned: the first half of a head against the second."""
+    """Load the heads at x + at + d, norm them if NORMED, and rotate the first half of a head against the second."""
     half = size // 2
     across = tl.where(d < half, d + half, d - half)
     sign = tl.where(d < half, -1.0, 1.0)
@@ -52,7 +52,7 @@ def _tree_attention(
     TURNS: tl.constexpr, NORMED: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A share of the keys, the cache's and then the tree's own, under M queries that have a key head in common."""
+    """One split of the keys (the cache's, then the tree's own) for M queries that share a key head."""
     split, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
     at = tile * M + tl.arange(0, M)  # group by group, node by node
@@ -73,7 +73,7 @@ def _tree_attention(
     peak = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    scale = scaling * 1.44269504  # exp2 is what the hardware has
+    scale = scaling * 1.44269504  # the hardware has exp2, not exp
     blocks = tl.cdiv(length, BLOCK)
     share = tl.cdiv(blocks + tl.cdiv(n, BLOCK), SPLITS)
 
@@ -118,9 +118,9 @@ def _tree_attention(
         tl.store(peaks + part_at, tl.where(total > 0, peak + tl.log2(total), -float("inf")), mask=real)
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(sums + part_at[:, None] * size + d[None, :], acc, mask=real[:, None] & in_size)
-        tl.debug_barrier()  # all of this program's stores, before it says that it is done
+        tl.debug_barrier()  # all stores of this program come before its arrival is counted
         counter = arrivals + which * tl.num_programs(1) + tile
-        if tl.atomic_add(counter, 1) == SPLITS - 1:  # the last to come merges, and leaves the counter as it was
+        if tl.atomic_add(counter, 1) == SPLITS - 1:  # the last program merges the splits, and resets the counter
             tl.store(counter, 0)
             peak = tl.full([M], -float("inf"), tl.float32)
             total = tl.zeros([M], tl.float32)
@@ -141,15 +141,15 @@ def _tree_attention(
 
 
 PROGRAMS = 264
-"""Enough of them fill a machine twice; where rows and heads do not make as many, the keys are shared out."""
+"""Enough programs to fill a GPU twice; if rows and heads make fewer, the keys are split among programs."""
 LONG = 2048
-"""Slots of a cache from which on reading keys costs more than putting parts together."""
+"""Slots of a cache above which reading keys costs more than merging splits."""
 
 
 def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) -> dict[str, Any]:
-    """How the work is shared out, for so many rows times key heads, and queries and slots of each.
+    """Launch parameters for `programs` = rows · key heads, each with this many queries and slots.
 
-    The numbers are those that were fastest of some dozens on an H200, for one token, 64 nodes, 512 and 4096 slots.
+    The fastest of some dozens on an H200, for one token and 64 nodes, 512 and 4096 slots.
     """
     few, full, short = queries <= 32, dtype == torch.float32, slots <= LONG
     m = min(max(16, triton.next_power_of_2(queries)), 32 if short and queries <= 64 else 64)
@@ -167,11 +167,11 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor,
-    scaling: float, turn: Turn | None = None,
+    scaling: float, turn: Rotary | None = None,
 ) -> Tensor:  # fmt: skip
-    """See naive.py; the last axis of every tensor must be contiguous, the two caches laid out alike, `turn` too.
+    """See naive.py. The last axis of every tensor is contiguous; keys and values have equal strides, so do cos and sin.
 
-    `arrivals` are PROGRAMS zeros that are zeros again afterwards, and nobody else's meanwhile.
+    `arrivals` holds PROGRAMS zeros. They are zeros again afterwards; no other pass may use them meanwhile.
     """
     batch, heads, n, size = query.shape
     kv_heads = keys.shape[1]

@@ -1,14 +1,73 @@
-"""Verification of drafted tokens on a GPU; naive.py is the oracle of both ways.
+"""Verification of drafted tokens, straight from logits. See naive.py for what each function computes.
 
-They take seeds instead of random numbers, which core/verify.py makes for the oracle. A step that is being compiled
-calls them as operators, whose shapes it can know beforehand; else the kernels are called at once, since for one row
-an operator's own work on the host takes as long as a launch.
+The kernels compute random numbers from seeds (noise.py); the oracle takes random numbers that core/noise.py made.
+A compiled step calls the kernels as custom operators, whose output shapes the compiler knows. Any other step calls
+the kernels directly, since for one row the host's work for an operator takes as long as a launch.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from redrafter.kernels import runs_triton
+from redrafter.kernels.verify import naive
+
+
+def runs_kernels(*logits: Tensor) -> bool:
+    """Whether the Triton kernels take these logits: they have no fp64."""
+    return all(runs_triton(x.device) and x.dtype != torch.float64 for x in logits)
+
+
+def seeded(
+    logits: Tensor,
+    depths: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    floor: Tensor | None,
+    stream: int,
+    noise: Callable[[], Tensor],
+) -> Tensor:
+    """Raw logits (B, n, V) of tree nodes -> (B, n) the target's choice at each node.
+
+    A node at depth d is chosen under the noise of (seed, position + 1 + d). `noise` makes (B, L+1, V) that noise by
+    depth, for the oracle; the kernel computes the same numbers itself.
+    """
+    if not runs_kernels(logits):
+        return naive.seeded(logits, depths, temperature, noise(), floor)
+    operator = seeded_operator if torch.compiler.is_compiling() else _seeded
+    found: Tensor = operator(logits, depths, temperature, seeds, positions, floor, stream)
+    return found
+
+
+def fused(
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    floors: tuple[Tensor, Tensor] | None,
+    streams: tuple[int, int],
+    coins: Callable[[], Tensor],
+    noise: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The p/q test of drafted tokens (B, G) -> new tokens (B, G+1) and how many are accepted (B,).
+
+    `coins()` (B, G) and `noise(accepted)` make the oracle's random numbers; the kernel computes the same numbers from
+    the seeds and the two streams.
+    """
+    # The kernel's programs wait for words that other programs write; AMD's caches may hide such words.
+    if not runs_kernels(target, draft) or torch.version.hip is not None:
+        return naive.fused(target, draft, tokens, counts, temperature, coins(), noise, floors)
+    operator = fused_operator if torch.compiler.is_compiling() else _fused
+    low, draft_low = floors or (None, None)
+    found: tuple[Tensor, Tensor] = operator(
+        target, draft, tokens, counts, temperature, seeds, positions, low, draft_low, streams[0], streams[1]
+    )
+    return found
 
 
 def _seeded(
@@ -20,7 +79,6 @@ def _seeded(
     floor: Tensor | None,
     stream: int,
 ) -> Tensor:
-    """(B, n) the target's choice at each node, under the noise of (seed, position + 1 + depth)."""
     from redrafter.kernels.verify import triton
 
     rows = (temperature.float().contiguous(), seeds.contiguous(), positions.contiguous())
@@ -48,7 +106,6 @@ def _fused(
     accept_stream: int,
     residual_stream: int,
 ) -> tuple[Tensor, Tensor]:
-    """New tokens (B, G+1) and how many are accepted (B,)."""
     from redrafter.kernels.verify import triton
 
     rows = (counts.contiguous(), temperature.float().contiguous(), seeds.contiguous(), positions.contiguous())
@@ -64,13 +121,3 @@ def _(target: Tensor, draft: Tensor, tokens: Tensor, *rest: object) -> tuple[Ten
     batch, gamma = tokens.shape
     new = tokens.new_empty(batch, gamma + 1, dtype=torch.long)
     return new, new.new_empty(batch)
-
-
-def seeded(*args: Any) -> Tensor:
-    found: Tensor = (seeded_operator if torch.compiler.is_compiling() else _seeded)(*args)
-    return found
-
-
-def fused(*args: Any) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = (fused_operator if torch.compiler.is_compiling() else _fused)(*args)
-    return found

@@ -1,4 +1,4 @@
-"""Verification spelled out, given the random numbers: the oracle of both lossless modes."""
+"""Verification in plain torch, from given random numbers: the oracle of `seeded` and `fused`."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 NEAR, STRETCH, SPAN = 8, 1024, 4096
 CELL = NEAR * SPAN // STRETCH
-"""Tokens drawn as one, before one of them is: NEAR neighbours in each STRETCH of a SPAN, what a GPU's thread reads."""
+"""Tokens of a cell, which `drawn` draws before a token: NEAR neighbours in each STRETCH of a SPAN, one GPU thread's."""
 
 
 def tempered(logits: Tensor, temperature: Tensor, floor: Tensor | None) -> Tensor:
-    """(B, n, V) logits -> the same over T, -inf where a logit lies below its row's floor (B, n); T = 0 divides by 1."""
+    """(B, n, V) logits -> logits / T, -inf where a logit is below its row's floor (B, n); T = 0 divides by 1."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     if floor is not None:
@@ -27,7 +27,7 @@ def seeded(logits: Tensor, depths: Tensor, temperature: Tensor, noise: Tensor, f
 
 
 def residual(logp: Tensor, logq: Tensor) -> Tensor:
-    """log (p - q)+, not normalised; log p where nothing would be left.
+    """log (p - q)+, not normalised; log p where nothing is left.
 
     >>> p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])
     >>> residual(p.log(), q.log()).exp().mul(10).round().tolist()
@@ -40,13 +40,13 @@ def residual(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def filled(vocab: int) -> tuple[int, int]:
-    """Stretch and span of a vocabulary, without what is empty in all cells of a small one."""
+    """Stretch and span for a vocabulary; shorter for a small one, whose cells would be mostly empty."""
     stretch = min(STRETCH, -(-vocab // NEAR) * NEAR)
     return stretch, SPAN if vocab > STRETCH else stretch
 
 
 def numbers(vocab: int) -> int:
-    """How many random numbers `drawn` takes: for the places of a cell, then for the cells."""
+    """How many random numbers `drawn` takes: one per place in a cell, then one per cell."""
     stretch, span = filled(vocab)
     return CELL + -(-vocab // span) * stretch // NEAR
 
@@ -54,8 +54,9 @@ def numbers(vocab: int) -> int:
 def drawn(logw: Tensor, noise: Tensor) -> Tensor:
     """(B, V) logarithms of weights -> (B,) tokens, by Gumbel-max in two steps: a cell, then a token of it.
 
-    The largest of several Gumbel variables is one itself, of their summed weight: this draws as one step would, but its
-    noise (B, `numbers`) has a number for each cell and for each place in a cell, not for each token.
+    The maximum of several Gumbel variables is a Gumbel variable with their summed weight, so the result has the same
+    distribution as a draw in one step. The noise (B, `numbers`) has one number per cell and per place in a cell, not
+    one per token.
     """
     stretch, span = filled(logw.shape[1])
     every = torch.nn.functional.pad(logw, (0, -logw.shape[1] % span), value=-torch.inf)
@@ -80,16 +81,16 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """The p/q test of drafted tokens (B, G), `counts` (B,) of them real -> new tokens (B, G+1), how many are accepted.
 
-    Logits: target (B, G+1, V), draft (B, G, V). A token x is accepted while coin < p(x)/q(x) for `coins` (B, G). Where
-    that stops at n, the n-th new token is drawn from (p - q)+, or from p after the last one, under `noise(n)`; those
-    after it have no meaning. Rows at T = 0 accept what is the target's best token, and end with it.
+    Logits: target (B, G+1, V), draft (B, G, V). Tokens are accepted for as long as coin < p(x)/q(x), `coins` (B, G).
+    If n are accepted, the n-th new token is drawn under `noise(n)`: from (p - q)+ after a refusal, from p after the
+    last drafted token. Later entries are meaningless. Rows at T = 0 accept the target's best tokens and end with one.
     """
     gamma = tokens.shape[1]
     p = tempered(target, temperature, None if floors is None else floors[0])
     q = tempered(draft, temperature, None if floors is None else floors[1])
     logp, logq = p.log_softmax(-1), q.log_softmax(-1)
     lp, lq = (x[:, :gamma].gather(2, tokens[..., None])[..., 0] for x in (logp, logq))
-    # The difference, not the sum: where p = q it is 0 and no coin, however near to 1, refuses.
+    # A difference of logarithms: where p = q it is exactly 0, and no coin below 1 refuses.
     hit = (coins.log() < lp - lq) & (lq > -torch.inf)
     greedy = temperature[:, None] <= 0
     hit = torch.where(greedy, tokens == p[:, :gamma].argmax(-1), hit)

@@ -1,4 +1,7 @@
-"""The random numbers of core/noise.py, computed where they are used, and the hardware's own functions to base 2."""
+"""The random numbers of core/noise.py in Triton, and the hardware's functions to base 2.
+
+core/noise.py is the reference in torch, for the CPU and the oracles; here each program computes the numbers it uses, so
+that no noise is read from memory. Change both together: tests/kernels/test_verify.py compares them."""
 
 import triton
 import triton.language as tl
@@ -25,22 +28,22 @@ def key_of(seed, position, STREAM: tl.constexpr):
 
 @triton.jit
 def uniform(key, token):
-    """In (0, 1), as core/noise.py has it in fp32."""
+    """In (0, 1): `uniform` of core/noise.py in fp32."""
     bits = (_mix(key + (token.to(tl.int64) + 1) * GOLDEN) >> 11) & 0x1FFFFFFFFFFFFF
-    # (bits + 1/2) / 2^53 with one rounding, whether or not the two operations become one
+    # (bits + 1/2) / 2^53, rounded once whether or not the compiler fuses the two operations
     return tl.minimum(bits.to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17, 0.999999940395355224609375)
 
 
 @triton.jit
 def exponential(u):
-    """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u takes back what rounding w lost."""
+    """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u corrects the rounding of w."""
     w = 1.0 - u
     return tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, -1.0, w - 1.0)))
 
 
 @triton.jit
 def power(x):
-    """One instruction where there is one, which takes numbers below 2^-126 for 0."""
+    """2^x, on a GPU by one instruction, which flushes results below 2^-126 to 0."""
     if ONE_INSTRUCTION:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
@@ -49,7 +52,7 @@ def power(x):
 
 @triton.jit
 def logarithm(x):
-    """Likewise; off by 2^-22 near 1, by that fraction elsewhere."""
+    """log2(x), on a GPU by one instruction: absolute error 2^-22 near 1, relative error 2^-22 elsewhere."""
     if ONE_INSTRUCTION:
         return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
@@ -58,6 +61,6 @@ def logarithm(x):
 
 @triton.jit
 def gumbel2(u):
-    """-log2(-log1p(-u)). Winners have a small u, where `logarithm` of 1 - u would be off: there, the first terms."""
+    """-log2(-log1p(-u)). Winners have a small u, where `logarithm` of 1 - u is inaccurate: there, a series is used."""
     near = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
     return -logarithm(tl.where(u < 0.125, near, logarithm(1.0 - u) * -0.6931471805599453))

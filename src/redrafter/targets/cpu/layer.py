@@ -1,9 +1,9 @@
-"""A decoder layer whose parts are all known, as one compiled call.
+"""A decoder layer as one compiled call.
 
     y = x + attention(norm(x)),  y + mlp(norm(y))
 
-Its parts must have been recognised one by one before (see forwards.py); that they are put together in this way is
-again for a trial to say.
+The layer's modules must have been replaced one by one before (see modules.py). Whether the layer combines them in this
+way is decided by a comparison with the layer's own forward.
 """
 
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from redrafter.kernels.cpu import ops
 from redrafter.kernels.cpu.block import Block
-from redrafter.targets.cpu.modules import Forward, Norm, Trial, attention, attention_trial, gated, weights
-from redrafter.targets.hf_cache import WornCache
+from redrafter.targets.cpu.modules import Forward, RMSNormForward, Trial, attention, attention_trial, gated, weights
+from redrafter.targets.hf_cache import HFCache
 
 NORMS = {"before": "input_layernorm", "after": "post_attention_layernorm"}
 
 
 def _forward(module: nn.Module | None) -> Any:
-    """The compiled forward that has taken a module's own's place, if one has."""
+    """The compiled forward that replaced a module's own, or None."""
     return getattr(vars(module).get("forward"), "__func__", None) if module is not None else None
 
 
 class LayerForward:
-    """The forward of one layer. Weights that have moved since (another dtype, another device) are looked up anew."""
+    """The forward of one layer. It looks its weights up again if they have moved (to another dtype or device)."""
 
     def __init__(self) -> None:
         self._block: Block | None = None
@@ -33,12 +33,12 @@ class LayerForward:
 
     @classmethod
     def candidates(cls, layer: nn.Module) -> Iterator[tuple[Forward, Trial]]:
-        """For a layer of just these parts."""
+        """This forward, for a layer with exactly the modules it needs."""
         parts = layer._modules
         if set(parts) != {"self_attn", "mlp", *NORMS.values()}:
             return
         known = _forward(parts["self_attn"]) is attention and _forward(parts["mlp"]) is gated
-        if not known or not all(isinstance(_forward(parts[name]), Norm) for name in NORMS.values()):
+        if not known or not all(isinstance(_forward(parts[name]), RMSNormForward) for name in NORMS.values()):
             return
         yield cls(), lambda _: attention_trial(parts["self_attn"])
 
@@ -53,16 +53,20 @@ class LayerForward:
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Any:
-        if ops.usable(hidden_states) and isinstance(past_key_values, WornCache) and position_embeddings is not None:
+        if ops.usable(hidden_states) and isinstance(past_key_values, HFCache) and position_embeddings is not None:
             attention = layer._modules["self_attn"]
-            worn: Any = past_key_values.layers[attention.layer_idx]
-            stored = worn.kv.layers.get(attention.layer_idx)
+            cache_layer: Any = past_key_values.layers[attention.layer_idx]
+            stored = cache_layer.kv.layers.get(attention.layer_idx)
             cos, sin = (x.contiguous() for x in position_embeddings)
             block = self._ready(layer)
-            if block is not None and stored is not None and _fits(hidden_states, cos, stored, attention_mask, worn):
+            if (
+                block is not None
+                and stored is not None
+                and _fits(hidden_states, cos, stored, attention_mask, cache_layer)
+            ):
                 assert attention_mask is not None
                 keys, values = stored
-                return block(hidden_states, cos, sin, worn.slots.contiguous(), keys, values, attention_mask)
+                return block(hidden_states, cos, sin, cache_layer.slots.contiguous(), keys, values, attention_mask)
         return type(layer).forward(
             layer,
             hidden_states,
@@ -84,13 +88,13 @@ class LayerForward:
         return self._block
 
 
-def _fits(x: Tensor, cos: Tensor, stored: tuple[Tensor, Tensor], mask: Tensor | None, worn: Any) -> bool:
-    """As `ops.attendable`, for what this cache and this model bring along."""
+def _fits(x: Tensor, cos: Tensor, stored: tuple[Tensor, Tensor], mask: Tensor | None, cache_layer: Any) -> bool:
+    """Whether the compiled call takes this mask, these rotary embeddings and this cache; see `ops.attendable`."""
     keys, values = stored
     return (
         mask is not None
         and mask.dtype is keys.dtype is x.dtype
-        and mask.shape == (x.shape[0], 1, x.shape[1], worn.extent)
+        and mask.shape == (x.shape[0], 1, x.shape[1], cache_layer.extent)
         and mask.stride(3) == 1
         and cos.shape == (*x.shape[:2], keys.shape[3])
         and keys.is_contiguous()
@@ -118,7 +122,7 @@ def _numbers(layer: Any) -> dict[str, float]:
     numbers = {"scale": attention.scaling, "head_eps": 0.0, "head_offset": 0.0}
     norms = {name: layer._modules[module] for name, module in NORMS.items()}
     if "q_norm" in attention._modules:
-        norms["head"] = attention.q_norm  # of the same kind as k_norm, or the trial fails
+        norms["head"] = attention.q_norm  # k_norm has the same epsilon and offset, or the comparison fails
     for name, module in norms.items():
         norm = _forward(module)
         numbers |= {f"{name}_eps": getattr(module, norm.eps), f"{name}_offset": norm.offset}

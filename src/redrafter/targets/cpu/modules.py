@@ -1,7 +1,7 @@
-"""Compiled forwards for kinds of modules that many models share, and trials to hold them against the module's own.
+"""Compiled forwards for modules that many models share, and inputs to compare them with the modules' own forwards.
 
-Each forward goes back to the module's own for whatever it is not made for: many tokens, gradients, another dtype,
-another cache. A trial makes the same arguments at each call.
+Each forward falls back to the module's own for inputs that it does not support: many tokens, gradients, another dtype,
+another cache. A trial returns the same inputs at each call.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
 from redrafter.kernels.cpu import ops
-from redrafter.targets.hf_cache import WornCache
+from redrafter.targets.hf_cache import HFCache
 
 Forward = Callable[..., Any]
 Trial = Callable[[nn.Module], tuple[Tensor, dict[str, Any]]]
-"""The hidden states, and what else the forward takes."""
+"""Makes the hidden states for a comparison, and the forward's other arguments."""
 
 
 def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
-    """Forwards that a module's parts suggest; whether they compute the same is for a trial to say."""
+    """Forwards that may fit a module, judged by its children and parameters; a trial decides whether they do."""
     children = dict(module.named_children())
     parameters = dict(module.named_parameters(recurse=False))
     if type(module) is nn.Linear:
@@ -29,8 +29,8 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
     elif not children and list(parameters) == ["weight"] and parameters["weight"].dim() == 1:
         for name in ("variance_epsilon", "eps"):
             if isinstance(getattr(module, name, None), float):
-                yield Norm(name, 0.0), _trial_of(module)
-                yield Norm(name, 1.0), _trial_of(module)
+                yield RMSNormForward(name, 0.0), _trial_of(module)
+                yield RMSNormForward(name, 1.0), _trial_of(module)
     elif _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
         yield gated, _trial_of(children["gate_proj"])
     elif _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj")) and hasattr(module, "layer_idx"):
@@ -38,7 +38,7 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
 
 
 def _trial_of(first: nn.Module) -> Trial:
-    """Three tokens as wide as the weights of the module that reads them."""
+    """Three tokens of the width that this module reads."""
     size = weights(first)[0].shape[-1]
     return lambda _: (torch.randn(1, 3, size), {})
 
@@ -49,7 +49,7 @@ def _linears(children: dict[str, nn.Module], names: tuple[str, ...], bias: bool 
 
 
 def weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    parameters = module._parameters  # a module's own lookup of an attribute costs as much as a small product
+    parameters = module._parameters  # looking up a module's attribute takes as long as a small product
     weight = parameters["weight"]
     assert weight is not None
     return weight, parameters.get("bias")
@@ -63,8 +63,8 @@ def linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Norm:
-    """x / rms(x) · (weight + offset); `eps` is the name the module has for it."""
+class RMSNormForward:
+    """x / rms(x) · (weight + offset); `eps` is the name of the module's epsilon attribute."""
 
     eps: str
     offset: float
@@ -94,10 +94,10 @@ def attention(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
-    """Queries, keys and values, norms of their heads if there are any, rotation, our cache, attention, output."""
-    if ops.usable(hidden_states) and isinstance(past_key_values, WornCache) and position_embeddings is not None:
-        worn: Any = past_key_values.layers[self.layer_idx]
-        stored = worn.kv.layers.get(self.layer_idx)
+    """Queries, keys and values, norms of their heads if any, rotary embedding, KV cache, attention, output."""
+    if ops.usable(hidden_states) and isinstance(past_key_values, HFCache) and position_embeddings is not None:
+        cache_layer: Any = past_key_values.layers[self.layer_idx]
+        stored = cache_layer.kv.layers.get(self.layer_idx)
         modules = self._modules
         each = [weights(modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
         out = weights(modules["o_proj"])
@@ -114,10 +114,10 @@ def attention(
                 q = modules["q_norm"](q.view(batch, n, -1, size)).flatten(2)
                 k = modules["k_norm"](k.view(batch, n, -1, size)).flatten(2)
             queries = q.view(batch, n, -1, size).transpose(1, 2)
-            seen = keys[:, :, : worn.extent], values[:, :, : worn.extent]
+            seen = keys[:, :, : cache_layer.extent], values[:, :, : cache_layer.extent]
             if ops.attendable(queries, *seen, attention_mask) and cos.shape[2] == size:
                 assert attention_mask is not None
-                ops.rotate_and_store(q, k, v, cos, sin, worn.slots.contiguous(), keys, values)
+                ops.rotate_and_store(q, k, v, cos, sin, cache_layer.slots.contiguous(), keys, values)
                 found = ops.attend(queries, *seen, attention_mask, self.scaling)
                 return ops.linear(found.flatten(2), *out), None
     own: tuple[Tensor, Any] = type(self).forward(
@@ -132,7 +132,7 @@ def attention(
 
 
 def attention_trial(module: Any) -> tuple[Tensor, dict[str, Any]]:
-    """Two rows with a little text behind them, three nodes each, none of which sees another."""
+    """Two rows with a short text and three nodes each; no node sees another."""
     size = module.head_dim
     heads, layers = module.k_proj.out_features // size, module.layer_idx + 1
     cache = KVCache(slots=12)
@@ -143,5 +143,5 @@ def attention_trial(module: Any) -> tuple[Tensor, dict[str, Any]]:
     return torch.randn(2, 3, module.q_proj.in_features), {
         "position_embeddings": (angles.cos(), angles.sin()),
         "attention_mask": torch.zeros(2, 1, 3, 10).masked_fill(~visible[:, None], torch.finfo(torch.float32).min),
-        "past_key_values": WornCache(cache, layers, slots, 10),
+        "past_key_values": HFCache(cache, layers, slots, 10),
     }

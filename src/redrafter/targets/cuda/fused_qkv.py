@@ -1,60 +1,82 @@
-"""Products of one input as one product: fewer kernels, and longer ones, which read memory better.
+"""Linear layers that read the same input, run as one product: fewer and larger kernels.
 
-The weights come to lie one behind the other in memory, and each layer keeps its part of them as its own, so the model
-is as it was. While a tree is served, parts of the joint product stand in for the layers.
+The weights of such layers are stacked in one tensor, and each layer's parameters become views of it. The model's
+parameters keep their values and identity, but not their storage; `StackedLinear.separate` gives it back to them.
+Inside `replaced`, slices of the one product take the place of the layers.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-READ_ALIKE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that, under these names and one roof, read the same input."""
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of sibling layers that read the same input."""
 
 
-class Joint(nn.Module):
-    """All of the product, made when its first part is asked for and forgotten with its last."""
+class StackedLinear(nn.Module):
+    """Several linear layers as one product. The product is computed for its first slice and freed after its last."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(stacked([layer.weight for layer in layers]), requires_grad=False)
+        weights = [layer.weight for layer in layers]
         biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.moved = [*_to_move(weights), *_to_move(biases)]
+        self.weight = nn.Parameter(stacked(weights), requires_grad=False)
         self.bias = nn.Parameter(stacked(biases), requires_grad=False) if biases else None
-        self.read: Tensor | None = None
-        self.made: Tensor | None = None
+        self.input: Tensor | None = None
+        self.output: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.made is None or self.read is not x:
-            self.read, self.made = x, F.linear(x, self.weight, self.bias)
-        return self.made
+        if self.output is None or self.input is not x:
+            self.input, self.output = x, F.linear(x, self.weight, self.bias)
+        return self.output
+
+    def separate(self) -> None:
+        """Give the layers' parameters storage of their own again."""
+        own = {t.untyped_storage().data_ptr() for t in (self.weight, self.bias) if t is not None}
+        for parameter in self.moved:
+            if parameter.untyped_storage().data_ptr() in own:  # a user may have moved the model in the meantime
+                parameter.data = parameter.data.clone()
+        self.moved = []
 
 
-class Part(nn.Module):
-    """One layer's share of the joint product."""
+class LinearSlice(nn.Module):
+    """One layer's columns of a stacked product."""
 
-    def __init__(self, joint: Joint, start: int, stop: int) -> None:
+    def __init__(self, stack: StackedLinear, start: int, stop: int) -> None:
         super().__init__()
-        self.joint, self.start, self.stop = joint, start, stop
+        self.stack, self.start, self.stop = stack, start, stop
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.joint(x)
-        if self.stop == made.shape[-1]:
-            self.joint.read = self.joint.made = None
-        return made[..., self.start : self.stop]
+        whole: Tensor = self.stack(x)
+        if self.stop == whole.shape[-1]:
+            self.stack.input = self.stack.output = None
+        return whole[..., self.start : self.stop]
 
 
-def stacked(parameters: Sequence[Tensor]) -> Tensor:
-    """The parameters (rows, ...) as one, as they lie or moved there."""
+def _stacked_already(parameters: Sequence[Tensor]) -> bool:
+    """Whether the parameters (rows, ...) lie one behind the other in one storage."""
     first, rows = parameters[0], [len(p) for p in parameters]
     places = [first.data_ptr() + sum(rows[:i]) * first[0].numel() * first.element_size() for i in range(len(rows))]
     whole = first.untyped_storage()
-    if all(
+    return all(
         p.is_contiguous() and p.untyped_storage().data_ptr() == whole.data_ptr() and p.data_ptr() == place
         for p, place in zip(parameters, places, strict=True)
-    ):
+    )
+
+
+def _to_move(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [] if not parameters or _stacked_already(parameters) else list(parameters)
+
+
+def stacked(parameters: Sequence[Tensor]) -> Tensor:
+    """The parameters (rows, ...) as one tensor. Parameters that are not stacked yet become views of a new one."""
+    first, rows = parameters[0], [len(p) for p in parameters]
+    if _stacked_already(parameters):
         return first.detach().as_strided((sum(rows), *first.shape[1:]), first.stride())
     made = torch.cat([p.detach() for p in parameters])
     for p, part in zip(parameters, torch.split(made, rows), strict=True):
@@ -62,28 +84,34 @@ def stacked(parameters: Sequence[Tensor]) -> Tensor:
     return made
 
 
-Stand = tuple[nn.Module, str, nn.Module, Part]
-"""Whose child, its name, the child, and what stands in for it."""
+class Replacement(NamedTuple):
+    """A slice that can take the place of a child module."""
+
+    parent: nn.Module
+    name: str
+    layer: nn.Module
+    slice: LinearSlice
 
 
 @torch.no_grad()
-def stands(model: nn.Module) -> list[Stand]:
-    """Parts for all layers of a model that can be joined."""
-    found: list[Stand] = []
+def stack_linears(model: nn.Module) -> list[Replacement]:
+    """Stack all layers of a model that can be stacked; return what can take their place."""
+    found: list[Replacement] = []
     for parent in list(model.modules()):
-        for names in READ_ALIKE:
-            layers = joinable([parent._modules.get(name) for name in names])
+        for names in SAME_INPUT:
+            layers = stackable([parent._modules.get(name) for name in names])
             if layers is None:
                 continue
-            joint, start = Joint(layers), 0
+            stack, start = StackedLinear(layers), 0
             for name, layer in zip(names, layers, strict=True):
-                found.append((parent, name, layer, Part(joint, start, start + layer.out_features)))
+                part = LinearSlice(stack, start, start + layer.out_features)
+                found.append(Replacement(parent, name, layer, part))
                 start += layer.out_features
     return found
 
 
-def joinable(layers: Sequence[nn.Module | None]) -> list[nn.Linear] | None:
-    """Plain linear layers only: what is quantised, adapted, hooked or spread over devices stays as it is."""
+def stackable(layers: Sequence[nn.Module | None]) -> list[nn.Linear] | None:
+    """The layers if all are plain linear layers; None if one is quantised, adapted, hooked or on another device."""
     plain, kinds = [], set()
     for layer in layers:
         if type(layer) is not nn.Linear or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
@@ -94,12 +122,12 @@ def joinable(layers: Sequence[nn.Module | None]) -> list[nn.Linear] | None:
 
 
 @contextlib.contextmanager
-def standing(every: Sequence[Stand]) -> Iterator[None]:
-    """The parts stand in for the layers for a while."""
-    for parent, name, _, part in every:
-        parent._modules[name] = part
+def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Put slices in the place of the layers, and the layers back at the end."""
+    for r in replacements:
+        r.parent._modules[r.name] = r.slice
     try:
         yield
     finally:
-        for parent, name, layer, _ in every:
-            parent._modules[name] = layer
+        for r in replacements:
+            r.parent._modules[r.name] = r.layer

@@ -1,7 +1,7 @@
-"""Attention that reads each key once: query heads that share keys become more queries of one head.
+"""Grouped-query attention that reads each key once: query heads that share keys become queries of one head.
 
-transformers' `sdpa` copies keys and values once per query head whenever a mask is given; for a batch that
-writes token by token that copying is most of the time. The result is the same.
+transformers' `sdpa` copies keys and values once per query head whenever a mask is given. For a batch that decodes
+token by token, the copies take most of the time. The result is the same.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from redrafter.targets.attention import attention_implementation
 from redrafter.targets.target import Target
 
 NAME = "redrafter_grouped"
@@ -45,14 +46,11 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, grouped_attention)
 
 
 @contextlib.contextmanager
-def grouped(target: Target) -> Iterator[None]:
-    """Use it for a while in a model that runs `sdpa`; any other keeps what it has."""
-    before = getattr(target.config, "_attn_implementation", None)
-    if before != "sdpa" or not hasattr(target.model, "set_attn_implementation"):
+def use_grouped_attention(target: Target) -> Iterator[None]:
+    """Run a target's model with grouped attention if its own is `sdpa`; another implementation stays."""
+    own = getattr(target.config, "_attn_implementation", None)
+    if own != "sdpa" or not hasattr(target.model, "set_attn_implementation"):
         yield
         return
-    target.model.set_attn_implementation(NAME)
-    try:
+    with attention_implementation(target.model, NAME):
         yield
-    finally:
-        target.model.set_attn_implementation(before)

@@ -1,7 +1,7 @@
-"""A model's layers fused, or else compiled by themselves: they are alike, so what is compiled for one serves them all.
+"""A model's layers, fused or else compiled one by one. Layers are alike, so code compiled for one runs all of them.
 
-A model compiled whole takes a minute for each kind of pass, its layer a few seconds; what is lost is the fusion across
-layers, a kernel in twenty.
+Compiling a whole model takes a minute for each kind of pass, compiling a layer a few seconds. The price is the fusion
+across layers, which would save one kernel in twenty.
 """
 
 import contextlib
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrafter.targets.cuda.fused_layer import HOOKS, FusedLayer, fused, hand_over
-from redrafter.targets.cuda.fused_qkv import Stand
+from redrafter.targets.cuda.fused_layer import TRANSFORMERS_HOOKS, FusedLayer, defer_sums, fuse_layers
+from redrafter.targets.cuda.fused_qkv import Replacement
 from redrafter.targets.target import Target
 
 Forward = Callable[..., Any]
 
 ONE_TOKEN: dict[str, Any] = {"coordinate_descent_tuning": True}
-"""Products of one token become reductions fused with what is around them. Passes of many tokens are compiled for any
-number of them; tuned for the first that comes, they were slow for the others."""
+"""Options for passes of one token: products become reductions that are fused with their neighbours. Passes of many
+tokens are compiled for any number of tokens; tuned for the first number they meet, they were slow for others."""
 
 TOGETHER: dict[str, Any] = {"combo_kernels": True}
-"""For what is around a model's layers: small things that do not wait for each other become one kernel."""
+"""Options for the code around the layers: small operations that do not depend on each other become one kernel."""
 
 
-def compiled(forward: Forward) -> Forward:
-    """A module's forward, compiled; one token by itself is compiled for itself."""
+def compile_forward(forward: Forward) -> Forward:
+    """A module's forward, compiled once for a single token and once for any number of tokens."""
     one = torch.compile(forward, dynamic=True, fullgraph=True, options=ONE_TOKEN)
     many = torch.compile(forward, dynamic=True, fullgraph=True)
 
@@ -37,38 +37,38 @@ def compiled(forward: Forward) -> Forward:
     return run
 
 
-class Regions:
-    """What stands in for the forwards of a model's layers, and of what is beside them (embedding, rotation, norm)."""
+class LayerForwards:
+    """Faster forwards for a model's layers and for the modules beside them (embedding, rotary embedding, norm)."""
 
-    def __init__(self, target: Target, stands: list[Stand], compiles: bool) -> None:
-        self.passes: list[tuple[nn.Module, Forward]] = []
+    def __init__(self, target: Target, replacements: list[Replacement], compiles: bool) -> None:
+        self.forwards: list[tuple[nn.Module, Forward]] = []
         for parent in target.model.modules():
             layers = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == target.layer_count]
             if layers:
-                whole = fused(target, layers[0], stands)
+                fused = fuse_layers(target, layers[0], replacements)
                 beside = [m for m in parent.children() if m is not layers[0]]
                 for module in [*layers[0], *beside]:
-                    if "forward" in vars(module):  # others' changes stay theirs
+                    if "forward" in vars(module):  # a user's own change stays in place
                         continue
-                    if module in whole:
-                        self.passes.append((module, whole[module]))
+                    if module in fused:
+                        self.forwards.append((module, fused[module]))
                     elif compiles:
-                        self.passes.append((module, compiled(module.forward)))
+                        self.forwards.append((module, compile_forward(module.forward)))
                 break
 
     @contextlib.contextmanager
-    def standing(self) -> Iterator[None]:
-        """These passes stand in for the modules' own for a while."""
+    def installed(self) -> Iterator[None]:
+        """Put these forwards in the place of the modules' own, and the modules' own back at the end."""
         hooked = []
-        hand_over([(module, forward) for module, forward in self.passes if isinstance(forward, FusedLayer)])
-        for module, forward in self.passes:
+        defer_sums([(module, forward) for module, forward in self.forwards if isinstance(forward, FusedLayer)])
+        for module, forward in self.forwards:
             module.forward = forward
             inner = (m for m in module.modules() if m is not module and m._forward_hooks)
             hooked += [(m, m._forward_hooks) for m in inner]
         for module, hooks in hooked:
-            kept = ((i, h) for i, h in hooks.items() if h.__module__ != HOOKS)
+            kept = ((i, h) for i, h in hooks.items() if h.__module__ != TRANSFORMERS_HOOKS)
             module._forward_hooks = OrderedDict(kept)
-        # One code for all layers; a layer's number is one more number that changes.
+        # All layers share one compiled code; a layer's index becomes a symbolic integer.
         many = torch._dynamo.config.patch(recompile_limit=64, allow_unspec_int_on_nn_module=True)
         try:
             with many:
@@ -76,5 +76,5 @@ class Regions:
         finally:
             for module, hooks in hooked:
                 module._forward_hooks = hooks
-            for module, _ in self.passes:
+            for module, _ in self.forwards:
                 del module.forward

@@ -1,6 +1,7 @@
-"""The tree kernel in a model's place for attention, and the cache it serves the model from.
+"""The tree attention kernel as an attention implementation of transformers.
 
-The kernel finds the cache by itself, so a compiler that sees the model's code sees no cache and cannot copy it.
+The kernel finds the KV cache through a module variable. A compiler that traces the model therefore never sees the
+cache and cannot copy it.
 """
 
 import contextlib
@@ -15,29 +16,29 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels import runs_triton
-from redrafter.kernels.tree_attention import naive
+from redrafter.kernels import tree_attention as kernel
+from redrafter.kernels.tree_attention.naive import Rotary
+from redrafter.targets.attention import attention_implementation
 from redrafter.targets.target import Target
 
 NAME = "redrafter_tree"
 OTHER_MATHS = ("softcap", "s_aux", "head_mask")
-"""What a model may say to attention that the kernel does not do."""
-_serving: list[KVCache] = []
+"""Arguments of an attention function that the kernel does not support."""
+_active: list[KVCache] = []
+"""The KV caches of the `use_tree_attention` blocks under way, innermost last."""
 _arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDictionary()
-"""The kernel's counters: a cache's own, since one cache is read by one pass at a time."""
+"""The kernel's counters, a set for each cache: one pass at a time reads a cache."""
 
 
 @contextlib.contextmanager
-def served(target: Target, cache: KVCache) -> Iterator[None]:
-    """The kernel serves a target's model from this cache for a while."""
-    model, before = target.model, target.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    _serving.append(cache)
-    try:
-        yield
-    finally:
-        _serving.pop()
-        model.set_attn_implementation(before)
+def use_tree_attention(target: Target, cache: KVCache) -> Iterator[None]:
+    """Run a target's model with the kernel as its attention, on this KV cache."""
+    with attention_implementation(target.model, NAME):
+        _active.append(cache)
+        try:
+            yield
+        finally:
+            _active.pop()
 
 
 def attend(
@@ -47,19 +48,13 @@ def attend(
     packed: Tensor,
     layer: int,
     scaling: float,
-    turn: naive.Turn | None = None,
+    rotary: Rotary | None = None,
 ) -> Tensor:
-    """(B, heads, n, D) queries of n nodes on the served cache and their own keys -> (B, n, heads, D)."""
-    cache = _serving[-1]
+    """(B, heads, n, D) queries of n nodes on the active cache and their own keys -> (B, n, heads, D)."""
+    cache = _active[-1]
     keys, values = cache.layers[layer]
-    if runs_triton(query.device):
-        from redrafter.kernels.tree_attention import triton
-
-        by_device = _arrivals.setdefault(cache, {})
-        if query.device not in by_device:
-            by_device[query.device] = torch.zeros(triton.PROGRAMS, dtype=torch.int32, device=query.device)
-        return triton.attend(query, key, value, keys, values, packed, by_device[query.device], scaling, turn)
-    return naive.attend(query, key, value, keys, values, packed, scaling, turn).contiguous()
+    counters = _arrivals.setdefault(cache, {})
+    return kernel.attend(query, key, value, keys, values, packed, scaling, rotary, counters)
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())
@@ -83,10 +78,10 @@ def tree_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: (B, heads, n, D) queries of n nodes -> (B, n, heads, D)."""
+    """The attention function for transformers: (B, heads, n, D) queries of n nodes -> (B, n, heads, D)."""
     for name in OTHER_MATHS:
         if kwargs.get(name) is not None:
-            raise UnsupportedTarget(f"the tree kernel knows no {name}")
+            raise UnsupportedTarget(f"the tree kernel does not support {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _attend(query, key, value, attention_mask, module.layer_idx, scale), None
 
@@ -94,8 +89,8 @@ def tree_attention(
 ALL_ATTENTION_FUNCTIONS.register(NAME, tree_attention)
 
 
-class PassingCache(Cache):
-    """Hands keys and values on as they are: the kernel puts them into the cache."""
+class PassThroughCache(Cache):
+    """Returns keys and values as they come; the kernel writes them to the KV cache."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -107,4 +102,4 @@ class PassingCache(Cache):
         return query_length, 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 1  # positions and masks are always given: "something is here" is all a model needs
+        return 1  # the self-check refuses a model that derives anything from this number

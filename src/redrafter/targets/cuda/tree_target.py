@@ -1,7 +1,7 @@
-"""A target that verifies through the tree kernel: keys are read once, no mask as long as the cache is made.
+"""A target that verifies with the tree attention kernel: every key is read once, and no mask is as long as the cache.
 
-The kernel stands in for the model's own attention, joint products for layers that read the same, and fused or compiled
-passes for whole layers, while a step is compiled or recorded; the model is as before afterwards.
+Inside `TreeTarget.using` the model runs with the kernel as its attention, stacked linear layers, and fused or compiled
+layers. Afterwards the model has its own modules again; its parameters stay stacked until `Target.release`.
 """
 
 import contextlib
@@ -12,55 +12,64 @@ from torch import Tensor
 
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
-from redrafter.targets.cuda.fused_qkv import standing, stands
-from redrafter.targets.cuda.layer_compile import TOGETHER, Regions
-from redrafter.targets.cuda.tree_attention import PassingCache, served
+from redrafter.targets.cuda.fused_qkv import replaced, stack_linears
+from redrafter.targets.cuda.layer_compile import TOGETHER, LayerForwards
+from redrafter.targets.cuda.tree_attention import PassThroughCache, use_tree_attention
 from redrafter.targets.target import Target
 
 PIECE = 512
-"""Prompt tokens per pass, of all rows together."""
+"""Prompt tokens per pass, over all rows."""
 
 
 class TreeTarget:
-    """`core.step`'s target while `serving` is in force. With `compiles`, all of its layers are compiled or fused."""
+    """`core.step`'s target inside `using`. With `compiles`, every layer is fused or compiled."""
 
     def __init__(self, target: Target, compiles: bool = False) -> None:
         self.target = target
         self.compiles = compiles
-        self.stands = stands(target.model)
-        if compiles:  # the first call that asks for hidden states hangs transformers' hooks: before regions hide them
+        self.replacements = stack_linears(target.model)
+        for stack in {id(r.slice.stack): r.slice.stack for r in self.replacements}.values():
+            if stack.moved:
+                target.on_release(stack.separate)
+        if compiles:  # transformers adds its hooks when hidden states are first asked for: before they are compiled
             target.states(torch.zeros(1, 1, dtype=torch.long, device=target.device), (-1,))
         self.prepare = self._prepare
         if compiles:
             self.prepare = torch.compile(self._prepare, dynamic=True, fullgraph=True, options=TOGETHER)
-        self.regions = Regions(target, self.stands, compiles)
+        self.forwards = LayerForwards(target, self.replacements, compiles)
 
     @contextlib.contextmanager
-    def serving(self, cache: KVCache) -> Iterator[None]:
-        """The kernel serves the model from this cache for a while."""
-        with served(self.target, cache), standing(self.stands), self.regions.standing():
+    def using(self, cache: KVCache) -> Iterator[None]:
+        """Run the model on this KV cache, with all of the faster parts in place."""
+        with use_tree_attention(self.target, cache), replaced(self.replacements), self.forwards.installed():
             yield
 
-    @torch.compiler.disable  # a compiled step calls it and does not look inside
+    @torch.compiler.disable  # a compiled step calls this method and does not trace it
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As Target.verify; `cache` is the one that is served."""
+        """As Target.verify; `cache` is the one given to `using`."""
         return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
 
     def prefill(
-        self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
+        self,
+        tokens: Tensor,
+        lengths: list[int],
+        cache: KVCache,
+        layers: tuple[int, ...],
+        begin: int = 0,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As Target.prefill: a piece of a prompt is a tree without branches."""
+        """As Target.prefill, for rows at `places` (B,) of the cache. A piece of a prompt is a tree without branches."""
         batch, total = tokens.shape
         piece = max(16, PIECE // batch)
         last: dict[int, Tensor] = {}
         hidden: list[Tensor] = []
         for start in range(begin, total, piece):
             stop = min(start + piece, total)
-            first = max(min(start, stop - 2), 0)  # a piece of one would be compiled for itself: read one again
+            first = max(min(start, stop - 2), 0)  # a piece of one token would be compiled separately: read two
             depths = torch.arange(stop - first, device=tokens.device).expand(batch, -1)
             chain = depths[:, :, None] >= depths[:, None, :]
             at = torch.full((batch,), first, device=tokens.device)
-            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers)
+            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers, places)
             hidden.append(states[:, start - first :])
             for row, n in enumerate(lengths):
                 if start < n <= stop:
@@ -77,16 +86,16 @@ class TreeTarget:
         places: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Rows (B, n) stand at these places (B,) of the served cache, by default each at its own number.
+        """One pass over nodes (B, n). `places` (B,) are the rows of the KV cache, by default 0, 1, ….
 
         `keep` lists the columns whose logits are wanted, by default all.
         """
         positions, masks = self.prepare(lengths, depths, ancestors, places)
-        return self.target.run(tokens, positions, masks, PassingCache(), layers, keep)
+        return self.target.run(tokens, positions, masks, PassThroughCache(), layers, keep)
 
     def _prepare(
         self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None
     ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        """Where the nodes stand and what they see."""
-        seen = self.target.attention.packed(lengths, depths, ancestors, places)
-        return self.target.existing(lengths[:, None] + depths), seen
+        """The nodes' positions and packed masks."""
+        masks = self.target.attention.packed(lengths, depths, ancestors, places)
+        return self.target.clamp_positions(lengths[:, None] + depths), masks

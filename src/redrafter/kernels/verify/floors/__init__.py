@@ -1,16 +1,31 @@
-"""What filters keep of logits, as one number a row, on a GPU; the sorted row of core/sampling.py is the oracle."""
-
-from typing import Any
+"""Top-k, top-p and min-p as one number per row: the smallest logit that they keep. See naive.py."""
 
 import torch
 from torch import Tensor
 
+from redrafter.kernels.verify import runs_kernels
+from redrafter.kernels.verify.floors import naive
 
-def _smallest(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
-    """(B, n, V) raw logits -> (B, n) the smallest that is kept; per row k (V: off), p (inf: off), min-p's logarithm."""
+
+def smallest(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, sorts: bool = True
+) -> Tensor:
+    """(B, n, V) raw logits -> (B, n) the smallest logit that is kept.
+
+    Per row: k (V: off), p (inf: off), min-p (0: off). `sorts`: any row uses top-k or top-p; the oracle is much faster
+    where no row does.
+    """
+    if not runs_kernels(logits):
+        return naive.smallest(logits, temperature, top_k, top_p, min_p, sorts)
+    operator = smallest_operator if torch.compiler.is_compiling() else _smallest
+    found: Tensor = operator(logits, temperature, top_k, top_p, min_p)
+    return found
+
+
+def _smallest(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     from redrafter.kernels.verify.floors import triton
 
-    rows = (temperature.float(), top_k, top_p.float(), log_min_p.float())
+    rows = (temperature.float(), top_k, top_p.float(), min_p.float().log())
     return triton.smallest(logits, *(values.contiguous() for values in rows))
 
 
@@ -20,9 +35,3 @@ smallest_operator = torch.library.custom_op("redrafter::verify_smallest", _small
 @smallest_operator.register_fake
 def _(logits: Tensor, *rest: object) -> Tensor:
     return logits.new_empty(logits.shape[:2], dtype=torch.float32)
-
-
-def smallest(*args: Any) -> Tensor:
-    """As an operator where a step is being compiled, else at once."""
-    found: Tensor = (smallest_operator if torch.compiler.is_compiling() else _smallest)(*args)
-    return found

@@ -1,0 +1,1 @@
+"""Benchmark scripts and the code that only they use: widened models and experimental drafters."""

@@ -1,0 +1,82 @@
+"""Which block of which page shows which results files: {block: (files, the function that writes the block)}."""
+
+from collections.abc import Callable
+
+from benchmarks.tables import decoding, drafters, papers, sampling
+
+Block = tuple[tuple[str, ...], Callable[..., str]]
+
+# Blocks that name their results files themselves; all others end with the command, machine and commit.
+MAPS: dict[str, Block] = {
+    "map_redrafter": (
+        (
+            "table1_gpu.json",
+            "table1_cpu.json",
+            "gpu_13b.json",
+            "gpu_33b.json",
+            "serve_gpu.json",
+            "vllm_cpu.json",
+            "cpu.json",
+            "gpu_7b_batch.json",
+            "packing.json",
+            "gpu_7b.json",
+            "distillation.json",
+        ),
+        papers.redrafter,
+    ),
+    "map_first_version": (
+        (
+            "table1_gpu.json",
+            "rnn.json",
+            "peers.json",
+            "family.json",
+            "lengths.json",
+            "rules.json",
+            "gpu_7b_batch.json",
+        ),
+        papers.first_version,
+    ),
+    "map_speculative_sampling": (
+        (
+            "summaries.json",
+            "speech_sampling.json",
+            "summaries_cpu.json",
+            "speech_sampling_cpu.json",
+            "verify_kernel.json",
+        ),
+        papers.speculative_sampling,
+    ),
+}
+
+BLOCKS: dict[str, Block] = {
+    "summary": (("cpu.json", "gpu_7b.json"), decoding.summary),
+    "cpu_demo": (("cpu_demo.json",), decoding.cpu_demo),
+    "cpu": (("cpu.json",), decoding.cpu),
+    "gpu": (("gpu_7b.json", "gpu_13b.json", "gpu_33b.json"), decoding.gpu),
+    "gpu_long": (("gpu_7b.json",), decoding.long_context),
+    "gpu_small": (("gpu_small.json",), decoding.gpu_small),
+    "batch": (("gpu_7b_batch.json",), decoding.batch),
+    "packing": (("packing.json", "gpu_7b.json"), decoding.packing),
+    "equality": (("equality_cpu.json",), decoding.equality),
+    "bf16": (("bf16_divergence.json",), decoding.bf16_divergence),
+    "serve_equality": (("serve_equality.json",), decoding.serve_equality),
+    "serve_cpu": (("serve_cpu.json",), decoding.serving),
+    "serve_gpu": (("serve_gpu.json",), decoding.serving),
+    "vllm": (("vllm_cpu.json",), decoding.vllm),
+    "drafter": (("drafter_smollm2.json",), drafters.drafter),
+    "ablation": (("drafter_smollm2.json",), drafters.ablations),
+    "table1_gpu": (("table1_gpu.json",), drafters.table1),
+    "table1_cpu": (("table1_cpu.json",), drafters.table1),
+    "peers": (("peers.json",), drafters.peers),
+    "family": (("family.json",), drafters.family),
+    "rules": (("rules.json",), drafters.rules),
+    "lengths": (("lengths.json",), drafters.lengths),
+    "verify_kernel": (("verify_kernel.json",), sampling.verify_kernel),
+    "verify_parity": (("verify_parity.json",), sampling.parity),
+    "summaries": (("summaries.json",), sampling.sampling),
+    "speech_sampling": (("speech_sampling.json",), sampling.sampling),
+    "summaries_cpu": (("summaries_cpu.json",), sampling.sampling),
+    "speech_sampling_cpu": (("speech_sampling_cpu.json",), sampling.sampling),
+    "speech": (("speech.json",), sampling.speech),
+    **MAPS,
+}

@@ -1,0 +1,231 @@
+"""Markdown tables of speed and exactness: one function per kind of results file."""
+
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def summary(cpu: Result, gpu: Result) -> str:
+    """The README's table: one CPU speedup and one GPU speedup, both with prompts included."""
+    head = cpu["headline"]
+    setup = f"{cpu['hardware']['threads']} cores of a Xeon"
+    run = part(gpu, "speed")[0]
+    lines = [
+        "| machine | target | beam width×length:nodes | tokens/step | speedup |",
+        "|---|---|---|---|---|",
+        f"| {setup} | SmolLM2-135M, fp32 | {cpu['rows'][0]['shape']} | {head['tokens_per_step']:.2f} "
+        f"| **{head['vs_own_plain']:.2f}×** |",
+        f"| {gpu['hardware']['gpu']} | {run['target']}, bf16 | {run['beam']} | {run['tokens_per_step']:.2f} "
+        f"| **{run['speedup_with_prompt']:.2f}×** |",
+    ]
+    return "\n".join(lines)
+
+
+def part(result: Result, name: str) -> list[dict[str, Any]]:
+    """The rows of one part of `benchmarks/gpu.py`."""
+    return [r for r in result["rows"] if r["part"] == name]
+
+
+def cpu_demo(result: Result) -> str:
+    head = result["headline"]
+    lines = ["| prompt | tokens | steps | tokens/step | speedup | text |", "|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        text = "equal" if row["equal"] else f"differs (gap {row['tie_gap']:.1g})"
+        prompt = row["prompt"] if len(row["prompt"]) < 60 else row["prompt"][:57] + "..."
+        lines.append(
+            f"| {prompt} | {row['tokens']} | {row['steps']} | {row['tokens_per_step']:.2f} "
+            f"| {row['speedup']:.2f}× | {text} |"
+        )
+    lines.append(
+        f"| **all** | | | **{head['tokens_per_step']:.2f}** | **{head['speedup']:.2f}×** | {head['ties']:.0f} ties |"
+    )
+    return "\n".join(lines)
+
+
+def cpu(result: Result) -> str:
+    """Milliseconds per token with prompts included; speedups over redrafter's own plain decoding."""
+    head = result["headline"]
+    names = {
+        "speculative": "**redrafter, speculative**",
+        "plain": "redrafter, plain",
+        "transformers": "transformers `generate`, fp32",
+        "llama_cpp": "llama.cpp, the same weights in 4 bits",
+    }
+    lines = ["| batch 1, T = 0, prompts included | ms/token | speedup |", "|---|---|---|"]
+    for key, name in names.items():
+        lines.append(f"| {name} | {head[f'ms_{key}']:.1f} | {head['ms_plain'] / head[f'ms_{key}']:.2f}× |")
+    equal = f"{head['equal']:.0f} of {head['texts']:.0f} speculative texts equal the plain ones"
+    lines += ["", f"{equal}; {head['tokens_per_step']:.2f} tokens/step."]
+    return "\n".join(lines)
+
+
+def gpu(*results: Result) -> str:
+    """One column per model size: speed, then the stages of a step, then memory."""
+    columns = []
+    for result in results:
+        run, memory = part(result, "speed")[0], part(result, "memory")[0]
+        trace = next(r for r in part(result, "profile") if r["contender"] == "speculative")
+        stages = ("draft", "pack", "verify", "accept", "commit", "follow")
+        columns.append(
+            {
+                "": run["target"].removeprefix("SmolLM2-135M behaviour at "),
+                "plain, ms/token": f"{run['plain_ms']:.2f}",
+                "speculative, ms/step": f"{run['step_ms']:.2f}",
+                "tokens/step": f"{run['tokens_per_step']:.2f}",
+                "**speedup**, prompts included": f"**{run['speedup_with_prompt']:.2f}×**",
+                "speedup without prompts": f"{run['speedup']:.2f}×",
+                "efficiency (speedup ÷ tokens/step)": f"{run['efficiency']:.2f}",
+                "ms in draft / pack / verify": " / ".join(f"{trace[s + '_ms']:.2f}" for s in stages[:3]),
+                "ms in accept / commit / follow": " / ".join(f"{trace[s + '_ms']:.2f}" for s in stages[3:]),
+                "GPU kernels in a step": f"{trace['kernels']:.0f}",
+                "GPU idle": f"{100 * trace['idle_fraction']:.1f} %",
+                "weights of the target, GB": f"{memory['target_gigabytes']:.1f}",
+                "weights of the drafter, GB": f"{memory['drafter_gigabytes']:.1f}",
+                "peak memory, GB": f"{memory['peak_gigabytes']:.1f}",
+            }
+        )
+    lines = ["| " + " | ".join([f"T = 0, batch 1, beam {run['beam']}", *(c[""] for c in columns)]) + " |"]
+    lines.append("|---" * (1 + len(columns)) + "|")
+    for name in list(columns[0])[1:]:
+        lines.append(f"| {name} | " + " | ".join(c[name] for c in columns) + " |")
+    return "\n".join(lines)
+
+
+def long_context(result: Result) -> str:
+    lines = ["| prompt, tokens | plain, ms/token | step, ms | tokens/step | speedup |", "|---|---|---|---|---|"]
+    for r in part(result, "long"):
+        lines.append(
+            f"| {r['context']} | {r['plain_ms']:.2f} | {r['step_ms']:.2f} | {r['tokens_per_step']:.2f} "
+            f"| {r['speedup']:.2f}× |"
+        )
+    return "\n".join(lines)
+
+
+def gpu_small(result: Result) -> str:
+    rows = result["rows"]
+    names = {"ours, plain": "redrafter, plain", "ours, speculative": "**redrafter, speculative**"}
+    lines = ["| SmolLM2-135M, T = 0, batch 1, prompts included | tokens/s | speedup |", "|---|---|---|"]
+    for r in rows:
+        name = names.get(r["contender"]) or r["contender"].replace("transformers, ", "transformers `generate`, ")
+        lines.append(f"| {name} | {r['tokens_per_second']:.0f} | {r['against_ours_plain']:.2f}× |")
+    own = rows[1]
+    equal = f"{own['texts_equal_to_ours_plain']} of {own['texts']} speculative texts equal the plain ones"
+    lines += ["", f"{equal}, in bf16; medians of {own['rounds']} rounds over {own['texts']} prompts."]
+    return "\n".join(lines)
+
+
+def batch(result: Result) -> str:
+    """Tokens per second of the whole batch; the best of each row is bold."""
+    found = {(r["rows"], r["width"]): r["tokens_per_second"] for r in part(result, "batch")}
+    rows, widths = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    heads = ["plain" if w == 0 else f"W = {w}" for w in widths]
+    lines = ["| batch size | " + " | ".join(heads) + " |", "|---" * (1 + len(widths)) + "|"]
+    for r in rows:
+        best = max(found[r, w] for w in widths)
+        cells = [f"**{found[r, w]:.0f}**" if found[r, w] == best else f"{found[r, w]:.0f}" for w in widths]
+        lines.append(f"| {r} | " + " | ".join(cells) + " |")
+    lines += ["", "Tokens per second of the whole batch, beam length 5, at most 63 nodes."]
+    return "\n".join(lines)
+
+
+def packing(beams: Result, times: Result) -> str:
+    """How many tokens packing saves; what that is worth in time."""
+    rows = part(times, "packing")
+    took = {(r["rows"], r["tokens"]): (r["unpacked_ms"], r["packed_ms"]) for r in rows}
+    batches = list(dict.fromkeys(r["rows"] for r in rows))
+    heads = [f"ms, batch {b}" for b in batches]
+    lines = [
+        "| beam W×L | tokens | nodes (1st–99th percentile) | fewer | " + " | ".join(heads) + " |",
+        "|---" * (4 + len(batches)) + "|",
+    ]
+    for r in beams["rows"]:
+        cells = ["{:.1f} → {:.1f}".format(*took[b, r["before"]]) for b in batches]
+        nodes = f"{r['after_mean']:.1f} ({r['after_p1']}–{r['after_p99']})"
+        lines.append(
+            f"| {r['width']}×{r['length']} | {r['before']} | {nodes} | {100 * r['saved']:.0f} % | "
+            + " | ".join(cells)
+            + " |"
+        )
+    lines += ["", "The ms columns show one verification pass at 7B cost: the beam as it is → packed as a tree."]
+    return "\n".join(lines)
+
+
+def serving(result: Result) -> str:
+    """A line for each load, with the 95 % interval of the speedup."""
+    rows = [r for r in result["rows"] if "concurrency" in r]
+    lines = [
+        f"| {rows[0]['target']}: concurrent requests | plain, ms/token | speculative, ms/token | p99 "
+        "| time to first token, ms | speedup | rounds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        times = f"{r['plain_token_ms']:.1f} | {r['speculative_token_ms']:.1f} | {r['speculative_token_ms_p99']:.1f}"
+        interval = f"{r['ratio_low']:.2f}–{r['ratio_high']:.2f}"
+        lines.append(
+            f"| {r['concurrency']} | {times} | {r['speculative_first_ms']:.0f} | **{r['ratio']:.2f}×** ({interval}) "
+            f"| {r['rounds']} |"
+        )
+    return "\n".join(lines)
+
+
+def serve_equality(result: Result) -> str:
+    head = result["headline"]
+    return (
+        f"{head['requests']} concurrent requests with mixed parameters, some of them plain, {head['cancelled']} "
+        f"cancelled midway. Of {head['finished']} finished answers, {head['equal']} equal what plain decoding writes "
+        f"for the same request alone, {head['ties']} differ at a numerical tie, {head['wrong']} are wrong."
+    )
+
+
+def equality(result: Result) -> str:
+    head = result["headline"]
+    lines = [
+        "| fp32, texts of 128 tokens | drafter | equal | ties | wrong | tokens/step |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['setting']} | {r['drafter']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']} "
+        f"| {r['tokens_per_step']:.2f} |"
+        for r in result["rows"]
+    ]
+    lines.append(f"| **all** | | **{head['equal']} of {head['texts']}** | **{head['ties']}** | **{head['wrong']}** | |")
+    return "\n".join(lines)
+
+
+def bf16_divergence(result: Result) -> str:
+    """One line per decoder and temperature, with the standard error of a count."""
+    whole = result["rows"][0]["texts"]
+    lines = [
+        f"| bf16, compared with plain decoding at batch size {whole} | T | texts that differ | per 1000 tokens |",
+        "|---|---|---|---|",
+    ]
+    for temperature, name in dict.fromkeys((r["temperature"], r["contender"]) for r in result["rows"]):
+        rows = [r for r in result["rows"] if (r["temperature"], r["contender"]) == (temperature, name)]
+        parted, texts, compared = (sum(r[k] for r in rows) for k in ("parted", "texts", "compared"))
+        rate, error = 1000 * parted / compared, 1000 * parted**0.5 / compared
+        lines.append(f"| {name} | {temperature:g} | {parted} of {texts} | {rate:.1f} ± {error:.1f} |")
+    return "\n".join(lines)
+
+
+def vllm(result: Result) -> str:
+    """Equality and tokens/step by part; then speed, where it was measured."""
+    head = result["headline"]
+    names = {"turns": "MT-Bench's first turns", "mixed": "32 concurrent, mixed lengths, prefix cache on"}
+    lines = [
+        "| requests | ranks | equal | ties | wrong | tokens/step | redrafter's own engine |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        if r["part"] in names:
+            own = f"{head['own_tokens_per_step']:.2f}" if r["part"] == "turns" else ""
+            lines.append(
+                f"| {names[r['part']]} | {r['ranks']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']} "
+                f"| {r['tokens_per_step']:.2f} | {own} |"
+            )
+    speeds = [r for r in result["rows"] if r["part"] == "speed"]
+    if speeds:
+        said = ", ".join(f"{r['vs_plain']:.2f}× with {r['at_once']} concurrent requests" for r in speeds)
+        load = max(r["load"][0] for r in speeds)
+        busy = f"; the machine was not idle (load average up to {load:.1f})" if load > 3 else ""
+        lines += ["", f"Speedup over plain vLLM: {said}{busy}."]
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""Markdown tables about drafters and acceptance rules: one function per kind of results file."""
+
+import re
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def speedup(row: dict[str, Any]) -> str:
+    """With the 95 % interval where there is one: not for plain decoding itself, nor for a single question."""
+    known = row["speedup_low"] is not None and row.get("contender") != "plain"
+    return f"{row['speedup']:.2f}×" + (f" ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" if known else "")
+
+
+def drafter(result: Result) -> str:
+    """Every shape measured. Answers that loop are easy to guess, so the last column leaves them out."""
+    rows = [r for r in result["rows"] if r["kind"] == "tokens/step"]
+    both = {(r["temperature"], r["shape"], r["answers"]): r["tokens_per_step"] for r in rows}
+    lines = [
+        "| T | beam W×L, nodes N | tokens/step | without answers that loop |",
+        "|---|---|---|---|",
+    ]
+    for temperature, shape in dict.fromkeys((t, s) for t, s, _ in both):
+        beam, nodes = shape.replace("x", "×").split(":")
+        whole, rest = (both[temperature, shape, name] for name in ("all", "no loops"))
+        lines.append(f"| {temperature:g} | {beam}, {nodes} | {whole:.2f} | {rest:.2f} |")
+    made = next(r for r in result["rows"] if r["kind"] == "training")
+    lines += [
+        "",
+        f"Trained on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes to write the data, "
+        f"{made['minutes_of_training_command']:.1f} minutes to train, in two runs.",
+    ]
+    return "\n".join(lines)
+
+
+def ablations(result: Result) -> str:
+    """One change at a time, after the same short training."""
+    rows = [r for r in result["rows"] if r["kind"] == "ablation"]
+    shapes = {"1x5, T=0": "1×5", "16x5, T=0": "16×5", "16x5:63, T=0": "16×5, 63", "4x5:7, T=0": "4×5, 7"}
+    shapes["16x5:63, T=1"] = "16×5, 63, T = 1"
+    lines = ["| variant | parameters | " + " | ".join(shapes.values()) + " |", "|---" * (2 + len(shapes)) + "|"]
+    for r in rows:
+        values = " | ".join(f"{r[s]:.2f}" for s in shapes)
+        lines.append(f"| {r['variant']} | {r['parameters'] / 1e6:.1f} M | {values} |")
+    first = rows[0]
+    lines += [
+        "",
+        f"Each after {first['updates']} updates of {first['positions']} positions; {first['hardware']['gpu']}.",
+    ]
+    return "\n".join(lines)
+
+
+def table1(result: Result) -> str:
+    """A line for each decoder; suites and temperatures across, as in the paper."""
+    rows = [r for r in result["rows"] if r.get("category") == "all"]
+    columns = list(dict.fromkeys((r["temperature"], r["suite"]) for r in rows))
+    found = {(r["contender"], r["temperature"], r["suite"]): r for r in rows}
+    names = {"mt_bench": "MT-Bench", "alpaca_eval": "AlpacaEval"}
+    heads = [f"{names.get(suite, suite)}, T = {temperature:g}" for temperature, suite in columns]
+    what = next((r["target"] for r in rows if "target" in r), "SmolLM2-135M-Instruct")
+    lines = [f"| {what} | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
+    for name in dict.fromkeys(r["contender"] for r in rows):
+        cells = []
+        for column in columns:
+            r = found[name, *column]
+            cells.append(f"{speedup(r)}, {r['tokens_per_step']:.2f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    equal, compared, ties = (
+        sum(r[k] for r in rows if r["contender"] != "plain") for k in ("equal", "compared", "ties")
+    )
+    said = "Speedup over plain decoding (95 % interval), then tokens/step."
+    lines += ["", f"{said} {equal} of {compared} texts equal plain decoding's; {ties} differ at a numerical tie."]
+    return "\n".join(lines)
+
+
+def peers(result: Result) -> str:
+    """tokens/step by beam, then the accuracy of each depth's first guess on held-out texts."""
+    rows = result["rows"]
+    shapes = [k for k in rows[0] if re.fullmatch(r"\d+x\d+(:\d+)?, T=\d", k)]
+    depths = range(1, 1 + len(rows[0]["held_out"]["accuracy"]))
+    heads = [s.replace("x", "×").replace(":", ", ").replace("=", " = ") for s in shapes]
+    heads += [f"accuracy at depth {d}" for d in depths]
+    lines = ["| drafter | parameters | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
+    for r in rows:
+        values = [f"{r[s]:.2f}" for s in shapes] + [f"{100 * a:.1f} %" for a in r["held_out"]["accuracy"]]
+        lines.append(f"| {r['drafter']} | {r['parameters'] / 1e6:.1f} M | " + " | ".join(values) + " |")
+    first = rows[0]
+    said = "tokens/step are simulated along the target's answers."
+    lines += ["", f"Each after {first['updates']} updates of {first['positions']} positions; {said}"]
+    return "\n".join(lines)
+
+
+def family(result: Result) -> str:
+    """Accuracy against measured speed."""
+    rows = [r for r in result["rows"] if "speedup" in r]
+    last = len(rows[0]["accuracy"])
+    lines = [
+        f"| RNN | blocks | parameters | accuracy at depth 1 | at depth {last} | tokens/step | speedup | tokens/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        right = f"{100 * r['accuracy'][0]:.1f} % | {100 * r['accuracy'][-1]:.1f} %"
+        lines.append(
+            f"| {'yes' if r['rnn'] else 'no'} | {r['blocks']} | {r['parameters'] / 1e6:.1f} M | {right} "
+            f"| {r['tokens_per_step']:.2f} | {speedup(r)} | {r['tokens_per_second']:.0f} |"
+        )
+    names = {"all": "all drafters", "rnn": "drafters with an RNN", "no_rnn": "drafters without"}
+    found = {names[k]: result["headline"].get(f"correlation_{k}") for k in names}
+    known = ", ".join(f"{v:.2f} for {k}" for k, v in found.items() if v is not None)
+    lines += ["", f"Each after {rows[0]['updates']} updates; beam {rows[0]['beam']}."]
+    if known:
+        lines[-1] += f" Correlation of the last depth's accuracy with tokens/s: {known}."
+    return "\n".join(lines)
+
+
+def rules(result: Result) -> str:
+    """A line for each temperature and rule, as in the first paper's Table 2."""
+    lines = [
+        f"| T | rule, beam {result['rows'][0]['beam']} | tokens/step | equal to plain | log-likelihood per token "
+        "| difference from plain |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        name = r["rule"] if r["lossless"] else f"{r['rule']} (lossy)"
+        more = "" if r["rule"] == "plain" else f"{r['more_than_plain']:+.3f} ± {r['standard_error']:.3f}"
+        lines.append(
+            f"| {r['temperature']:g} | {name} | {r['tokens_per_step']:.2f} | {r['equal_to_plain']} of {r['texts']} "
+            f"| {r['log_likelihood']:.3f} | {more} |"
+        )
+    return "\n".join(lines)
+
+
+def lengths(result: Result) -> str:
+    """tokens/step of each drafter, the length of the answers across."""
+    rows = result["rows"]
+    every = sorted({r["length"] for r in rows})
+    found = {(r["drafter"], r["temperature"], r["beam"], r["length"]): r for r in rows}
+    lines = [
+        "| drafter | T | beam | " + " | ".join(f"{n} tokens" for n in every) + " |",
+        "|---" * (3 + len(every)) + "|",
+    ]
+    for name, temperature, beam in dict.fromkeys(key[:3] for key in found):
+        own = [found.get((name, temperature, beam, n)) for n in every]
+        values = [f"{r['tokens_per_step']:.2f}" if r else "" for r in own]
+        lines.append(f"| {name} | {temperature:g} | {beam} | " + " | ".join(values) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,409 @@
+"""The map from the papers to this repository: one line for every table and figure.
+
+The papers' figures are quoted here; ours are read from the results files.
+"""
+
+from typing import Any
+
+Result = dict[str, Any]
+Line = tuple[str, str, str, str, str]  # what it is, their figures, ours, the command, the results files
+
+HEAD = "| in the paper | theirs | ours | command | results |\n|---|---|---|---|---|\n"
+FASTER = "speedup, tokens/step"
+
+
+def table(*lines: Line) -> str:
+    return HEAD + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def json(*names: str) -> str:
+    return ", ".join(f"[{name}](../benchmarks/results/{name}.json)" for name in names)
+
+
+def redrafter(
+    table1: Result,
+    table1_cpu: Result,
+    gpu_13b: Result,
+    gpu_33b: Result,
+    serve: Result,
+    vllm: Result,
+    cpu: Result,
+    batch: Result,
+    packing: Result,
+    gpu_7b: Result,
+    distillation: Result,
+) -> str:
+    """Recurrent Drafter for Fast Speculative Decoding, the final version."""
+    script = "`benchmarks/table1.py --shape vicuna-7b`"
+    loads = {r["concurrency"]: r for r in serve["rows"] if "concurrency" in r}
+    served = ", ".join(f"{loads[n]['ratio']:.2f}× with {n}" for n in (1, 8, 32))
+    best = max((r for r in batch["rows"] if r["part"] == "batch"), key=lambda r: float(r["tokens_per_second_and_row"]))
+    most = max((r for r in batch["rows"] if r["part"] == "batch"), key=lambda r: float(r["tokens_per_second"]))
+    most_width = "plain decoding" if most["width"] == 0 else f"W = {most['width']}"
+    saved = [r["saved"] for r in packing["rows"]]
+    wide = next(r for r in gpu_7b["rows"] if r["part"] == "packing" and (r["rows"], r["tokens"]) == (40, 80))
+    narrow = next(r for r in gpu_7b["rows"] if r["part"] == "packing" and (r["rows"], r["tokens"]) == (1, 80))
+    learned = distillation["headline"]
+    return table(
+        (
+            "Figure 1",
+            "up to 3.5× (PyTorch), 2.5× (TensorRT-LLM), 2.3× (MLX)",
+            "a summary of Tables 1 to 4: see there",
+            "",
+            "",
+        ),
+        (
+            "Figures 2, 3, 4; Listing 1",
+            "diagrams, `dedup_prefix`",
+            "nothing to measure; the listing's example is a doctest of `core/tree.py`",
+            "`pytest src/redrafter/core/tree.py`",
+            "",
+        ),
+        (
+            f"Table 1, 7B, MT-Bench, T = 0 ({FASTER})",
+            "Medusa 2.39×, 2.55; EAGLE 2.69×, 3.96; ReDrafter 2.80×, 4.20",
+            drafters(table1, "mt_bench", 0.0),
+            script,
+            json("table1_gpu"),
+        ),
+        (
+            "Table 1, 7B, MT-Bench, T = 1",
+            "Medusa 2.33×, 2.55; EAGLE 2.31×; ReDrafter 3.50×, 5.31",
+            drafters(table1, "mt_bench", 1.0),
+            script,
+            json("table1_gpu"),
+        ),
+        (
+            "Table 1, 7B, AlpacaEval, T = 0",
+            "Medusa 2.19×, 2.42; EAGLE 2.43×, 3.61; ReDrafter 2.69×, 4.06",
+            drafters(table1, "alpaca_eval", 0.0),
+            script,
+            json("table1_gpu"),
+        ),
+        (
+            "Table 1, 7B, AlpacaEval, T = 1",
+            "Medusa 2.26×, 2.42; EAGLE 2.20×, 3.29; ReDrafter 3.53×, 5.31",
+            drafters(table1, "alpaca_eval", 1.0),
+            script,
+            json("table1_gpu"),
+        ),
+        (
+            "Table 1, 13B and 33B, MT-Bench, T = 0, ReDrafter",
+            "2.80×, 4.21 and 2.61×, 3.87",
+            f"{headline(gpu_13b)} and {headline(gpu_33b)} (another, longer trained drafter; no peers, T = 0 and "
+            "MT-Bench only)",
+            "`benchmarks/gpu.py --shape vicuna-13b`, `--shape vicuna-33b`",
+            json("gpu_13b", "gpu_33b"),
+        ),
+        (
+            "Figure 5, Table 1 by category",
+            "a plot without numbers",
+            categories(table1_cpu),
+            "`redrafter bench run`, then `redrafter bench report`",
+            json("table1_cpu"),
+        ),
+        (
+            "Table 2, continuous batching, 7B, speedup",
+            "2.09×, 2.11×, 1.57× at 0.1, 0.5, 1.0 requests/s (TensorRT-LLM, 8 GPUs)",
+            f"{served} concurrent requests (our server, one GPU)",
+            "`benchmarks/serve.py --shape vicuna-7b`",
+            json("serve_gpu"),
+        ),
+        (
+            "Table 3, tensor parallelism, 7B, speedup",
+            "2.19×, 1.82×, 1.68× on 1, 2, 4 GPUs",
+            "not measured: needs several GPUs. In vLLM on two CPU ranks "
+            f"{ranks(vllm)} texts equal those without the drafter",
+            "`benchmarks/vllm_cpu.py`",
+            json("vllm_cpu"),
+        ),
+        (
+            f"Table 4, on-device, 7B ({FASTER})",
+            "M1 Max 1.32×, 2.15 (W = 1); M2 Ultra 1.52×, 2.44 (W = 3)",
+            "not measured: needs Apple silicon and MLX. Two CPU cores, SmolLM2-135M: "
+            f"{cpu['headline']['vs_own_plain']:.2f}×, {cpu['headline']['tokens_per_step']:.2f} (W = 3)",
+            "`benchmarks/cpu.py`",
+            json("cpu"),
+        ),
+        (
+            "Table 5, beam width × batch, 7B",
+            "most per request: 111 tokens/s (W = 64, batch 2); most in all: 1636 tokens/s (W = 2, batch 80)",
+            f"most per request: {best['tokens_per_second_and_row']:.0f} tokens/s (W = {best['width']}, batch "
+            f"{best['rows']}); most in all: {most['tokens_per_second']:.0f} tokens/s ({most_width}, batch "
+            f"{most['rows']})",
+            "`benchmarks/gpu.py --shape vicuna-7b --parts batch`",
+            json("gpu_7b_batch"),
+        ),
+        (
+            "Figure 6 left, tokens saved by packing",
+            "30–60 % (W = 5 to 70)",
+            f"{100 * min(saved):.0f}–{100 * max(saved):.0f} % (W = {packing['rows'][0]['width']} to "
+            f"{packing['rows'][-1]['width']})",
+            "`benchmarks/packing.py`",
+            json("packing"),
+        ),
+        (
+            "Figure 6 right, packing by batch size",
+            "a plot: no difference up to batch 4, faster beyond",
+            f"W = 16: {narrow['unpacked_ms'] / narrow['packed_ms']:.2f}× faster verification at batch 1, "
+            f"{wide['unpacked_ms'] / wide['packed_ms']:.2f}× at batch 40",
+            "`benchmarks/gpu.py --shape vicuna-7b --parts packing`",
+            json("gpu_7b"),
+        ),
+        (
+            "Table 6, distillation, W = 16, tokens/step",
+            "2.87 without, 3.09 with",
+            f"{learned['other text, its own tokens']:.2f} (trained on other text), {learned['all of it']:.2f} (on the "
+            "target's answers)",
+            "`benchmarks/ablations.py`",
+            json("distillation"),
+        ),
+        (
+            "Figure 7, beam width × length on M1 Max and M2 Ultra",
+            "a plot: best at W = 1 (M1 Max) and W = 3 (M2 Ultra)",
+            "not measured: needs Apple silicon; `redrafter tune` measures such a grid on the machine at hand",
+            "`redrafter tune`",
+            "",
+        ),
+    )
+
+
+def first_version(
+    table1: Result, rnn: Result, peers: Result, family: Result, lengths: Result, rules: Result, batch: Result
+) -> str:
+    """Recurrent Drafter, the first arXiv version."""
+    accuracy = {r["drafter"]: r["held_out"]["accuracy"] for r in peers["rows"]}
+    right = ", ".join(f"{name} {100 * a[0]:.0f} → {100 * a[-1]:.0f} %" for name, a in accuracy.items())
+    found = family["headline"]
+    by_length = [r["tokens_per_step"] for r in lengths["rows"] if r["drafter"] == "recurrent"]
+    spans = [r["length"] for r in lengths["rows"] if r["drafter"] == "recurrent"]
+    plain = {r["rows"]: r["tokens_per_second"] for r in batch["rows"] if r["part"] == "batch" and r["width"] == 0}
+    beams = [r for r in batch["rows"] if r["part"] == "batch" and r["width"] > 0]
+    gains = {rows: max(r["tokens_per_second"] for r in beams if r["rows"] == rows) / own for rows, own in plain.items()}
+    judged = {(r["rule"], r["temperature"]): r for r in rules["rows"]}
+    low, high = min(r["temperature"] for r in rules["rows"]), max(r["temperature"] for r in rules["rows"])
+    typical = [judged["typical", t]["tokens_per_step"] for t in (low, high)]
+    rejection = [judged["rejection", t]["tokens_per_step"] for t in (low, high)]
+    return table(
+        ("Figures 1, 2; Listing 1", "diagrams, `get_prefix_match`", "as in the final version", "", ""),
+        (
+            "Figure 3, accuracy from depth 1 to 5",
+            "a plot: ReDrafter above Medusa at each depth",
+            right,
+            "`benchmarks/peers.py`",
+            json("peers"),
+        ),
+        (
+            "Figure 4, correlation of accuracy with speed",
+            "0.91 without an RNN, 0.80 with (30 drafters)",
+            f"{found['correlation_no_rnn']:.2f} without, {found['correlation_rnn']:.2f} with "
+            f"({len([r for r in family['rows'] if 'speedup' in r])} drafters, briefly trained: too few to confirm or "
+            "refute)",
+            "`benchmarks/family.py`",
+            json("family"),
+        ),
+        (
+            "Figure 4, with and without the RNN",
+            "a plot: more accurate with it",
+            f"{rnn['headline']['plain RNN']:.2f} tokens/step with, {rnn['headline']['no RNN']:.2f} without",
+            "`benchmarks/ablations.py`",
+            json("rnn"),
+        ),
+        (
+            f"Table 1, 7B, greedy ({FASTER})",
+            "Medusa 2.28×, 2.52; ReDrafter 2.67×, 3.41",
+            drafters(table1, "mt_bench", 0.0, ("medusa", "recurrent")),
+            "`benchmarks/table1.py --shape vicuna-7b`",
+            json("table1_gpu"),
+        ),
+        (
+            "Table 1, quality; typical acceptance",
+            "MT-Bench score 5.84 plain, 5.92 greedy, 5.87 typical; typical 3.28×, 4.39",
+            "no judge model here. Greedy text equals plain decoding's; for `typical` see Table 2",
+            "",
+            "",
+        ),
+        (
+            "Figure 5a, tokens/step by length of the answer",
+            "a plot: constant",
+            f"{min(by_length):.2f}–{max(by_length):.2f} from {min(spans)} to {max(spans)} tokens",
+            "`benchmarks/lengths.py`",
+            json("lengths"),
+        ),
+        ("Figure 5b, packing", "a plot", "Figure 6 left of the final version", "", ""),
+        (
+            "Figure 6a, speed by batch size",
+            "a plot: throughput grows up to batch 16",
+            "best beam against plain: " + ", ".join(f"{gains[n]:.1f}× at batch {n}" for n in (1, 4, 10, 20, 40)),
+            "`benchmarks/gpu.py --shape vicuna-7b --parts batch`",
+            json("gpu_7b_batch"),
+        ),
+        ("Figure 6b, packing by batch size", "a plot", "Figure 6 right of the final version", "", ""),
+        (
+            f"Table 2, rejection, T = {low:g} and {high:g}",
+            "speedup 2.58× and 3.43×, quality 1.00 and 0.93",
+            f"{rejection[0]:.2f} and {rejection[1]:.2f} tokens/step; log-likelihood "
+            f"{quality(judged['rejection', low])} and {quality(judged['rejection', high])} against plain",
+            "`benchmarks/rules.py`",
+            json("rules"),
+        ),
+        (
+            f"Table 2, typical, T = {low:g} and {high:g}",
+            "speedup 2.62× and 3.49×, quality 1.00 and 0.86",
+            f"{typical[0]:.2f} and {typical[1]:.2f} tokens/step; log-likelihood {quality(judged['typical', low])} and "
+            f"{quality(judged['typical', high])} against plain",
+            "`benchmarks/rules.py`",
+            json("rules"),
+        ),
+    )
+
+
+def speculative_sampling(
+    summaries: Result, speech: Result, summaries_cpu: Result, speech_cpu: Result, kernel: Result
+) -> str:
+    """Optimized Speculative Sampling for GPU Hardware Accelerators."""
+    both = "`redrafter bench sampling summaries`, `redrafter bench sampling speech`"
+    files = json("summaries", "speech_sampling")
+
+    def each(name: str, form: str, scale: float = 1.0) -> str:
+        cells = []
+        for what, result in (("summaries", summaries), ("speech", speech)):
+            rows = {r["way"]: r for r in result["rows"] if r["table"] == "1, 5, 6"}
+            numbers = ", ".join(
+                f"{label} {form.format(scale * rows[way][name])}"
+                for way, label in (("paper_exact", "exact"), ("sigmoid_lossy", "sigmoid"), ("fused", "redrafter"))
+            )
+            cells.append(f"{what}: {numbers}")
+        return "; ".join(cells)
+
+    def by_gamma(name: str, form: str, scale: float) -> str:
+        rows = [r for r in summaries["rows"] if r["table"] == "8" and r["way"] == "fused"]
+        return ", ".join(form.format(scale * r[name]) for r in rows)
+
+    def peaks(result: Result) -> str:
+        own = [r["peak_memory_bytes"] / 2**20 for r in result["rows"] if r["table"] == "8"]
+        return f"{min(own):.0f}–{max(own):.0f} MiB"
+
+    calls = [r["headline"] for r in (summaries_cpu, speech_cpu)]
+    return table(
+        ("Figures 1, 2", "diagrams of the kernels", "nothing to measure; `bench/paper_kernels` has both", "", ""),
+        (
+            "Table 1, verification time saved",
+            "exact 5.7–12.5 %, sigmoid 37–94 %",
+            each("profiling_reduction", "{:.0f} %", 100),
+            both,
+            files,
+        ),
+        (
+            "Table 1, ROUGE-1 and WER",
+            "exact equals the baseline; sigmoid −0.02 to −0.06 ROUGE-1, +0.01 to +0.08 WER",
+            f"ROUGE-1 {scores(summaries, 'rouge1')}; WER {scores(speech, 'wer')} (baseline, exact, sigmoid, redrafter)",
+            both,
+            files,
+        ),
+        (
+            "Tables 2, 7, scale of the sigmoid",
+            "WER 0.41, 0.28, 0.26, 29.3 at ±10¹, 10³, 10⁴, 10⁵ (baseline 0.24)",
+            "WER " + ", ".join(f"{r['wer']:.2f}" for r in scales(speech)) + " at "
+            "±" + ", ".join(f"{r['scale']:g}" for r in scales(speech)),
+            "`redrafter bench sampling speech`",
+            json("speech_sampling"),
+        ),
+        (
+            "Table 3, bandwidth",
+            "9–54 GB/s baseline, 11–39 exact, 16–63 sigmoid (from the profiler's counters)",
+            each("bytes_per_second", "{:.1f} GB/s", 1e-9) + " (bytes counted, not profiled). The kernel alone at batch "
+            f"64: {100 * kernel['headline']['b64_bandwidth_fraction']:.0f} % of the bandwidth",
+            both + ", `benchmarks/verify_kernel.py`",
+            json("summaries", "speech_sampling", "verify_kernel"),
+        ),
+        (
+            "Table 4, an RTX 2080 Ti",
+            "exact 5–13 %, sigmoid 62–82 % saved",
+            "not measured: no such GPU. On a CPU the reference implementations take "
+            f"{-100 * calls[0]['fused_profiling_reduction']:+.0f} % (summaries) and "
+            f"{-100 * calls[1]['fused_profiling_reduction']:+.0f} % (speech)",
+            both,
+            json("summaries_cpu", "speech_sampling_cpu"),
+        ),
+        (
+            "Table 5, wall clock saved",
+            "exact 1.2–10.9 %, sigmoid 18–66 %",
+            each("wall_reduction", "{:.0f} %", 100) + " (few texts: noise)",
+            both,
+            files,
+        ),
+        (
+            "Table 6, time per decoding step",
+            "baseline 4.0–12.0 ms, exact 3.6–11.2 ms, sigmoid 3.1–4.6 ms",
+            each("call_microseconds", "{:.2f} ms", 1e-3),
+            both,
+            files,
+        ),
+        (
+            "Table 8, acceptance at γ = 3, 5, 10, 15",
+            "46–56 % for baseline and exact",
+            f"{by_gamma('acceptance', '{:.0f} %', 100)} (a weaker draft model, one text)",
+            "`redrafter bench sampling summaries`",
+            json("summaries"),
+        ),
+        (
+            "Figure 3, time per step by γ",
+            "a plot: constant over γ; Table 8: 2.8–5.0 ms",
+            f"{by_gamma('call_microseconds', '{:.2f} ms', 1e-3)} at γ = 3, 5, 10, 15",
+            "`redrafter bench sampling summaries`",
+            json("summaries"),
+        ),
+        (
+            "Figures 4, 5, peak memory by γ",
+            "plots: within 200 MB (summaries), 10 MB (speech) of the baseline",
+            f"{peaks(summaries)} (summaries), {peaks(speech)} (speech) over all methods and γ",
+            both,
+            files,
+        ),
+    )
+
+
+def drafters(result: Result, suite: str, temperature: float, names: tuple[str, ...] = ()) -> str:
+    """Speedup and tokens/step of each drafter in one cell of Table 1."""
+    rows = [r for r in result["rows"] if r.get("category") == "all"]
+    own = {r["contender"]: r for r in rows if (r["suite"], r["temperature"]) == (suite, temperature)}
+    shown = {"medusa": "Medusa", "eagle": "EAGLE", "recurrent": "recurrent"}
+    return "; ".join(f"{shown[n]} {own[n]['speedup']:.2f}×, {own[n]['tokens_per_step']:.2f}" for n in names or shown)
+
+
+def headline(result: Result) -> str:
+    head = result["headline"]
+    return f"{head['speedup']:.2f}×, {head['tokens_per_step']:.2f}"
+
+
+def categories(result: Result) -> str:
+    """The recurrent drafter's range over the categories of MT-Bench at T = 0."""
+    rows = [
+        r
+        for r in result["rows"]
+        if r.get("category") not in ("all", None)
+        and (r["suite"], r["temperature"], r["contender"]) == ("mt_bench", 0.0, "recurrent")
+    ]
+    low, high = (f(rows, key=lambda r: float(r["speedup"])) for f in (min, max))
+    return (
+        f"on a CPU, MT-Bench, T = 0: from {low['speedup']:.2f}× ({low['category']}) to {high['speedup']:.2f}× "
+        f"({high['category']})"
+    )
+
+
+def ranks(result: Result) -> str:
+    rows = [r for r in result["rows"] if r.get("ranks") == 2 and "equal" in r]
+    return f"{sum(r['equal'] for r in rows)} of {sum(r['texts'] for r in rows)}"
+
+
+def quality(row: dict[str, Any]) -> str:
+    return f"{row['more_than_plain']:+.2f} ± {row['standard_error']:.2f}"
+
+
+def scores(result: Result, metric: str) -> str:
+    return ", ".join(f"{r[metric]:.2f}" for r in result["rows"] if r["table"] == "1, 5, 6")
+
+
+def scales(result: Result) -> list[dict[str, Any]]:
+    return [r for r in result["rows"] if r["table"] == "2, 7" and r["way"] == "sigmoid_lossy"]

@@ -1,0 +1,1 @@
+"""Training of experimental drafters: a draft model made of target layers, and drafters for speech."""

@@ -1,0 +1,123 @@
+"""Beam search under the target's own noise: the search that the rules `seeded` and `typical` share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redrafter.config import RuleConfig, Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
+from redrafter.core.fixed_tree import FixedTree
+from redrafter.core.noise import SEEDED, gumbel
+from redrafter.core.rules.protocols import Search
+from redrafter.core.sampling import Sampling, floor
+from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
+from redrafter.kernels import verify
+
+
+class Once:
+    """A tensor that is made at the first call. A plain step on a GPU needs no noise here: its kernel makes its own."""
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self.make = make
+        self.made: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self.made is None:
+            self.made = self.make()
+        return self.made
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Beam search under the target's noise, then the node budget."""
+
+    shape: Shape
+    sampling: Sampling
+    noise: Callable[[], Tensor]  # (B, L+1, V) for the positions after the last token; made when it is first needed
+    seeds: Tensor  # (B,) the noise is made from these
+    positions: Tensor  # (B,) of the last tokens
+
+    @property
+    def visited(self) -> int:
+        return self.shape.width * self.shape.length
+
+    def beam(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Beam:
+        return beam_search(
+            advance,
+            state,
+            last,
+            width=self.shape.width,
+            length=self.shape.length,
+            temperature=self.sampling.temperature,
+            noise=self.noise(),
+            token_ids=token_ids,
+        )
+
+    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        return self._pack(visited_nodes(self.beam(advance, state, last, token_ids)), last)
+
+    def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
+        nodes, _ = candidate_nodes(beam, scores)
+        return self._pack(nodes, last)
+
+    def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+        noise = self.noise()[:, : tree.length]
+        noise = noise if token_ids is None else noise[..., token_ids]
+        temperature = self.sampling.temperature[:, None, None]
+        scale = torch.where(temperature > 0, temperature, 1.0).to(noise.dtype)
+        best = (logits[:, : tree.length].to(noise.dtype) / scale + noise).topk(tree.width, dim=-1).indices
+        return tree.fill(best if token_ids is None else token_ids[best], last)
+
+    def _pack(self, nodes: Nodes, last: Tensor) -> Tree:
+        tree, _ = pack(nodes, last, self.shape.budget)
+        return tree
+
+
+@dataclass(frozen=True)
+class BeamRule(ABC):
+    """A rule that drafts by `BeamSearch`. A subclass says which nodes to accept."""
+
+    config: RuleConfig
+    shape: Shape
+    vocab_size: int
+    dtype: torch.dtype  # of the noise
+
+    @property
+    def nodes(self) -> int:
+        return self.shape.budget
+
+    def search(self, sampling: Sampling, seeds: Tensor, lengths: Tensor) -> BeamSearch:
+        ahead = lengths[:, None] + 1 + torch.arange(self.shape.length + 1, device=lengths.device)
+
+        def noise() -> Tensor:
+            if not sampling.samples:
+                return torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
+            drawn = gumbel(seeds, ahead, self.vocab_size, stream=SEEDED, dtype=self.dtype)
+            return torch.where(sampling.temperature[:, None, None] > 0, drawn, 0.0)
+
+        return BeamSearch(self.shape, sampling, Once(noise), seeds, lengths)
+
+    @abstractmethod
+    def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
+        """See `Rule.accept`."""
+
+
+def target_choices(search: BeamSearch, tree: Tree, logits: Tensor) -> Tensor:
+    """(B, N+1) the token that plain decoding would choose at each node, from its `node_logits` (B, N+1, V)."""
+    sampling = search.sampling
+    if not sampling.samples:  # no filter removes the best token
+        return logits.argmax(-1)
+    return verify.seeded(
+        logits,
+        tree.depths,
+        sampling.temperature,
+        search.seeds,
+        search.positions,
+        floor(logits, sampling),
+        SEEDED,
+        search.noise,
+    )

@@ -1,0 +1,46 @@
+"""Sizes of a Medusa drafter."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from redrafter.config import require
+from redrafter.drafters.base import DrafterConfig, require_matching_output, target_sizes
+from redrafter.drafters.options import DrafterOptions
+from redrafter.targets import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(DrafterConfig):
+    """Sizes of a Medusa drafter: one network for each depth. No network knows what another one guessed."""
+
+    kind: ClassVar[str] = "medusa"
+    training_options: ClassVar[tuple[str, ...]] = ("exit_size", "blocks", "heads", "draft_vocab", "layers")
+
+    exit_size: int
+    """Width of the blocks."""
+    heads: int = 6
+    """How many tokens ahead it guesses: one network for each."""
+    blocks: int = 1
+    """Residual blocks of each network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("exit_size", "heads")
+        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
+
+    @classmethod
+    def for_target(cls, options: DrafterOptions, target: Target) -> Self:
+        require_matching_output(cls.kind, target)
+        return cls(
+            **target_sizes(options, target, options.layers or (-1,)),
+            exit_size=options.exit_size or target.hidden_size,
+            blocks=1 if options.blocks is None else options.blocks,
+            heads=options.heads or 6,
+        )
+
+    def check_training(self, depth: int, rollouts: int) -> None:
+        require(
+            self.heads == depth,
+            f"a Medusa drafter has one network for each depth: {self.heads} cannot learn a depth of {depth}; "
+            "give --heads and --depth alike",
+        )

@@ -1,0 +1,63 @@
+"""The drafter options of `redrafter train`. Importing this module does not import torch."""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from redrafter.config import require
+from redrafter.drafters import registry
+
+if TYPE_CHECKING:
+    from redrafter.drafters.base import DrafterConfig
+    from redrafter.targets import Target
+
+Cell = Literal["rnn", "gated", "none"]
+FirstState = Literal["embedding", "zero", "context"]
+HeadKind = Literal["own", "tied"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """The kind of drafter to train, and its sizes where they do not follow from the target."""
+
+    drafter: str = "recurrent"
+    """`recurrent`, `medusa` (one network for each depth) or `eagle` (one transformer layer)."""
+    cell: Cell = "gated"
+    """`rnn` (the papers'), `gated` or `none`."""
+    first_state: FirstState = "context"
+    """State before the last token is read: from its `embedding` (the papers'), `zero` or the `context`."""
+    state_size: int | None = None
+    """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
+    exit_size: int | None = None
+    """Width of the residual blocks (default: the state's; medusa: the hidden state's); eagle: of the MLP."""
+    blocks: int | None = None
+    """Residual blocks before the head (default: 4; medusa: 1 at each depth)."""
+    heads: int | None = None
+    """medusa: how many networks, the same as --depth (default 6); eagle: attention heads (default: one for each 64)."""
+    head: HeadKind = "tied"
+    """`tied` to the target's output embedding, or `own` weights."""
+    draft_vocab: int = 16384
+    """Guess only among the k tokens most frequent in the data (0: all)."""
+    layers: tuple[int, ...] = ()
+    """Hidden states the context is made of, -1 the last (default: an early, the middle and the last one)."""
+    memory_heads: int = 4
+    """Heads of a memory over the accepted text (0: none)."""
+    memory_size: int = 128
+    """Width of the memory's keys and values."""
+    normed: bool = True
+    """Normalise hidden states, embeddings and the input of each block to unit size."""
+
+    def __post_init__(self) -> None:
+        require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
+        for name in ("state_size", "exit_size"):
+            size = getattr(self, name)
+            require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
+        accepted = ("drafter", *registry.get(self.drafter).config.training_options)
+        for field in fields(self):
+            if field.name not in accepted and getattr(self, field.name) != field.default:
+                takers = [k for k in registry.names() if field.name in registry.get(k).config.training_options]
+                option = f"--{field.name.replace('_', '-')}"
+                require(False, f"{option} belongs to the {' or '.join(takers)} drafter, not to {self.drafter}")
+
+    def config_for(self, target: "Target") -> "DrafterConfig":
+        """The network's sizes for a target."""
+        return registry.get(self.drafter).config.for_target(self, target)

@@ -1,0 +1,125 @@
+"""The recurrent drafter at work: beam search over a recurrent network, from the target's last hidden state."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redrafter.core.accept import Accepted
+from redrafter.core.rules import Search
+from redrafter.core.tree import Tree
+from redrafter.drafters import checkpoint
+from redrafter.drafters.base import NetDrafter, last_accepted, select_position
+from redrafter.drafters.int8 import product, usable_for
+from redrafter.drafters.recurrent.int8 import replace_layers
+from redrafter.drafters.recurrent.network import RecurrentNet
+from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.kernels.drafter_layers import cell, narrow, trial
+from redrafter.targets import TargetInfo
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """What the drafter keeps of the text."""
+
+    context: Tensor  # (B, C) the hidden state that chose the last token
+    memory: Tensor | None = None  # (B, heads, size, size)
+
+
+class RecurrentDrafter(NetDrafter[RecurrentNet]):
+    """A `RecurrentNet` bound to a target."""
+
+    def __init__(self, net: RecurrentNet, target: TargetInfo) -> None:
+        super().__init__(net, target)
+        self.logits = lambda x: F.linear(self.net.project(x), self.vocabulary)
+        self.table: Tensor | None = None
+        self.token_input: Callable[[Tensor], Tensor] = lambda tokens: self.net.token_input(
+            self.net.token(self.embed(tokens))
+        )
+        if self.vocabulary.is_cuda:
+            self._precompute()
+
+    @property
+    def default_length(self) -> int:
+        return 8
+
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetInfo) -> Self:
+        net = checkpoint.read_for(Path(folder), target)
+        if not isinstance(net, RecurrentNet):
+            raise DrafterMismatch(f"{folder} holds no recurrent drafter: {checkpoint.model_type(net)}")
+        return cls(net, target).use_int8()
+
+    def use_int8(self) -> Self:
+        if usable_for(self.vocabulary):
+            replace_layers(self.net)
+            vocabulary_product = product(self.vocabulary)
+            self.logits = lambda x: vocabulary_product(self.net.project(x))
+        return self
+
+    @torch.no_grad()
+    def _precompute(self) -> None:
+        """Multiply constant weights with each other once, where that leaves fewer bytes to read for each guess."""
+        net, config = self.net, self.net.config
+        trial(self.vocabulary)
+        rows, wide = self.vocabulary.shape
+        if config.head == "tied" and rows * config.exit_size < wide * (rows + config.exit_size):
+            self.vocabulary = self.vocabulary @ net.head.weight  # (V', exit)
+            self.logits = lambda x: F.linear(x, self.vocabulary)
+        if config.cell != "none":
+            ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
+            guessed = ids if net.token_ids is None else net.token_ids
+            places = torch.arange(len(guessed), device=ids.device)
+            place = self.place = torch.zeros_like(ids).index_copy_(0, guessed, places)
+            table = self.table = net.token_input(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
+            self.token_input = lambda tokens: table[place[tokens]]
+
+    def save(self, folder: str | Path, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
+        checkpoint.write(Path(folder), self.net, target, overwrite, storage)
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> RecurrentState:
+        memory = None
+        if self.net.memory is not None:
+            # The pair of the last hidden state needs the token it chose: `advance` adds it.
+            memory = self.remember(self.net.memory.empty(len(tokens)), tokens[:, 1:], hidden[:, :-1], lengths - 1)
+        return RecurrentState(self.net.context(select_position(hidden, lengths - 1)), memory)
+
+    def draft(self, state: RecurrentState, last: Tensor, search: Search) -> Tree:
+        net = self.net
+        if search.shape.width > net.config.guessable:
+            raise ConfigError(
+                f"beam width {search.shape.width} is larger than the drafter's {net.config.guessable} tokens"
+            )
+        share = net.share(state.context)[:, None]  # (B, 1, exit)
+
+        def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+            if states is None:  # the last token may be any token; all later ones are guessed by this drafter
+                states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
+            elif self.table is not None and narrow(states, tokens.numel()):
+                unit = net.cell_u
+                states = cell(states, unit.weight, unit.bias, self.table, parents, tokens, self.place)
+            else:
+                before = states.gather(1, parents[..., None].expand(-1, -1, states.shape[2]))
+                states = net.next_state(before, self.token_input(tokens))
+            reading = None
+            if net.memory is not None and state.memory is not None:
+                reading = net.memory.read(state.memory, states)
+            return self.logits(net.trunk(states, share, reading)), states
+
+        return search.tree(advance, None, last, net.token_ids)
+
+    def advance(self, state: RecurrentState, accepted: Accepted, hidden: Tensor) -> RecurrentState:
+        memory = state.memory
+        if memory is not None:
+            memory = self.remember(memory, accepted.tokens, hidden, accepted.count)
+        return RecurrentState(self.net.context(last_accepted(hidden, accepted)), memory)
+
+    def remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
+        """Add the first `count` (B,) pairs to the memory: tokens (B, n) and the states (B, n, C) that chose them."""
+        assert self.net.memory is not None
+        pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
+        return self.net.memory.add(memory, pair, count)

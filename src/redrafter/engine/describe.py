@@ -1,0 +1,165 @@
+"""What `load` would run with these options: drafter, shape, runtime, kernels, and how exact the text is.
+
+The default model is described without reading its weights. Any other model is loaded first, because its drafter and
+its profile are found by its weights.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.step import Drafter
+from redrafter.drafters import NgramDrafter, NoDrafter, checkpoint, shipped
+from redrafter.drafters.load import bind
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.engine.ties import tie
+from redrafter.kernels import runs_triton
+from redrafter.kernels.cpu import native
+from redrafter.targets import Target, load_target
+from redrafter.targets.default import FOLDER, NAME, cache_folder
+from redrafter.targets.load import parse_device, parse_dtype
+from redrafter.tuning.store import apply_profile, resolve_runtime, saved_profiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What runs for one prompt."""
+
+    model: str
+    drafter: str
+    shape: Shape | None
+    """None is plain decoding."""
+    tuned: bool
+    """Whether the shape comes from a profile of `redrafter tune`."""
+    runtime: str
+    device: torch.device
+    dtype: torch.dtype
+    kernels: str
+    """The faster path that is used in place of the model's own forward passes, if any."""
+
+    @property
+    def exactness(self) -> str:
+        """How far speculative text equals plain text. No path is bit-exact yet."""
+        gap = f"scores less than {tie(self.dtype):g} apart"
+        if self.shape is None:
+            return "this is plain decoding: nothing to compare"
+        if self.device.type == "cpu" and self.dtype in (torch.float32, torch.float64):
+            return f"logits are not bit-exact; text equals plain decoding token for token, except at ties ({gap})"
+        return f"logits are not bit-exact; text may differ from plain decoding, but only at ties ({gap})"
+
+
+def describe(
+    model: str | None = None,
+    drafter: str = "auto",
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    runtime: str = "auto",
+) -> RunDescription:
+    """For the seeded rule and no explicit shape, like `load` with these arguments."""
+    if model is None and drafter in ("auto", "ngram", "none") and not _default_needs_weights():
+        where = torch.device(parse_device(device))
+        kind = parse_dtype(dtype, where.type)
+        found = _default_drafter(drafter, where, kind)
+        return _description(NAME, found, found.default_shape, False, runtime, where, kind, None)
+    target = load_target(model, dtype=dtype, device=device)
+    asked = resolve_drafter(drafter, target)
+    found, shape = apply_profile(target, asked, runtime)
+    tuned = shape is not None or found is not asked
+    shape = shape or found.default_shape
+    return _description(target.name, found, shape, tuned, runtime, target.device, target.dtype, target)
+
+
+def _default_needs_weights() -> bool:
+    """A profile may fit the default model, and only the weights tell."""
+    return (cache_folder() / FOLDER).exists() and any(p.target_name == NAME for p in saved_profiles())
+
+
+def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype) -> Drafter:
+    """The default model's drafter, bound to a stand-in for the model."""
+    if drafter == "none":
+        return NoDrafter()
+    folder = shipped_for(NAME) if drafter == "auto" else None
+    if folder is None:
+        return NgramDrafter()
+    net, _ = checkpoint.read(folder)
+    return bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
+
+
+def shipped_for(name: str) -> Path | None:
+    """The folder of the shipped drafter that names this model as its target."""
+    for config in sorted(shipped.FOLDER.glob(f"*/{checkpoint.CONFIG_FILE}")):
+        if checkpoint.read_config(config.parent)["target"]["name"] == name:
+            return config.parent
+    return None
+
+
+class _Unloaded:
+    """A target of the right sizes whose embeddings are all zeros and take no memory."""
+
+    name, tokenizer, layer_count = NAME, None, 10**6
+
+    def __init__(self, vocab_size: int, hidden_size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.vocab_size, self.hidden_size, self.device, self.dtype = vocab_size, hidden_size, device, dtype
+        self.output_embedding = self.input_embedding = _Zeros(vocab_size, hidden_size, device, dtype)
+
+
+class _Zeros(torch.nn.Module):
+    def __init__(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.zeros(1, 1, device=device, dtype=dtype).expand(rows, columns)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight[tokens]
+
+
+def _description(
+    model: str,
+    drafter: Drafter,
+    shape: Shape,
+    tuned: bool,
+    runtime: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    target: Target | None,
+) -> RunDescription:
+    plain = isinstance(drafter, NoDrafter)
+    runtime = resolve_runtime(device.type, runtime)
+    kernels = _gpu_kernels(device, runtime) if device.type == "cuda" else _cpu_kernels(dtype, target)
+    return RunDescription(
+        model=model,
+        drafter=_drafter_name(drafter),
+        shape=None if plain else shape,
+        tuned=tuned,
+        runtime=runtime,
+        device=device,
+        dtype=dtype,
+        kernels=kernels,
+    )
+
+
+def _drafter_name(drafter: Any) -> str:
+    return str(getattr(drafter, "name", type(drafter).__name__))
+
+
+def _gpu_kernels(device: torch.device, runtime: str) -> str:
+    if runtime == "eager":
+        return "none: the eager runtime uses the model's own layers"
+    if not runs_triton(device):
+        return "none: Triton is not installed, so the model's own layers run"
+    return "Triton kernels and fused layers, for the layers where they match the model's own (checked at first use)"
+
+
+def _cpu_kernels(dtype: torch.dtype, target: Target | None) -> str:
+    if dtype != torch.float32:
+        return "none: the C++ kernels need float32"
+    if target is None:
+        return f"C++ kernels for few-token passes: {native.status()}"
+    replaced = sum("forward" in vars(module) for module in target.model.modules())
+    if replaced:
+        return f"C++ kernels in {replaced} modules of the model"
+    return f"none: the model's own layers run; C++ kernels: {native.status()}"

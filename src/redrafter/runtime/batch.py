@@ -1,0 +1,428 @@
+"""The running batch: rows open, are read in pieces, step together and close, between any two steps.
+
+`Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave, bulk writing
+opens many rows and drafts nothing. Rows that draft step at the lower places, rows that decode plainly at the upper
+ones, so that each kind is one view of the batch's tensors. A closed row's keys and hidden states are kept until its
+place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from redrafter.config import RuleConfig, SamplingParams, Shape
+from redrafter.core.cache import KVCache
+from redrafter.core.noise import as_int64
+from redrafter.core.rules import Rule, make_rule
+from redrafter.core.sampling import Processor, Sampling
+from redrafter.core.step import Drafter, Rows, first_tokens
+from redrafter.drafters import NoDrafter
+from redrafter.runtime.executor import Executor, Launched, serving
+from redrafter.runtime.prefill import PIECES, PromptReader
+from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, row_processor
+from redrafter.runtime.state import BatchState
+from redrafter.targets import Target
+from redrafter.targets.cuda.tree_target import TreeTarget
+
+WORTH_COPYING = 8
+"""A shorter prefix is read again rather than copied from another row."""
+PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
+"""Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one launch gave its rows, those left out that were closed in the meantime."""
+
+    drafts: bool
+    shape: Shape | None
+    rows: list[tuple[Row, RowOutput]]
+    size: int
+    """Rows that took part."""
+    seconds: float
+    """From the end of the step before, or from the launch where nothing was running."""
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A launched step and its rows, each with its line in the results."""
+
+    launched: Launched
+    drafts: bool
+    shape: Shape | None
+    rows: list[tuple[Row, int]]
+    count: int
+    began: float
+
+
+class Batch:
+    """Room for `rows` open rows of `context` tokens, and for `kept` closed ones.
+
+    shapes: all that steps will be asked for. rules: the acceptance rule for a shape, by default `seeded`. endings: most
+    eos tokens of a request. runtime: "eager", "graphs" (recorded CUDA graphs), "compiled" or "auto" (recorded on a GPU,
+    with the target's pass compiled). compiles_step: compile the rest of a recorded step too, for all rows at once only.
+    recorded: for tests, fixed buffers on a CPU.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        rows: int,
+        context: int,
+        shapes: Sequence[Shape],
+        rules: Callable[[Shape], Rule] | None = None,
+        kept: int = 0,
+        endings: int = 1,
+        runtime: str = "auto",
+        compiles_step: bool = False,
+        recorded: bool | None = None,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.rows, self.context = rows, min(context, target.max_positions)
+        compiles = runtime in ("auto", "compiled")
+        on_gpu = target.device.type == "cuda"
+        recorded = (on_gpu and runtime != "eager") if recorded is None else recorded
+        self.ahead = 1  # recorded steps that may be unread while the next one is launched
+        places = rows + kept
+        rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
+        # Behind a row there is room for the nodes that are verified, and for those that a beam search visits.
+        self.slack = max((max(rules(s).nodes, s.width * s.length) for s in shapes), default=0) + 1
+        self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
+        self.executor = Executor(
+            target, drafter, self.state, rules, recorded=recorded, compiles=compiles, compiles_step=compiles_step
+        )
+        self.sizes = [rows] if compiles_step else sizes_up_to(rows)
+        self.reader = None
+        if isinstance(self.executor.verifier, TreeTarget):
+            self.reader = PromptReader(self.executor.verifier, self.state.cache, drafter.layers)
+        self.at: list[Row | None] = [None] * places  # the row, open or closed, at each place
+        self.plain = NoDrafter()
+        self.clock = self.version = 0
+        self.samplings: dict[tuple[int, int], Sampling] = {}  # of this version
+        self.flights: deque[_Flight] = deque()
+        self.collected = 0.0  # when the last results came
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a launched step runs while the host does something else."""
+        return self.executor.recorded
+
+    @property
+    def free(self) -> int:
+        """Rows that can be opened."""
+        return self.rows - sum(row is not None and row.open for row in self.at)
+
+    @property
+    def used(self) -> int:
+        """KV cache slots that open rows fill."""
+        return sum(row.known for row in self.at if row is not None and row.open)
+
+    @property
+    def live(self) -> dict[bool, int]:
+        """Rows that step, by whether they draft."""
+        return {drafts: len(self._live(drafts)) for drafts in (True, False)}
+
+    def open(
+        self,
+        request: Request,
+        *,
+        drafts: bool = True,
+        logprobs: int | None = None,
+        reuses: bool = True,
+        processor: Processor | None = None,
+    ) -> Row:
+        """A row to be read. Unless the row `reuses`, its whole prompt is read, whatever other rows have read."""
+        assert self.free > 0
+        assert len(request.prompt) < self.context
+        closed = [p for p, row in enumerate(self.at) if row is None or not row.open]
+        place = min(closed, key=lambda p: (0 if (row := self.at[p]) is None else row.used, p))
+        row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor)
+        self.at[place] = row
+        self.state.rows.lengths[place] = 0
+        self._touch(row)
+        return row
+
+    @torch.no_grad()
+    def read(self, row: Row, most: int) -> RowOutput | None:
+        """Read up to `most` more tokens of the prompt; with its end comes the first new token."""
+        if row.reuses:
+            self._reuse(row)
+        prompt = len(row.request.prompt)
+        begin, stop = row.known, min(prompt, row.known + min(most, PIECES[-1]))
+        found = self.reader.read(row.place, row.ids[begin:stop], begin) if self.reader is not None else None
+        if found is None:
+            part = self.state.cache.part(row.place, row.place + 1)
+            tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
+            found = self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+        logits, hidden = found
+        self.state.history[row.place, begin:stop] = hidden[0]
+        row.known = stop
+        self.state.rows.lengths[row.place] = stop
+        self._touch(row)
+        return self._begin([row], logits)[0] if stop == prompt else None
+
+    @torch.no_grad()
+    def read_all(self, rows: Sequence[Row]) -> list[tuple[Row, RowOutput]]:
+        """Read the whole prompts of rows that were just opened, many in one pass; all draft or none does."""
+        if len(rows) == 1 or any(row.known for row in rows):
+            return [(row, self._read_whole(row)) for row in rows]
+        done: list[tuple[Row, RowOutput]] = []
+        left = sorted(rows, key=lambda row: len(row.request.prompt))  # alike in length: little padding
+        while left:
+            longest = len(left[-1].request.prompt)
+            count = max(1, min(PROMPTS_TOGETHER, TOKENS_TOGETHER // longest, len(left)))
+            left, some = left[:-count], left[-count:]
+            done += zip(some, self._read_together(some), strict=True)
+        return done
+
+    def _read_whole(self, row: Row) -> RowOutput:
+        while (output := self.read(row, PIECES[-1])) is None:
+            pass
+        return output
+
+    def _read_together(self, rows: list[Row]) -> list[RowOutput]:
+        lengths = [len(row.request.prompt) for row in rows]
+        tokens, at = padded([row.request.prompt for row in rows], self.target.device), self._places(rows)
+        verifier, layers = self.executor.verifier, self.drafter.layers if rows[0].drafts else ()
+        if isinstance(verifier, TreeTarget) and verifier.compiles:
+            with serving(verifier, self.state.cache):
+                logits, hidden = verifier.prefill(tokens, lengths, self.state.cache, self.drafter.layers, places=at)
+        else:
+            apart = KVCache(slots=tokens.shape[1])
+            logits, hidden = self.target.prefill(tokens, lengths, apart, layers)
+            self.state.cache.place(apart, at, len(self.at))
+        if hidden.shape[2]:
+            self.state.history[at, : tokens.shape[1]] = hidden
+        for row, length in zip(rows, lengths, strict=True):
+            row.known = length
+            self._touch(row)
+        return self._begin(rows, logits)
+
+    def _begin(self, rows: list[Row], logits: Tensor) -> list[RowOutput]:
+        """Rows whose prompts are read choose their first tokens, from logits (n, V), and take part in steps."""
+        device, state, drafts = self.target.device, self.state, rows[0].drafts
+        requests = [row.request for row in rows]
+        prompts = padded([r.prompt for r in requests], device)  # (n, P)
+        lengths = torch.tensor([len(r.prompt) for r in requests], device=device)
+        endings = state.rows.eos.shape[1]
+        sampling = Sampling.of([r.sampling for r in requests], self.target.vocab_size, device)
+        sampling = replace(sampling, processor=row_processor(rows))
+        counts = None
+        if sampling.penalises:
+            real = torch.arange(prompts.shape[1], device=device) < lengths[:, None]
+            counts = torch.zeros(len(rows), self.target.vocab_size, device=device)
+            counts.scatter_add_(1, prompts, real.float())
+        at = self._places(rows)
+        hidden = state.history[at, : prompts.shape[1]]  # (n, P, C)
+        drafter: Drafter = self.drafter if drafts else self.plain
+        fresh = Rows(
+            lengths=lengths - 1,
+            last=prompts.gather(1, lengths[:, None] - 1)[:, 0],
+            seeds=torch.tensor([as_int64(r.seed) for r in requests], device=device),
+            remaining=torch.tensor([self._budget(r) for r in requests], device=device),
+            done=torch.zeros(len(rows), dtype=torch.bool, device=device),
+            eos=torch.tensor([[*r.eos, *[-1] * (endings - len(r.eos))] for r in requests], device=device),
+            counts=counts,
+            state=drafter.begin(prompts, lengths, hidden, state.slots),
+        )
+        new, accepted = first_tokens(fresh, sampling, self.executor.rule(None), drafter, logits, hidden)
+        state.put(at, new, drafts=drafts)
+        outputs = []
+        tokens, taken, done = accepted.tokens[:, 0].tolist(), accepted.count.tolist(), new.done.tolist()
+        for i, row in enumerate(rows):
+            gained = [tokens[i]][: taken[i]]
+            row.ids += gained
+            row.seen, row.live = len(row.ids), True
+            found = None if row.logprobs is None else logprobs_of(logits[i : i + 1], gained, row.logprobs)
+            outputs.append(RowOutput(gained, done=done[i], logprobs=found, error=row.error))
+        self._changed()
+        return outputs
+
+    def _budget(self, request: Request) -> int:
+        return min(request.max_new_tokens, self.context - len(request.prompt))
+
+    @torch.no_grad()
+    def step(self, drafts: bool = True, shape: Shape | None = None, count: int = 1) -> list[StepResult]:
+        """Launch a step of all rows that draft, or of all that do not; without a shape nothing is guessed.
+
+        Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
+        that needs these results to be known is launched by the next call.
+        """
+        rows = self._live(drafts)
+        assert rows, "no row to step"
+        watched = any(row.logprobs is not None or row.processor is not None for row in rows)
+        recorded = self.recorded and not watched
+        guesses = drafts and shape is not None
+        if self.flights and (not recorded or (guesses and not all(f.launched.follows for f in self.flights))):
+            return self.drain()
+        if guesses:
+            self._catch_up(rows)
+        began, launched = time.perf_counter(), None
+        others = len(self._live(not drafts))
+        if recorded:
+            size = min(next(n for n in self.sizes if n >= len(rows)), len(self.at) - others)
+            start, stop = self._gather(rows, drafts, size)
+            sampling = self._sampling(start, stop)
+            launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count)
+        if launched is None:
+            start, stop = self._gather(rows, drafts, len(rows))
+            extent = max(row.known for row in rows) + 1 + (self.executor.rule(shape).nodes if guesses else 0)
+            sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
+            launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
+        self.flights.append(_Flight(launched, drafts, shape, [(row, row.place - start) for row in rows], count, began))
+        unread = self.ahead if launched.recorded else 0
+        return [self._collect() for _ in range(len(self.flights) - unread)]
+
+    def drain(self) -> list[StepResult]:
+        """The results of all launched steps; waits for them."""
+        return [self._collect() for _ in range(len(self.flights))]
+
+    def _collect(self) -> StepResult:
+        flight = self.flights.popleft()
+        results = flight.launched.results()
+        now = time.perf_counter()
+        seconds, self.collected = now - max(flight.began, self.collected), now
+        rows = [(row, self._output(row, line, results, flight)) for row, line in flight.rows if row.open]
+        return StepResult(flight.drafts, flight.shape, rows, len(flight.rows), seconds)
+
+    def _output(self, row: Row, line: int, results: list[list[list[int]]], flight: _Flight) -> RowOutput:
+        output, width = RowOutput([], error=row.error), flight.launched.width
+        for step in results:
+            values = step[line]
+            count, drafted, done, nodes = values[:4]
+            size = (len(values) - 4 - 2 * width) // 2
+            cuts = (4, 4 + width, 4 + 2 * width, 4 + 2 * width + size, 4 + 2 * (width + size))
+            tokens, path, tree, parents = (values[a:b] for a, b in itertools.pairwise(cuts))
+            kept = min(count, drafted)
+            output.tokens += tokens[:count]
+            output.drafted += kept
+            output.nodes += nodes
+            output.steps += 1
+            output.done = bool(done)
+            output.tree = (tree[: nodes + 1], parents[: nodes + 1], path[: kept + 1])
+            if row.logprobs is not None and flight.launched.logits is not None:
+                logits = flight.launched.logits[line][path[:count]]
+                output.logprobs = logprobs_of(logits, tokens[:count], row.logprobs)
+            if done:
+                break
+        row.ids += output.tokens
+        row.known += len(output.tokens)
+        if flight.launched.follows:
+            row.seen = len(row.ids)
+        return output
+
+    def close(self, row: Row) -> None:
+        """Free the row at once; what it has read stays for others until its place is needed."""
+        if not row.open:
+            return
+        row.open = row.live = False
+        row.processor = None
+        self.state.rows.done[row.place] = True
+        self.state.rows.lengths[row.place] = row.known
+        self._touch(row)
+
+    def reset(self) -> None:
+        """After a step that failed as a whole: no row is open any more, none is kept."""
+        self.flights.clear()
+        for row in self.at:
+            if row is not None:
+                row.open = row.live = False
+        self.at = [None] * len(self.at)
+        self.state.rows.done.fill_(True)
+        self.state.rows.lengths.fill_(0)
+        self._changed()
+
+    def _live(self, drafts: bool) -> list[Row]:
+        return [row for row in self.at if row is not None and row.live and row.drafts == drafts]
+
+    def _gather(self, rows: list[Row], drafts: bool, size: int) -> tuple[int, int]:
+        """Move these rows, and no other live row, into the `size` places at their end of the batch."""
+        start, stop = (0, size) if drafts else (len(self.at) - size, len(self.at))
+        outside = [row for row in rows if not start <= row.place < stop]
+        room = (p for p in range(start, stop) if (row := self.at[p]) is None or not row.live or row.drafts != drafts)
+        for row in outside:
+            self._swap(row.place, next(room))
+        elsewhere = [*range(start), *range(stop, len(self.at))]
+        for other in self._live(not drafts):
+            if start <= other.place < stop:
+                free = next(p for p in elsewhere if (row := self.at[p]) is None or not row.live)
+                self._swap(other.place, free)
+        return start, stop
+
+    def _swap(self, a: int, b: int) -> None:
+        rows = (self.at[a], self.at[b])
+        unread = sum(flight.launched.width * flight.count for flight in self.flights)  # tokens a row may have gained
+        length = max((row.known + unread + 1 for row in rows if row is not None), default=0)
+        self.state.swap(a, b, min(length, self.state.slots))
+        self.at[a], self.at[b] = self.at[b], self.at[a]
+        for place in (a, b):
+            if (row := self.at[place]) is not None:
+                row.place = place
+        self._changed()
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """Let the drafter take in what rows gained in steps without a guess."""
+        for behind in {len(row.ids) - row.seen for row in rows} - {0}:
+            late = [row for row in rows if len(row.ids) - row.seen == behind]
+            new = [row.ids[row.seen :] for row in late]
+            self.state.catch_up(self.drafter, [row.place for row in late], new, [row.seen for row in late])
+            for row in late:
+                row.seen = len(row.ids)
+
+    def _reuse(self, row: Row) -> None:
+        """Copy what any row has already read of this prompt; its last token is always read, for its logits."""
+        wanted = row.ids[: len(row.request.prompt) - 1]
+        best, most = None, row.known + WORTH_COPYING - 1
+        for other in self.at:
+            if other is not None and other is not row:
+                shared = common_prefix(other.ids[: other.shared], wanted)
+                if shared > most:
+                    best, most = other, shared
+        if best is not None:
+            self.state.copy(best.place, row.place, row.known, most)
+            row.reused += most - row.known
+            row.known = most
+            self._touch(best)
+
+    def _touch(self, row: Row) -> None:
+        self.clock += 1
+        row.used = self.clock
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.samplings.clear()
+
+    def _places(self, rows: Sequence[Row]) -> Tensor:
+        return torch.tensor([row.place for row in rows], device=self.target.device)
+
+    def _sampling(self, start: int, stop: int) -> Sampling:
+        """Of the live rows among these; the others choose greedily, and nobody reads their tokens."""
+        if (start, stop) not in self.samplings:
+            rows = [row if row is not None and row.live else None for row in self.at[start:stop]]
+            every = [SamplingParams() if row is None else row.request.sampling for row in rows]
+            sampling = Sampling.of(every, self.target.vocab_size, self.target.device)
+            self.samplings[start, stop] = replace(sampling, processor=row_processor(rows))
+        return self.samplings[start, stop]
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
+
+    >>> sizes_up_to(6)
+    [1, 2, 4, 6]
+    """
+    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
+
+
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(n, P) prompts, filled on the right with token 0, which is never seen."""
+    width = max(len(p) for p in prompts)
+    return torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)

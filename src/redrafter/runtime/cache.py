@@ -1,0 +1,47 @@
+"""The KV cache of the running batch: one allocation for all layers, so that one kernel commits them all."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels.commit import commit
+from redrafter.targets import Target
+
+
+class Arena(KVCache):
+    """Room for `rows` rows of `slots` slots, allocated before anything is written."""
+
+    def __init__(self, target: Target, rows: int, slots: int) -> None:
+        super().__init__(slots)
+        layers = target.kv_layout()
+        kinds = {kind for pair in layers.values() for kind in pair}
+        self.whole: Tensor | None = None
+        if len(kinds) == 1:
+            heads, size, dtype, device = kinds.pop()
+            self.whole = torch.zeros(len(layers), 2, rows, heads, slots, size, dtype=dtype, device=device)
+            self.layers = {layer: (self.whole[i, 0], self.whole[i, 1]) for i, layer in enumerate(layers)}
+        else:  # a model whose layers, or whose keys and values, differ
+            for layer, pair in layers.items():
+                k, v = (torch.zeros(rows, h, slots, d, dtype=dtype, device=on) for h, d, dtype, on in pair)
+                self.layers[layer] = (k, v)
+
+    def part(self, start: int, stop: int) -> KVCache:
+        """Rows start..stop-1, in the same memory."""
+        made = copy.copy(self)
+        made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
+        # One kernel for all layers runs on a GPU only; on a CPU the commit goes layer by layer.
+        on_gpu = self.whole is not None and self.whole.is_cuda
+        made.whole = self.whole[:, :, start:stop] if on_gpu and self.whole is not None else None
+        return made
+
+    def row_first(self) -> list[Tensor]:
+        """Keys and values as (rows, ..., S, D): one tensor where all layers are alike."""
+        return list(self.tensors()) if self.whole is None else [self.whole.movedim(2, 0)]
+
+    def commit(self, lengths: Tensor, path: Tensor) -> None:
+        if self.whole is None:
+            super().commit(lengths, path)
+        else:
+            commit(self.whole, lengths, path)

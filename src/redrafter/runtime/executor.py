@@ -1,0 +1,305 @@
+"""Runs `core.step` over neighbouring places of the running batch: eagerly, or as a recorded CUDA graph.
+
+Both leave the same result layout, one line of integers a row: count, drafted, done, nodes, then the new tokens, the
+accepted path, and the tree's tokens and parents. A recorded step is read later: the host launches the next step first.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.cache import KVCache
+from redrafter.core.rules import Rule, Search
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter, Rows, step
+from redrafter.core.step import Target as Verifies
+from redrafter.core.tree import Tree, root_tree
+from redrafter.drafters import NoDrafter
+from redrafter.errors import UnsupportedTarget
+from redrafter.runtime.graph import recorded
+from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
+from redrafter.targets import Target
+from redrafter.targets.cuda.layer_compile import TOGETHER
+from redrafter.targets.cuda.tree_target import TreeTarget
+from redrafter.targets.selfcheck import check_tree_kernel
+
+log = logging.getLogger(__name__)
+
+Results = list[list[list[int]]]
+"""By step, by row: the result layout above."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was launched; `results` waits for the end of it."""
+
+    results: Callable[[], Results]
+    width: int  # of the new tokens and of the path in the result layout
+    follows: bool  # the drafter has taken in the new tokens
+    logits: Tensor | None = None  # (B, N+1, V), kept where a row wants log-probabilities
+    recorded: bool = False
+
+
+class StepDrafter:
+    """The drafter as a step sees it. It keeps the hidden states of accepted tokens in `history` (B, S, C).
+
+    A step that guesses nothing leaves the drafter behind; `BatchState.catch_up` makes up for that.
+    """
+
+    def __init__(self, drafter: Drafter, rows: Rows, history: Tensor | None, *, guesses: bool, trims: bool) -> None:
+        self.drafter, self.guesses, self.trims = drafter, guesses, trims
+        self.lengths, self.history = rows.lengths, history
+        self.layers, self.default_shape = drafter.layers, drafter.default_shape
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
+        return self.drafter.begin(tokens, lengths, hidden, slots)
+
+    def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
+        if not self.guesses:
+            return root_tree(last)
+        tree = self.drafter.draft(state, last, search)
+        return trimmed(tree) if self.trims else tree
+
+    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
+        """Slots behind `count` get states of no meaning, and the next step overwrites them."""
+        if self.history is not None and hidden.shape[2]:
+            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
+            self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
+        return self.drafter.advance(state, accepted, hidden) if self.guesses else state
+
+    def keep(self, state: Any, rows: Tensor) -> Any:
+        return self.drafter.keep(state, rows)
+
+
+class Executor:
+    """Makes recorded steps at their first use and keeps them. Without `recorded`, every step runs eagerly.
+
+    compiles: the target's pass (its layers fused or compiled). compiles_step: everything else of a recorded step too,
+    which takes half a minute for each kind of step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        state: BatchState,
+        rules: Callable[[Shape], Rule],
+        *,
+        recorded: bool,
+        compiles: bool,
+        compiles_step: bool,
+    ) -> None:
+        self.target, self.drafter, self.state, self.make_rule = target, drafter, state, rules
+        self.recorded = recorded
+        self.verifier = verifier(target, compiles) if recorded else target
+        self.run_step = torch.compile(run_step, dynamic=False, options=TOGETHER) if compiles_step else run_step
+        self.plain = NoDrafter()
+        self.rules: dict[Shape | None, Rule] = {}
+        self.steps: dict[Any, RecordedStep] = {}
+        # Recorded steps never run at once, so they share their working memory.
+        self.memory = torch.cuda.graph_pool_handle() if recorded and target.device.type == "cuda" else None
+
+    def rule(self, shape: Shape | None) -> Rule:
+        if shape not in self.rules:
+            self.rules[shape] = self.make_rule(shape or self.plain.default_shape)
+        return self.rules[shape]
+
+    def run(
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, extent: int, heard: bool
+    ) -> Launched:
+        """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
+        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling)
+        cache.extent = extent
+        target = _LogitsKept(self.target)
+        out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
+        results = [out.tolist()]
+        return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
+
+    def launch(
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, version: int, count: int
+    ) -> Launched | None:
+        """`count` recorded steps, read later; None if they cannot be recorded. `version` tells samplings apart."""
+        sampling = as_kind(sampling, self.target.vocab_size)
+        key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises)
+        if key not in self.steps:
+            made = self._record(start, stop, drafts, shape, sampling)
+            if made is None:
+                return None
+            self.steps[key] = made
+        mine = self.steps[key]
+        if mine.version != version:
+            assign(mine.sampling, sampling)
+            mine.version = version
+        return Launched(mine.launch(count), mine.width, drafts and shape is not None, recorded=True)
+
+    def _record(
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling
+    ) -> "RecordedStep | None":
+        sampling = with_tensors(sampling, [x.clone() for x in tensors_of(sampling)])
+        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling)
+        rule, run, target = self.rule(shape), self.run_step, self.verifier  # not self: a circle would hold memory
+
+        def action() -> tuple[Tensor, int]:
+            return run(rows, cache, sampling, rule, drafter, target)
+
+        log.info("recording a step of %s for %d rows", self.target.name, stop - start)
+        try:
+            if drafts and _holds_cache(rows.state):
+                raise RuntimeError("the drafter has a KV cache of its own")
+            return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.recorded = False
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("steps of %s cannot be recorded as a graph and run one by one (%s)", self.target.name, first)
+            return None
+
+    def _parts(
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling
+    ) -> tuple[Rows, StepDrafter, KVCache]:
+        rows = self.state.view(start, stop, drafts=drafts, counted=sampling.penalises)
+        guesses = drafts and shape is not None
+        history = self.state.history[start:stop]
+        drafter = StepDrafter(
+            self.drafter if drafts else self.plain, rows, history, guesses=guesses, trims=not self.recorded
+        )
+        if self.recorded:  # one compiled pass serves rows with and without a drafter
+            drafter.layers = self.drafter.layers
+        return rows, drafter, self.state.cache.part(start, stop)
+
+
+class RecordedStep:
+    """A step over fixed buffers. Without a GPU nothing is recorded, and a launch is a step."""
+
+    def __init__(
+        self,
+        action: Callable[[], tuple[Tensor, int]],
+        attention: Callable[[], AbstractContextManager[None]],
+        rows: Rows,
+        sampling: Sampling,
+        memory: Any = None,
+    ) -> None:
+        self.action, self.attention, self.sampling = action, attention, sampling
+        self.version = -1
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.hosts: dict[int, list[Tensor]] = {}
+        self.turn = 0
+        before = [x.clone() for x in tensors_of(rows)]
+        try:  # steps before the recording write behind the rows' ends only; the rows are then as before
+            if rows.last.is_cuda:
+                with attention():
+                    self.graph = recorded(self._run, memory)
+            else:
+                with attention():
+                    self._run()
+        finally:
+            for mine, value in zip(tensors_of(rows), before, strict=True):
+                mine.copy_(value)
+
+    def _run(self) -> None:
+        self.out, self.width = self.action()
+
+    def launch(self, count: int) -> Callable[[], Results]:
+        """Run `count` steps. Two launches may be under way: each has host memory of its own."""
+        on_gpu = self.out.is_cuda
+        if count not in self.hosts:
+            shape = (count, *self.out.shape)
+            self.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
+        self.turn = 1 - self.turn
+        host = self.hosts[count][self.turn]
+        for i in range(count):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                with self.attention():
+                    self._run()
+            host[i].copy_(self.out, non_blocking=True)
+        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        if event is not None:
+            event.record()
+
+        def results() -> Results:
+            if event is not None:
+                event.synchronize()
+            found: Results = host.tolist()
+            return found
+
+        return results
+
+
+def run_step(
+    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, target: Verifies
+) -> tuple[Tensor, int]:
+    """A step in place -> what the host wants to know (B, ...), and the width of the new tokens in it."""
+    new, accepted, tree = step(rows, cache, sampling, rule, drafter, target)
+    assign(rows, new)
+    counts = torch.stack((accepted.count, accepted.drafted, new.done.long(), accepted.nodes), dim=1)
+    out = torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, tree.parents], dim=1)
+    return out, accepted.tokens.shape[1]
+
+
+def trimmed(tree: Tree) -> Tree:
+    """Without the columns that are empty in every row: a CPU pays for each."""
+    n = int(tree.valid.sum(1).max())
+    return replace(
+        tree,
+        tokens=tree.tokens[:, :n],
+        parents=tree.parents[:, :n],
+        depths=tree.depths[:, :n],
+        valid=tree.valid[:, :n],
+        mask=tree.mask[:, :n, :n],
+    )
+
+
+def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
+    """One of four kinds, so that few recorded steps serve all rows: greedy, sampled, filtered, or with penalties."""
+    if sampling.penalises or sampling.bias is not None:
+        bias = sampling.bias
+        if bias is None:
+            bias = sampling.temperature.new_zeros(len(sampling.temperature), vocab_size)
+        return replace(sampling, sorts=True, floors=True, penalises=True, samples=True, bias=bias)
+    if sampling.filters:
+        return replace(sampling, sorts=True, floors=True, samples=True)
+    return sampling
+
+
+def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
+    """The target through the tree kernel; or the target itself, where the kernel does not do its attention."""
+    known: dict[bool, Target | TreeTarget] = target.verifiers
+    if compiles not in known:
+        try:
+            check_tree_kernel(target)
+            known[compiles] = TreeTarget(target, compiles)
+        except UnsupportedTarget as reason:
+            log.info("%s is verified by its own attention (%s)", target.name, reason)
+            known[compiles] = target
+    return known[compiles]
+
+
+def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManager[None]:
+    """While in force, the tree kernel reads this KV cache; a target with its own attention is given its cache."""
+    return target.using(cache) if isinstance(target, TreeTarget) else nullcontext()
+
+
+def _holds_cache(state: Any) -> bool:
+    return any(isinstance(value, KVCache) for value in vars(state).values()) if state is not None else False
+
+
+class _LogitsKept:
+    """The target, with the logits of its last pass at hand."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.logits: Tensor | None = None
+
+    def verify(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+        self.logits, hidden = self.target.verify(*arguments)
+        return self.logits, hidden

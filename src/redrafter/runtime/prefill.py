@@ -1,0 +1,81 @@
+"""Reads a prompt piece by piece in recorded passes: to launch a pass kernel by kernel takes longer than to run it."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.runtime.graph import recorded
+from redrafter.targets.cuda.tree_target import TreeTarget
+
+log = logging.getLogger(__name__)
+
+PIECES = (16, 32, 64, 128, 256, 512)
+"""Tokens of a recorded pass. A shorter piece is padded; attention never sees the padding."""
+
+
+class PromptReader:
+    """One pass for each number of tokens in `PIECES`, at any place of the batch, recorded at its first use and kept."""
+
+    def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...]) -> None:
+        self.verifier, self.cache, self.layers = verifier, cache, layers
+        self.pieces: dict[int, _Piece] = {}
+        # A pool of its own: a recording that fails makes its memory pool unusable.
+        self.memory = torch.cuda.graph_pool_handle() if verifier.target.device.type == "cuda" else None
+        self.failed = False
+
+    def read(self, place: int, tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor] | None:
+        """Read the tokens behind the first `begin` of a row -> logits (1, V) after the last, hidden states (1, n, C).
+
+        Both are valid until the next recorded pass. None if the pass cannot be recorded or does not fit the cache.
+        """
+        size = next((n for n in PIECES if n >= len(tokens)), None)
+        if self.failed or size is None or begin + size > self.cache.slots:
+            return None
+        piece = self.pieces.get(size) or _Piece(size, self.verifier.target.device)
+        piece.given.copy_(torch.tensor([*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]))
+        try:
+            piece.run(self)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the model, the compiler, Triton or the recording
+            self.failed = True
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("%s reads prompts by passes that are not recorded (%s)", self.verifier.target.name, first)
+            return None
+        self.pieces[size] = piece
+        return piece.logits, piece.hidden[:, : len(tokens)]
+
+
+class _Piece:
+    """One recorded pass; `given` are its tokens, where they begin, the row's place, and which token is the last."""
+
+    logits: Tensor
+    hidden: Tensor
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.given = torch.zeros(size + 3, dtype=torch.long, device=device)
+        self.depths = torch.arange(size, device=device)[None]
+        self.chain = self.depths[:, :, None] >= self.depths[:, None, :]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, reader: PromptReader) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        with reader.verifier.using(reader.cache):
+            if self.given.is_cuda:  # passes before the recording write what it will write again
+                self.graph = recorded(lambda: self._pass(reader), reader.memory)
+                self.graph.replay()
+            else:
+                self._pass(reader)
+
+    def _pass(self, reader: PromptReader) -> None:
+        begin, place, last = self.given[-3:].view(3, 1)
+        tokens = self.given[None, :-3]
+        logits, self.hidden = reader.verifier.forward(
+            tokens, self.depths, self.chain, begin, reader.layers, place, keep=last
+        )
+        self.logits = logits[0]

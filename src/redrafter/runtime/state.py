@@ -1,0 +1,137 @@
+"""The tensors of the running batch: every row has a place, and the tensors never move.
+
+A step runs over neighbouring places, which are views of these tensors. To change places, two rows swap.
+"""
+
+import copy
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.accept import Accepted
+from redrafter.core.cache import KVCache
+from redrafter.core.step import Drafter, Rows
+from redrafter.errors import ConfigError
+from redrafter.runtime.cache import Arena
+from redrafter.targets import Target
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """All tensors of a batch's or a drafter's state, in a fixed order. Rows are their first axis."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, KVCache):
+        return list(state.tensors())
+    if is_dataclass(state):
+        return [x for f in fields(state) for x in tensors_of(getattr(state, f.name))]
+    if state is None or isinstance(state, bool | int | float | str):
+        return []
+    raise ConfigError(
+        f"a drafter's state holds a {type(state).__name__}: it must be a dataclass of tensors whose first axis is rows"
+    )
+
+
+def with_tensors(state: Any, tensors: list[Tensor]) -> Any:
+    """The same state with these tensors in place of its own."""
+    if isinstance(state, Tensor):
+        return tensors.pop(0)
+    if isinstance(state, KVCache):
+        made = copy.copy(state)
+        made.layers = {layer: (tensors.pop(0), tensors.pop(0)) for layer in state.layers}
+        return made
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{f.name: with_tensors(getattr(state, f.name), tensors) for f in fields(state)})
+    return state
+
+
+def assign(old: Any, new: Any) -> None:
+    """Overwrite the tensors of one state by those of another."""
+    for mine, value in zip(tensors_of(old), tensors_of(new), strict=True):
+        if mine is not value:
+            mine.copy_(value)
+
+
+class BatchState:
+    """`places` rows of `slots` slots: keys and values, hidden states, what `Rows` holds, and the drafter's state."""
+
+    def __init__(self, target: Target, drafter: Drafter, places: int, slots: int, endings: int) -> None:
+        device = target.device
+        self.places, self.slots, self.vocab_size = places, slots, target.vocab_size
+        self.cache = Arena(target, places, slots)
+        # In each token's slot, the hidden state above it: a prompt that begins like another row's needs it too.
+        width = len(drafter.layers) * target.hidden_size
+        self.history = torch.zeros(places, slots, width, dtype=target.dtype, device=device)  # (places, S, C)
+        zeros = torch.zeros(places, dtype=torch.long, device=device)
+        self.rows = Rows(
+            lengths=zeros.clone(),
+            last=zeros.clone(),
+            seeds=zeros.clone(),
+            remaining=zeros.clone(),
+            done=zeros == 0,
+            eos=torch.full((places, endings), -1, device=device),
+            counts=None,  # allocated with the first row that has penalties
+            state=None,  # allocated with the first row that drafts
+        )
+
+    def view(self, start: int, stop: int, *, drafts: bool, counted: bool) -> Rows:
+        """Rows start..stop-1 themselves; without the drafter's state where nothing is drafted."""
+        if counted:
+            self._count()
+        rows = self.rows
+        made = {f.name: getattr(rows, f.name)[start:stop] for f in fields(rows) if f.name not in ("counts", "state")}
+        counts = rows.counts[start:stop] if counted and rows.counts is not None else None
+        state = with_tensors(rows.state, [x[start:stop] for x in tensors_of(rows.state)]) if drafts else None
+        return Rows(**made, counts=counts, state=state)
+
+    def _count(self) -> None:
+        """Allocate the token counts that penalties need; other rows' counts have no meaning and no effect."""
+        if self.rows.counts is None:
+            counts = torch.zeros(self.places, self.vocab_size, device=self.rows.last.device)
+            self.rows = replace(self.rows, counts=counts)
+
+    def put(self, places: Tensor, new: Rows, *, drafts: bool) -> None:
+        """Rows that have chosen their first token take these places (n,)."""
+        if new.counts is not None:
+            self._count()
+        rows = self.rows
+        if drafts and rows.state is None:
+            room = [x.new_zeros(self.places, *x.shape[1:]) for x in tensors_of(new.state)]
+            self.rows = rows = replace(rows, state=with_tensors(new.state, room))
+        for f in fields(rows):
+            value = getattr(new, f.name)
+            for whole, own in zip(tensors_of(getattr(rows, f.name)), tensors_of(value), strict=False):
+                whole[places] = own
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Two rows change places; neither has more than `length` tokens in the KV cache."""
+        for x in [*(x[..., :length, :] for x in self.cache.row_first()), self.history[:, :length]]:
+            _swap(x, a, b)
+        for x in tensors_of(self.rows):
+            _swap(x, a, b)
+
+    def copy(self, source: int, place: int, start: int, stop: int) -> None:
+        """Copy slots start..stop-1 of one row to another."""
+        for x in self.cache.row_first():
+            x[place, ..., start:stop, :] = x[source, ..., start:stop, :]
+        self.history[place, start:stop] = self.history[source, start:stop]
+
+    def catch_up(self, drafter: Drafter, places: list[int], tokens: list[list[int]], begin: list[int]) -> None:
+        """Let the drafter take in tokens that rows gained in steps without it: as many of each, from `begin` on."""
+        device = self.history.device
+        at, new, first = (torch.tensor(x, device=device) for x in (places, tokens, begin))
+        slots = first[:, None] - 1 + torch.arange(new.shape[1], device=device)  # of the states that chose the tokens
+        none = torch.zeros_like(new)
+        count = torch.full_like(at, new.shape[1])
+        accepted = Accepted(none, new, count, drafted=none[:, 0], nodes=none[:, 0])
+        mine = with_tensors(self.rows.state, [x[at] for x in tensors_of(self.rows.state)])
+        state = drafter.advance(mine, accepted, self.history[at[:, None], slots])
+        for whole, value in zip(tensors_of(self.rows.state), tensors_of(state), strict=True):
+            whole[at] = value
+
+
+def _swap(x: Tensor, a: int, b: int) -> None:
+    kept = x[a].clone()
+    x[a] = x[b]
+    x[b] = kept

@@ -1,0 +1,1 @@
+"""Tuning: what a decoding step costs on this machine, and which tree shape is the fastest."""

@@ -1,0 +1,104 @@
+"""Step costs of the server's running batch, for every number of rows, and the warm-up of its recorded steps."""
+
+from collections.abc import Callable, Sequence
+
+from redrafter.config import SamplingParams, Shape
+from redrafter.runtime.batch import Batch, sizes_up_to
+from redrafter.runtime.prefill import PIECES
+from redrafter.runtime.row import Request
+from redrafter.tuning.profile import MIN_SPEEDUP, BestShape, Profile, SimulatedShape, StepCost
+from redrafter.tuning.prompts import TunableEngine, target_texts
+from redrafter.tuning.simulate import Progress, simulate_shapes
+from redrafter.tuning.step_cost import TimingBudget, close_rows, open_rows, run_steps, time_steps
+
+EAGER_BUDGET, RECORDED_BUDGET = TimingBudget(turns=4, steps=3), TimingBudget(turns=4, steps=12)
+EAGER_SHAPES, RECORDED_SHAPES = 4, 2
+"""Shapes timed for each number of rows. A recorded step is fast, but recording it takes seconds."""
+TEXTS, TEXT_TOKENS = 10, 64
+"""Number of texts that tokens/step is simulated on, and new tokens in each."""
+SAMPLING_KINDS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.0, repetition_penalty=1.1),
+)
+"""One example of each kind of sampling with a recorded step of its own: greedy, sampled, filtered, penalised."""
+
+
+def measure_profile(
+    engine: TunableEngine, batch: Batch, shapes: Sequence[Shape], key: dict[str, str], progress: Progress
+) -> Profile:
+    """Simulate tokens/step on texts of the target, then time the steps of this batch."""
+    progress("writing texts", 0, 1)
+    texts = target_texts(engine, None, count=TEXTS, length=TEXT_TOKENS)
+    simulated = simulate_shapes(engine.target, engine.drafter, texts, shapes, 0.0, progress)
+    prompts = [texts.row(i).tolist()[: batch.context // 2] for i in range(len(texts))]
+    step_costs, best_shapes = measure_steps(batch, simulated, prompts, progress)
+    return Profile(
+        key=key,
+        target_name=engine.target.name,
+        temperature=0.0,
+        simulated=tuple(simulated),
+        step_costs=tuple(step_costs),
+        best_shapes=tuple(best_shapes),
+    )
+
+
+def measure_steps(
+    batch: Batch,
+    simulated: Sequence[SimulatedShape],
+    prompts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+) -> tuple[list[StepCost], list[BestShape]]:
+    """Step costs and the best shape for each number of rows.
+
+    The best shape for more rows is never larger than the best for fewer rows, so larger shapes are not timed again.
+    """
+    budget, most = (RECORDED_BUDGET, RECORDED_SHAPES) if batch.recorded else (EAGER_BUDGET, EAGER_SHAPES)
+    tokens = {row.shape: row.tokens_per_step for row in simulated}
+    remaining = sorted(tokens, key=lambda shape: -shape.budget)
+    step_costs: list[StepCost] = []
+    best_shapes: list[BestShape] = []
+    counts = sizes_up_to(batch.rows)
+    for done, rows in enumerate(counts):
+        if progress is not None:
+            progress("steps by number of rows", done, len(counts))
+        shapes = remaining[:most] if rows > 1 else remaining
+        plain, times = time_steps(batch, rows, shapes, prompts, budget)
+        step_costs.append(StepCost(rows, None, plain))
+        step_costs += [StepCost(rows, shape, ms) for shape, ms in zip(shapes, times, strict=True)]
+        rates = {shape: tokens[shape] / ms for shape, ms in zip(shapes, times, strict=True)}
+        best = max(rates, key=lambda shape: rates[shape])
+        faster = rates[best] >= MIN_SPEEDUP / plain
+        best_shapes.append(BestShape(rows, best if faster else None))
+        remaining = [shape for shape in remaining if shape.budget <= best.budget] if faster else remaining[-1:]
+    return step_costs, best_shapes
+
+
+def warm_up(
+    batch: Batch,
+    shapes: Callable[[int], Sequence[Shape | None]],
+    kinds: Sequence[SamplingParams] = SAMPLING_KINDS,
+    progress: Progress | None = None,
+) -> None:
+    """Record every step and prompt pass that requests may need, so that no request waits for a recording.
+
+    `shapes(rows)` are the shapes that may be chosen for this many rows.
+    """
+    assert batch.recorded
+    counts = sizes_up_to(batch.rows)
+    for done, rows in enumerate(counts):
+        if progress is not None:
+            progress("recording steps", done, len(counts))
+        for sampling in kinds:
+            for drafts in (True, False):
+                opened = open_rows(batch, rows, [[0]], batch.context, sampling, drafts)
+                # Fewer rows run the same recorded step, as long as they exceed the next smaller row count.
+                fewer = range(counts[done - 1] + 1 if done else 1, rows + 1)
+                for shape in dict.fromkeys(s for n in fewer for s in shapes(n)) if drafts else [None]:
+                    run_steps(batch, shape, 1, drafts)
+                close_rows(batch, opened)
+    for tokens in sorted({min(n, batch.context - 1) for n in PIECES}):
+        row = batch.open(Request(prompt=[0] * tokens, seed=0, max_new_tokens=1), reuses=False)
+        batch.read(row, tokens)
+        batch.close(row)

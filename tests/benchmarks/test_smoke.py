@@ -1,0 +1,105 @@
+"""Every benchmark script runs: `--smoke`, with tiny random models, in this process."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import HERE
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in Triton's interpreter, warns of every log of 0
+    pytest.mark.filterwarnings("ignore:.*FP_FUSION.*"),  # Triton, of a default that will change
+]
+
+MEASURING = (
+    "ablations",
+    "bf16_divergence",
+    "cpu",
+    "drafter",
+    "equality",
+    "family",
+    "gather",
+    "gpu",
+    "gpu_small",
+    "lengths",
+    "packing",
+    "peers",
+    "rules",
+    "serve_equality",
+    "speech",
+    "table1",
+    "verify_kernel",
+)
+"""Scripts that write a results file."""
+TRAINING = ("layers_drafter", "speech_drafter")
+"""Scripts that write a drafter."""
+SLOW = ("serve",)
+"""Scripts that start another process."""
+ELSEWHERE = ("readme", "vllm_cpu")
+"""Tested by tests/docs/test_readme.py, and by tests/interop/test_vllm.py where vLLM is installed."""
+
+
+def run(name: str, *words: object) -> None:
+    importlib.import_module(f"benchmarks.{name}").main(["--smoke", *map(str, words)])
+
+
+def check_results(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert result["rows"]
+    assert all(isinstance(value, float | int) for value in result["headline"].values())
+
+
+@pytest.mark.parametrize("name", MEASURING)
+def test_measures(name: str, tmp_path: Path) -> None:
+    run(name, "--save", tmp_path / "result.json")
+    check_results(tmp_path / "result.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_measures_with_another_process(name: str, tmp_path: Path) -> None:
+    run(name, "--save", tmp_path / "result.json")
+    check_results(tmp_path / "result.json")
+
+
+@pytest.mark.parametrize("kind", ["layers", "recurrent"])
+def test_trains_a_speech_drafter(kind: str, tmp_path: Path) -> None:
+    run("speech_drafter", "--kind", kind, "--out", tmp_path / "drafter")
+    assert (tmp_path / "drafter" / "model.safetensors").stat().st_size
+
+
+def test_trains_a_layer_drafter(tmp_path: Path) -> None:
+    run("layers_drafter", "--out", tmp_path / "drafter")
+    assert (tmp_path / "drafter" / "model.safetensors").stat().st_size
+
+
+def test_every_script_is_listed() -> None:
+    scripts = {path.stem for path in HERE.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert scripts == {*MEASURING, *TRAINING, *SLOW, *ELSEWHERE}
+
+
+def test_packing_counts_the_nodes_of_real_trees(tmp_path: Path) -> None:
+    """The trees of a beam of 3 candidates of 4 tokens have 4 to 12 nodes, one tree for each step."""
+    run("packing", "--widths", 3, "--length", 4, "--tokens", 8, "--save", tmp_path / "packing.json")
+    (row,) = json.loads((tmp_path / "packing.json").read_text())["rows"]
+    assert row["before"] == 12
+    assert 4 <= row["after_p1"] <= row["after_mean"] <= row["after_p99"] <= 12
+    assert row["steps"] >= 1
+    assert row["tokens_per_step"] > 1, "the target drafts for itself"
+
+
+def test_a_script_runs_as_a_file(tmp_path: Path) -> None:
+    """`python benchmarks/gather.py`, besides the import of the package that the tests above use."""
+    words = [sys.executable, "benchmarks/gather.py", "--smoke", "--save", str(tmp_path / "result.json")]
+    subprocess.run(words, cwd=HERE.parent, check=True, capture_output=True)
+    check_results(tmp_path / "result.json")
+
+
+@pytest.mark.parametrize("name", [*MEASURING, *TRAINING, *SLOW, *ELSEWHERE])
+def test_every_script_finds_the_package(name: str) -> None:
+    """Python puts only the script's own folder on the path."""
+    assert "if not __package__:" in (HERE / f"{name}.py").read_text()

@@ -1,0 +1,78 @@
+"""`redrafter doctor` prints what would run: model, drafter, shape, runtime, kernels and exactness."""
+
+import sys
+
+import pytest
+import torch
+
+from redrafter.cli.main import main
+from redrafter.engine import describe
+from redrafter.kernels.cpu import native
+from redrafter.targets import load_target
+from tests.helpers.zoo import make_model, recurrent_drafter
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The output on one line."""
+    assert main(["doctor", *options]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_default(capsys, monkeypatch):
+    monkeypatch.setattr(describe, "load_target", lambda *a, **k: pytest.fail("the weights were loaded"))
+    out = doctor(capsys, "--device", "cpu")
+    for words in (
+        "torch", "transformers", "cache folder", "profiles none", "C++ kernels", "rule seeded",
+        "would run SmolLM2-135M-Instruct on cpu in float32, eager runtime",
+        "drafter recurrent, W=3, L=3, N=5 (default shape)",
+        "text equals plain decoding token for token, except at ties",
+    ):  # fmt: skip
+        assert words in out
+    assert "ngram" not in out
+
+
+def test_options_change_what_would_run(capsys):
+    assert "drafter ngram, W=1, L=7, N=7 (default shape)" in doctor(capsys, "--drafter", "ngram", "--device", "cpu")
+    out = doctor(capsys, "--drafter", "none", "--dtype", "bf16", "--device", "cpu")
+    assert "drafter none: plain decoding" in out
+    assert "on cpu in bfloat16" in out
+    assert "none: the C++ kernels need float32" in out
+
+
+def test_a_model_and_a_drafter_of_ones_own(capsys, tmp_path):
+    target = load_target(make_model(dtype=torch.float32))
+    target.model.save_pretrained(tmp_path / "model")
+    recurrent_drafter(target).save(tmp_path / "drafter", target)
+    out = doctor(capsys, "--model", str(tmp_path / "model"), "--drafter", str(tmp_path / "drafter"), "--device", "cpu")
+    assert "would run model on cpu in float32, eager runtime" in out
+    assert "drafter recurrent, W=3, L=3, N=5 (default shape)" in out
+
+
+def test_a_missing_model_is_one_line(capsys, tmp_path):
+    assert main(["doctor", "--model", str(tmp_path / "none")]) == 2
+    assert "no model folder" in capsys.readouterr().err
+
+
+def test_an_unusable_cache_folder_is_a_finding(capsys, monkeypatch):
+    monkeypatch.setenv("REDRAFTER_CACHE", "/proc/redrafter")
+    assert "set REDRAFTER_CACHE to a writable folder" in doctor(capsys)
+
+
+def test_kernels_are_not_compiled_to_be_described(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "folder", lambda: tmp_path)
+    monkeypatch.setattr(native, "build", lambda *_: pytest.fail("compiled"))
+    monkeypatch.delenv("REDRAFTER_NATIVE", raising=False)
+    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    assert "no C++ compiler" in native.status()
+    monkeypatch.undo()
+    monkeypatch.setenv("REDRAFTER_NATIVE", "0")
+    assert native.status() == "off (REDRAFTER_NATIVE=0)"
+
+
+def test_compiled_kernels_are_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "folder", lambda: tmp_path)
+    monkeypatch.delenv("REDRAFTER_NATIVE", raising=False)
+    monkeypatch.setattr(native, "find_compiler", lambda: sys.executable)  # anything that answers --version
+    assert native.status() == "not compiled yet (done at first use)"
+    native.library_path(sys.executable, tmp_path).write_bytes(b"")
+    assert native.status() == "compiled"

@@ -1,0 +1,74 @@
+"""EAGLE: drafting and training compute the same logits."""
+
+import pytest
+import torch
+
+from redrafter import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.tree import root_tree
+from redrafter.drafters.eagle.loss import training_features
+from redrafter.drafters.eagle.network import EagleNet
+from redrafter.drafters.training import LossInput
+from redrafter.targets import load_target
+from redrafter.train.batches import make_batch
+from tests.helpers.toys import make_texts
+from tests.helpers.zoo import make_model, peer_drafter
+
+
+class Spelled:
+    """A search that follows given tokens, one beam wide, and keeps the logits."""
+
+    shape, visited = Shape(width=1, length=4), 4
+
+    def __init__(self, tokens):
+        self.tokens, self.logits = tokens, []
+
+    def tree(self, advance, state, last, token_ids=None):
+        token = last[:, None]
+        for following in self.tokens:
+            logits, state = advance(state, token, torch.zeros_like(token))
+            self.logits.append(logits[:, 0])
+            token = following
+        return root_tree(last)
+
+
+def trained_and_drafted(at: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (4, V) for the tokens after position `at` as training computes them, and as drafting does."""
+    target = load_target(make_model())
+    drafter = peer_drafter("eagle", target)
+    data = make_texts(target, count=1)
+    batch = make_batch(data, [0])
+    hidden = target.states(batch.tokens, (-1,))
+    features, _ = training_features(drafter.net, LossInput(batch, hidden, target.input_embedding, [1.0] * 4))
+    place = batch.at.tolist().index(at)
+    trained = features[:, place] @ target.output_embedding.weight.T
+    # The prompt, then the accepted tokens, in steps of two: (hidden states, the tokens that they chose).
+    lengths = torch.tensor([3])
+    state = drafter.begin(batch.tokens[:, :3], lengths, hidden[:, :3], 64)
+    for t in range(2, at + 1, 2):
+        count = min(2, at + 1 - t)
+        tokens = batch.tokens[:, t + 1 : t + 3]
+        accepted = Accepted(tokens, tokens, torch.tensor([count]), torch.tensor([0]), torch.tensor([0]))
+        state = drafter.advance(state, accepted, hidden[:, t : t + 2])
+    search = Spelled([batch.tokens[:, at + 2 + d, None] for d in range(4)])
+    drafter.draft(state, batch.tokens[:, at + 1], search)
+    return trained, torch.cat(search.logits)
+
+
+@pytest.mark.parametrize("at", [2, 5, 8])
+def test_eagle_drafts_as_it_was_trained(at):
+    trained, drafted = trained_and_drafted(at)
+    assert torch.allclose(trained, drafted, atol=1e-6)
+
+
+def test_twin_eagle_with_wrong_positions_does_not(monkeypatch):
+    rotations = EagleNet._rotations
+    calls = []
+
+    def late(self, positions, dtype):
+        calls.append(0)
+        return rotations(self, positions + (len(calls) > 4 + 1), dtype)  # after training's depths and the prompt
+
+    monkeypatch.setattr(EagleNet, "_rotations", late)
+    trained, drafted = trained_and_drafted(5)
+    assert not torch.allclose(trained, drafted, atol=1e-3)

@@ -1,0 +1,239 @@
+"""The recurrent drafter under an external scheduler: in any order of passes, it guesses as from the whole text."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.core.beam import beam_search, candidates
+from redrafter.drafters.recurrent.chain import ChainDrafter, ChainSearch, RequestPass
+from redrafter.drafters.recurrent.drafter import RecurrentState
+from redrafter.errors import ConfigError
+from redrafter.targets import load_target
+from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
+
+LENGTH = 3
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(make_model())
+
+
+@pytest.fixture(scope="module")
+def drafter(target):
+    parts = {"layers": (1, -1), "context_size": 64, "first_state": "context", "memory_heads": 2, "memory_size": 8}
+    return recurrent_drafter(target, **parts)
+
+
+def chains(drafter, width: int = 1, min_probability: float = 0.0) -> ChainDrafter:
+    return ChainDrafter(drafter, Shape(width=width, length=LENGTH), min_probability)
+
+
+def hidden(target, drafter, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return target.states(torch.tensor([tokens]), drafter.layers)[0]
+
+
+@torch.no_grad()
+def expected(target, drafter, tokens: list[int], width: int = 1) -> tuple[list[int], torch.Tensor]:
+    """The chain after this text, and the memory, from the whole text at once."""
+    whole = torch.tensor([tokens])
+    states = hidden(target, drafter, tokens[:-1])[None]
+    count = torch.tensor([len(tokens) - 1])
+    memory = drafter.remember(drafter.net.memory.empty(1), whole[:, 1:], states, count)
+    context = RecurrentState(drafter.net.context(states[:, -1]), memory)
+    tree = drafter.draft(context, whole[:, -1], chains(drafter, width).search)
+    return tree.tokens[0, 1:].tolist(), memory[0]
+
+
+class Scheduler:
+    """Texts that are known, computed in whatever pieces somebody likes."""
+
+    def __init__(self, target, drafter, texts: dict[str, list[int]], prompts: dict[str, int], seed: int) -> None:
+        self.target, self.drafter, self.texts = target, drafter, texts
+        self.decided = dict(prompts)
+        self.computed = dict.fromkeys(texts, 0)
+        self.owners = {name: object() for name in texts}
+        self.random = random.Random(seed)
+
+    def preempt(self, name: str, kept: int = 0) -> None:
+        """Its keys are dropped, but for `kept` that a prefix cache still holds."""
+        self.computed[name] = kept
+
+    def computes(self, name: str, most: int) -> RequestPass:
+        """The next piece of a request: some of what is decided, or guesses after it, some of them refused."""
+        start, decided, text = self.computed[name], self.decided[name], self.texts[name]
+        if start + most < decided:
+            given, gained = text[start : start + most], 0
+            self.computed[name] += most
+        else:
+            right = self.random.randint(0, min(LENGTH, len(text) - decided - 1))
+            junk = [(t + 1) % VOCAB for t in text[decided + right : decided + LENGTH]]
+            given, gained = text[start : decided + right] + junk, right + 1
+            self.computed[name] = decided + right
+            self.decided[name] += gained
+        states = hidden(self.target, self.drafter, text[:start] + given)[start:]
+        tokens = torch.tensor(text[: self.decided[name]])
+        return RequestPass(name, self.owners[name], tokens, start, states, guess=gained > 0)
+
+
+def scheduler(target, drafter, seed: int = 0) -> Scheduler:
+    plain = Engine(target, drafter).plain()
+    written = plain.generate(PROMPTS, max_new_tokens=30)
+    texts = {f"r{i}": [*p, *c.tokens] for i, (p, c) in enumerate(zip(PROMPTS, written, strict=True))}
+    return Scheduler(target, drafter, texts, {f"r{i}": len(p) for i, p in enumerate(PROMPTS)}, seed)
+
+
+def busy(made: Scheduler, chain_drafter: ChainDrafter, passes: int = 25, spoil=lambda done: done):
+    """Random passes: requests in any order, some left out, pieces of any size, some preempted; yields each chain."""
+    for _ in range(passes):
+        names = [n for n in made.texts if made.decided[n] + LENGTH + 1 < len(made.texts[n])]
+        names = made.random.sample(names, made.random.randint(min(1, len(names)), len(names)))
+        if names and made.random.random() < 0.3:
+            made.preempt(made.random.choice(names))
+        done = [made.computes(n, made.random.randint(1, 9)) for n in names]
+        for c, chain in zip(done, chain_drafter.step(spoil(done)), strict=True):
+            assert bool(chain) == c.guess
+            if c.guess:
+                yield c, chain
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_schedule_gives_the_guesses_of_the_whole_text(target, drafter, seed):
+    chain_drafter, seen = chains(drafter), 0
+    for c, chain in busy(scheduler(target, drafter, seed), chain_drafter):
+        guesses, memory = expected(target, drafter, c.tokens.tolist())
+        assert chain == guesses
+        torch.testing.assert_close(chain_drafter.requests[c.request].memory, memory)
+        seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("fault", ["twice", "late", "moved"])
+def test_any_schedule_twin(target, drafter, fault, monkeypatch):
+    """Pairs taken twice, states of the position after, states of the neighbour: each is noticed."""
+    chain_drafter = chains(drafter)
+    if fault == "twice":
+        monkeypatch.setattr(ChainDrafter, "_state", forgetful)
+    wrong = 0
+    for c, _ in busy(scheduler(target, drafter), chain_drafter, passes=12, spoil=SPOILT.get(fault, lambda done: done)):
+        _, memory = expected(target, drafter, c.tokens.tolist())
+        wrong += not torch.allclose(chain_drafter.requests[c.request].memory, memory)
+    assert wrong
+
+
+_state = ChainDrafter._state
+
+
+def forgetful(self, c):
+    found = _state(self, c)
+    found.remembered = 0
+    return found
+
+
+SPOILT = {
+    "late": lambda done: [replace(c, hidden=c.hidden.roll(-1, dims=0)) for c in done],
+    "moved": lambda done: [
+        replace(c, hidden=d.hidden) if len(d.hidden) == len(c.hidden) else c
+        for c, d in zip(done, done[1:] + done[:1], strict=True)
+    ],
+}
+
+
+def test_steps_are_those_of_our_own_engine(target, drafter):
+    """A whole text, driven as another engine would: as many steps as ours, the same text."""
+    engine = Engine(target, drafter, shape=Shape(width=1, length=LENGTH))
+    chain_drafter = chains(drafter)
+    for i, prompt in enumerate(PROMPTS):
+        [done] = engine.generate([prompt], max_new_tokens=24)
+        truth = prompt + done.tokens
+        decided, guesses, steps, owner = len(prompt), [], -1, object()
+        start = 0
+        while decided < len(truth):
+            states = hidden(target, drafter, truth[:decided] + guesses)[start:]
+            right = next(
+                (k for k, g in enumerate(guesses) if truth[decided + k : decided + k + 1] != [g]), len(guesses)
+            )
+            start, old = decided + right, start
+            decided = min(decided + right + 1, len(truth))
+            c = RequestPass(str(i), owner, torch.tensor(truth[:decided]), old, states, guess=True)
+            [guesses] = chain_drafter.step([c])
+            steps += 1
+        assert steps == done.stats.steps
+
+
+def test_a_cached_prefix_leaves_a_gap_and_nothing_else(target, drafter):
+    """What was never computed here is not in the memory; the context is there all the same."""
+    chain_drafter = chains(drafter)
+    text = scheduler(target, drafter).texts["r2"]
+    n, cached = 20, 8
+    states = hidden(target, drafter, text[: n - 1])
+    [chain] = chain_drafter.step([RequestPass("a", None, torch.tensor(text[:n]), cached, states[cached:], guess=True)])
+    assert len(chain) == LENGTH
+    count = torch.tensor([n - 1 - cached])
+    pairs = torch.tensor([text[cached + 1 : n]])
+    memory = drafter.remember(drafter.net.memory.empty(1), pairs, states[None, cached:], count)[0]
+    torch.testing.assert_close(chain_drafter.requests["a"].memory, memory)
+    assert not torch.allclose(memory, expected(target, drafter, text[:n])[1])
+
+
+def test_the_same_name_again_is_another_request(target, drafter):
+    chain_drafter = chains(drafter)
+    texts = scheduler(target, drafter).texts
+    for owner, name in ((object(), "r0"), (object(), "r2")):
+        text = texts[name][:15]
+        states = hidden(target, drafter, text[:-1])
+        [chain] = chain_drafter.step([RequestPass("same", owner, torch.tensor(text), 0, states, guess=True)])
+        assert chain == expected(target, drafter, text)[0]
+    chain_drafter.keep(["others"])
+    assert not chain_drafter.requests
+
+
+def test_tokens_that_are_taken_back_begin_it_anew(target, drafter):
+    """An engine may drop tokens that it failed to load; what was remembered of them goes too."""
+    chain_drafter = chains(drafter)
+    text, owner = scheduler(target, drafter).texts["r2"], object()
+    for n in (20, 12):
+        states = hidden(target, drafter, text[: n - 1])
+        [chain] = chain_drafter.step([RequestPass("a", owner, torch.tensor(text[:n]), 0, states, guess=True)])
+        assert chain == expected(target, drafter, text[:n])[0]
+
+
+def test_the_best_path_of_a_beam(target, drafter):
+    text = scheduler(target, drafter).texts["r2"][:20]
+    states = hidden(target, drafter, text[:-1])
+    c = RequestPass("a", None, torch.tensor(text), 0, states, guess=True)
+    [wide] = chains(drafter, width=4).step([c])
+    table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+
+    def advance(state, tokens, parents):
+        return table[tokens], state
+
+    last = torch.tensor([3, 8])
+    zero = torch.zeros(1, dtype=torch.float64)
+    beam = beam_search(
+        advance, None, last, width=4, length=LENGTH, temperature=zero.expand(2), noise=zero.expand(2, LENGTH + 1, VOCAB)
+    )
+    tree = ChainSearch(Shape(width=4, length=LENGTH), 0.0, VOCAB, torch.float64).tree(advance, None, last)
+    assert tree.tokens[:, 1:].tolist() == candidates(beam)[:, 0].tolist()
+    assert tree.parents[0].tolist() == [0, 0, 1, 2]
+    assert len(wide) == LENGTH
+
+
+def test_guesses_end_where_the_drafter_is_unsure(target, drafter):
+    table = torch.zeros(VOCAB, VOCAB)
+    table[3, 8], table[8, 5] = 9.0, 9.0  # sure of two tokens; of the third it knows nothing
+
+    def advance(state, tokens, parents):
+        return table[tokens], state
+
+    tree = ChainSearch(Shape(width=1, length=LENGTH), 0.5, VOCAB, torch.float32).tree(
+        advance, None, torch.tensor([3, 7])
+    )
+    assert tree.valid.tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert tree.tokens[0, 1:3].tolist() == [8, 5]
+    with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
+        chains(drafter, min_probability=1.0)

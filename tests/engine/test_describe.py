@@ -1,0 +1,114 @@
+"""What `describe` says is what `load` does."""
+
+import pytest
+import torch
+
+import redrafter
+from redrafter import Shape
+from redrafter.drafters import NoDrafter
+from redrafter.engine import describe as module
+from redrafter.engine.describe import RunDescription, describe
+from redrafter.targets import load_target
+from redrafter.targets.default import NAME
+from redrafter.tuning import store
+from redrafter.tuning.profile import BestShape
+from tests.helpers.profiles import TREE, make_profile
+from tests.helpers.zoo import make_model, recurrent_drafter
+
+
+def same(found: RunDescription, engine: redrafter.Engine) -> None:
+    plain = isinstance(engine.drafter, NoDrafter)
+    assert (found.model, found.drafter) == (engine.target.name, engine.drafter.name)
+    assert found.shape == (None if plain else engine.shape)
+    assert (found.device, found.dtype) == (engine.target.device, engine.target.dtype)
+    assert found.runtime == ("eager" if found.device.type == "cpu" else "compiled")
+
+
+@pytest.mark.parametrize("drafter", ["auto", "ngram", "none"])
+def test_the_default_is_described_without_its_weights(monkeypatch, default_target, drafter):
+    engine = redrafter.load(drafter=drafter)
+    monkeypatch.setattr(module, "load_target", lambda *a, **k: pytest.fail("the weights were loaded"))
+    found = describe(drafter=drafter)
+    same(found, engine)
+    assert not found.tuned
+    replaced = any("forward" in vars(m) for m in engine.target.model.modules())
+    assert ("compiled" in found.kernels) == replaced
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_target()
+
+
+@pytest.fixture
+def default_target(monkeypatch, loaded):
+    monkeypatch.setattr("redrafter.engine.engine.load_target", lambda *a, **k: loaded)
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A toy model and its drafter on disk, and an empty folder of profiles."""
+    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path / "profiles")
+    target = load_target(make_model(dtype=torch.float32))
+    target.model.save_pretrained(tmp_path / "model")
+    recurrent_drafter(target).save(tmp_path / "drafter", target)
+    return str(tmp_path / "model"), str(tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_another_model_is_described_as_it_loads(folders, dtype):
+    for drafter in (folders[1], "auto", "none"):
+        found = describe(folders[0], drafter, dtype=dtype)
+        same(found, redrafter.load(folders[0], drafter, dtype=dtype))
+    assert ("need float32" in found.kernels) == (dtype == "fp64")
+
+
+@pytest.mark.parametrize("shape", [TREE, None])
+def test_a_profile_is_described(folders, shape):
+    engine = redrafter.load(*folders)
+    key = store.profile_key(engine.target, engine.drafter, "auto")
+    store.save_profile(make_profile(key=key, target_name=engine.target.name, best_shapes=(BestShape(1, shape),)))
+    found = describe(*folders)
+    same(found, redrafter.load(*folders))
+    assert (found.shape, found.tuned) == (shape, True)
+
+
+def test_a_profile_of_the_default_needs_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path)
+    (tmp_path / module.FOLDER).mkdir()
+    assert not module._default_needs_weights()
+    store.save_profile(make_profile(target_name="another"))
+    assert not module._default_needs_weights()
+    store.save_profile(make_profile(target_name=NAME))
+    assert module._default_needs_weights()
+
+
+def run_of(device: str, dtype: torch.dtype, shape: Shape | None = TREE) -> RunDescription:
+    return RunDescription(
+        model="m",
+        drafter="d",
+        shape=shape,
+        tuned=False,
+        runtime="r",
+        device=torch.device(device),
+        dtype=dtype,
+        kernels="",
+    )
+
+
+def test_exactness_is_stated_honestly():
+    assert "equals plain decoding token for token, except at ties (scores less than 0.001" in (
+        run_of("cpu", torch.float32).exactness
+    )
+    for device, dtype in (("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.bfloat16)):
+        assert "may differ from plain decoding" in run_of(device, dtype).exactness
+    for device in ("cpu", "cuda"):
+        assert "not bit-exact" in run_of(device, torch.bfloat16).exactness
+    assert "plain decoding" in run_of("cuda", torch.bfloat16, None).exactness
+
+
+def test_gpu_kernels_depend_on_the_runtime():
+    gpu = torch.device("cuda")
+    assert "none" in module._gpu_kernels(gpu, "eager")
+    assert "fused layers" in module._gpu_kernels(gpu, "graphs")

@@ -1,0 +1,236 @@
+"""Steps over fixed buffers: the same texts, told one step late. What only a GPU can do is in test_cuda.py."""
+
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.core.cache import KVCache
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.errors import UnsupportedTarget
+from redrafter.runtime import batch as batch_module
+from redrafter.runtime import prefill
+from redrafter.runtime.cache import Arena
+from redrafter.runtime.executor import RecordedStep
+from redrafter.targets import attention, load_target
+from redrafter.targets.cuda import tree_target as tree
+from redrafter.targets.selfcheck import check_tree_kernel
+from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_tree_kernel_gives_the_models_own_logits(kind):
+    target = load_target(make_model(kind, torch.float32))
+    before = target.config._attn_implementation
+    check_tree_kernel(target)
+    assert target.config._attn_implementation == before
+
+
+def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
+    whole = attention.pack_mask
+    monkeypatch.setattr(attention, "pack_mask", lambda n, d, mask, *more: whole(n, d, torch.ones_like(mask), *more))
+    with pytest.raises(UnsupportedTarget, match="other logits"):
+        check_tree_kernel(load_target(make_model("llama", torch.float32)))
+
+
+def recorded(target, drafter, shape=None) -> Engine:
+    """An engine whose steps run over fixed buffers, on a CPU too."""
+    engine = Engine(target, drafter, shape=shape, runtime="graphs")
+    engine.recorded = True
+    return engine
+
+
+SETTINGS = [
+    {},
+    {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2, "top_p": 0.9},
+    {"temperature": 0.7, "seed": 5, "logit_bias": {3: 1.0}, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["tree kernel", "own attention"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2-mixed", "gpt2"])
+def test_texts_are_those_of_eager_steps(kind, dtype, options):
+    target = load_target(make_model(kind, dtype))
+    options = options | {"max_new_tokens": 20}
+    plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
+    for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1)):
+        engine = recorded(
+            target, drafter, None if isinstance(drafter, NoDrafter) else Shape(width=3, length=4, nodes=9)
+        )
+        for prompts, want in ((PROMPTS, plain), (PROMPTS[:1], plain[:1]), (PROMPTS, plain)):
+            assert [c.tokens for c in engine.generate(list(prompts), **options)] == want
+        assert engine.recorded
+
+
+def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
+    target = load_target(make_model("gpt2", torch.float32))
+    prompt, room = [i * 7 % 39 + 1 for i in range(target.max_positions - 16)], {"max_new_tokens": 16}
+    want = Engine(target, NoDrafter()).generate(prompt, **room).tokens
+    shape = Shape(width=3, length=4, nodes=9)
+    assert recorded(target, recurrent_drafter(target), shape).generate(prompt, **room).tokens == want
+    monkeypatch.setattr(type(target), "clamp_positions", lambda self, positions: positions)
+    with pytest.raises(IndexError):  # the twin: gpt2 looks its positions up
+        recorded(target, recurrent_drafter(target), shape).generate(prompt, **room)
+
+
+def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(prefill, "PIECES", (4, 16))
+    monkeypatch.setattr(batch_module, "PIECES", (4, 16))
+    target = load_target(make_model("llama", torch.float32))
+    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    engine = recorded(target, drafter, Shape(width=3, length=3, nodes=5))
+    for length in (1, 16, 39):
+        prompt = torch.arange(length) % 47
+        want = Engine(target, NoDrafter()).generate(prompt.tolist(), max_new_tokens=20).tokens
+        assert engine.generate(prompt.tolist(), max_new_tokens=20).tokens == want
+        (batch,) = engine._idle
+        with torch.no_grad():
+            _, own = target.prefill(prompt[None], [length], KVCache(slots=64), drafter.layers)
+        mine = batch.state.history[:1, :length].clone()
+        torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+    assert set(batch.reader.pieces) == {4, 16}
+    prompt[3] += 1  # twin: another token in the first piece
+    engine.generate(prompt.tolist(), max_new_tokens=20)
+    other = batch.state.history[:1, :length]
+    assert not torch.allclose(other[:, 3:16], own[:, 3:16], atol=1e-2)
+    assert torch.equal(other[:, :3], mine[:, :3])
+
+
+def test_a_closed_engine_leaves_its_memory_at_once():
+    """Not when Python next looks for circles: room is needed now."""
+    target = load_target(make_model("llama", torch.float32))
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
+    engine.generate(PROMPTS[0], max_new_tokens=4)
+    (batch,) = engine._idle
+    assert batch.reader.pieces
+    arena = weakref.ref(batch.state.cache)
+    gc.disable()
+    try:
+        engine.close()
+        assert arena() is not None, "twin: held here"
+        del batch
+        assert arena() is None
+    finally:
+        gc.enable()
+
+
+def test_a_batch_serves_run_after_run_and_two_at_once():
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = [engine.plain().generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]]
+    assert [engine.generate(p, max_new_tokens=12).tokens for p in PROMPTS[:2]] == want
+    assert len(engine._idle) == 1
+    streams = [engine.stream([p], max_new_tokens=12) for p in PROMPTS[:2]]
+    tokens = [[], []]
+    for parts in zip(*streams, strict=False):  # turn by turn
+        for mine, part in zip(tokens, parts, strict=True):
+            mine += part.tokens
+    for mine, stream in zip(tokens, streams, strict=True):
+        mine += [t for part in stream for t in part.tokens]
+    assert all(w[: len(t)] == t for w, t in zip(want, tokens, strict=True))
+    assert len(engine._idle) == 2
+
+
+def test_statistics_are_those_of_eager_steps():
+    target = load_target(make_model())
+    drafter, shape = recurrent_drafter(target), Shape(width=3, length=3, nodes=5)
+    eager = Engine(target, drafter, shape=shape).generate(PROMPTS, max_new_tokens=20)
+    for mine, theirs in zip(recorded(target, drafter, shape).generate(PROMPTS, max_new_tokens=20), eager, strict=True):
+        assert (mine.stats.steps, mine.stats.accepted, mine.stats.nodes) == (
+            theirs.stats.steps,
+            theirs.stats.accepted,
+            theirs.stats.nodes,
+        )
+
+
+def test_a_row_stopped_from_outside_writes_no_more():
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
+    whole = engine.generate(PROMPTS[0], max_new_tokens=20).tokens
+    seen = [len(PROMPTS[0])]
+
+    def halts(ids):
+        seen.append(len(ids))
+        return len(ids) >= len(PROMPTS[0]) + 7
+
+    assert engine.generate(PROMPTS[0], max_new_tokens=20, halts=halts).tokens == whole[:7]
+    assert max(seen) == len(PROMPTS[0]) + 7
+
+
+def test_what_cannot_be_recorded_goes_on_eagerly(caplog):
+    target = load_target(make_model())
+    engine = recorded(target, ModelDrafter(target, target), Shape(width=2, length=2))
+    want = [c.tokens for c in engine.plain().generate(PROMPTS, max_new_tokens=12)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=12)] == want
+    assert len(caplog.records) == 1
+    assert "cannot be recorded" in caplog.text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
+    monkeypatch.setattr(tree, "PIECE", 1)  # sixteen tokens a piece, and one left over
+    target = load_target(make_model(kind, torch.float32))
+    tokens = torch.randint(40, (2, 33), generator=torch.Generator().manual_seed(1))
+    caches = [Arena(target, 2, 64) for _ in range(2)]
+    want = target.prefill(tokens, [33, 20], caches[0], (1, -1))
+    reader = tree.TreeTarget(target)
+    with reader.using(caches[1]):
+        got = reader.prefill(tokens, [33, 20], caches[1], (1, -1))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):
+        torch.testing.assert_close(a[:, :, :20], b[:, :, :20], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_under_way_outlives_anothers_failure():
+    """What cannot be recorded for one batch says nothing of the batch that is being written."""
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = engine.plain().generate(PROMPTS[0], max_new_tokens=20).tokens
+    stream = engine.stream([PROMPTS[0]], max_new_tokens=20)
+    tokens = [t for _ in range(3) for t in next(stream).tokens]
+    engine.recorded = False
+    assert engine.generate(PROMPTS[0], max_new_tokens=20).tokens == want
+    tokens += [t for part in stream for t in part.tokens]
+    assert tokens == want
+
+
+def test_a_failed_recording_leaves_no_half_made_step(monkeypatch):
+    target = load_target(make_model())
+    engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
+    want = engine.plain().generate(PROMPTS[0], max_new_tokens=12).tokens
+    monkeypatch.setattr(RecordedStep, "_run", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(PROMPTS[0], max_new_tokens=12)
+    (batch,) = engine._idle
+    assert not batch.executor.steps
+    assert batch.free == batch.rows
+    monkeypatch.undo()
+    assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == want
+
+
+def test_freed_rows_take_the_next_prompts():
+    target = load_target(make_model())
+    for engine in (Engine(target, recurrent_drafter(target)), recorded(target, recurrent_drafter(target))):
+        prompts = [[1 + i, 2, 3] for i in range(7)]
+        budgets = [3, 40, 4, 5, 3, 30, 6]
+        requests = [engine.requests([p], max_new_tokens=n)[0] for p, n in zip(prompts, budgets, strict=True)]
+        sizes = []
+
+        def counted(self, *args, sizes=sizes, step=batch_module.Batch.step, **kwargs):
+            sizes.append(sum(self.live.values()))
+            return step(self, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch_module.Batch, "step", counted)
+            done = engine.complete(requests, rows=2)
+        assert [c.tokens for c in done] == [engine.plain().complete([r])[0].tokens for r in requests]
+        # The second request is the longest; the others pass through the first row beside it.
+        assert sizes.count(2) > 0.6 * len(sizes)

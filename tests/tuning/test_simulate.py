@@ -1,0 +1,37 @@
+"""Simulated tokens/step are those of real decoding."""
+
+from dataclasses import replace
+
+import pytest
+
+from redrafter import Shape
+from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter.engine import Engine
+from redrafter.targets import Target
+from redrafter.train.setup import make_net
+from redrafter.tuning.simulate import simulate
+from tests.helpers.toys import OPTIONS, make_texts
+from tests.helpers.zoo import make_model
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("llama", 1.0), ("gemma3", 0.0)])
+def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float) -> None:
+    target = Target(make_model(kind))
+    texts = make_texts(target, temperature=temperature)
+    shape = Shape(width=4, length=3, nodes=7)
+    net = make_net(target, texts, OPTIONS, seed=1)
+    for drafter in (RecurrentDrafter(net, target), NgramDrafter(), NoDrafter()):
+        found = simulate(target, drafter, texts, shape)
+        engine = Engine(target, drafter, shape=shape)
+        steps = tokens = 0
+        for i in range(len(texts)):
+            prompt = texts.row(i)[:3].tolist()
+            request = engine.requests(
+                [prompt], max_new_tokens=20 - i % 5, seed=int(texts.seeds[i]), temperature=temperature
+            )[0]
+            done = engine.complete([replace(request, eos=(11,))])[0]
+            assert done.tokens == texts.row(i)[3:].tolist()
+            steps += done.stats.steps
+            tokens += done.stats.tokens - 1
+        assert (found.tokens, found.steps) == (tokens, steps)
+    assert found.tokens_per_step == 1.0
