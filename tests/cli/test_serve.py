@@ -154,16 +154,16 @@ def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
     engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
     batch = make_batch(engine, ServeConfig(rows=1, context=90), ladder(engine))
 
-    def tuned(nodes: int) -> Profile:
-        shape = Shape(width=2, length=4, nodes=nodes)
+    def tuned(shape: Shape) -> Profile:
         step_costs = (StepCost(rows=1, shape=shape, ms=1.0), StepCost(rows=1, shape=None, ms=1.0))
         best_shapes = (BestShape(rows=1, shape=None),)
         return Profile(key={}, target_name="x", temperature=0.0, step_costs=step_costs, best_shapes=best_shapes)
 
     console = Console(quiet=True)
     monkeypatch.setattr(store, "read_profile", lambda *_: None)
-    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(batch.slack - 1))
+    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(Shape(width=4, length=4)))
     assert verb.profile_for(engine, batch, [], "never", console).target_name == "x"
-    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(batch.slack))
-    with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
-        verb.profile_for(engine, batch, [], "never", console)
+    for large in (Shape(width=4, length=5), Shape(width=5, length=4, nodes=7)):  # the beam search visits 20 nodes
+        monkeypatch.setattr(store, "find_profile", lambda *_, large=large: tuned(large))
+        with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
+            verb.profile_for(engine, batch, [], "never", console)

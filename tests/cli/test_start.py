@@ -82,7 +82,7 @@ CASES = [
     *(("eval", ["--questions", QUESTIONS, *more], says) for more, says in (SAMPLING[2], *MODEL[:2])),
     ("eval", ["--questions", QUESTIONS, "--temperatures", "-1"], "temperature must be 0 or more"),
     *(("serve", ["--port", "0", *more], says) for more, says in MODEL[:2]),
-    ("serve", ["--rule", "typical"], "the server uses the rule 'seeded'"),
+    ("serve", ["--port", "0", "--rule", "guess"], "rule must be one of"),
     ("tune", ["--drafter", "./nowhere"], "no drafter './nowhere'"),
     ("tune", ["--temperature", "-1"], "temperature must be 0 or more"),
     ("train", ["--out", "x", "--data", "./nowhere"], "--data: there is no folder nowhere"),

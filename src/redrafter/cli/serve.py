@@ -136,18 +136,14 @@ def profile_for(engine: "Engine", batch: "Batch", shapes: list[Shape], tune: str
     kept = None if tune == "again" else read_profile(profile_path(target.name, key))
     if kept is not None and kept.key == key:
         return kept
-    if tune != "again":
-        tuned = find_profile(target, drafter, engine.runtime)
-        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.step_costs)
-        if (
-            tuned is not None
-            and fits
-            and (tune == "never" or max(best.rows for best in tuned.best_shapes) >= batch.rows)
-        ):
+    tuned = None if tune == "again" else find_profile(target, drafter, engine.runtime)
+    if tuned is not None and all(cost.shape is None or batch.fits(cost.shape) for cost in tuned.step_costs):
+        enough = max(best.rows for best in tuned.best_shapes) >= batch.rows
+        if enough or tune == "never":
             return tuned
     if tune == "never":
-        raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
-    console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
+        raise ConfigError("there is no measurement yet: start once without --tune never, or give --width and --length")
+    console.print("[dim]measuring the cost of steps on this machine, once; --tune again repeats it[/dim]")
     with stages(console) as report:
         profile = measure_profile(engine, batch, shapes, key, report)
     console.print(f"[dim]kept in {save_profile(profile)}[/dim]", soft_wrap=True)
