@@ -99,9 +99,11 @@ def test_the_attention_that_passed_is_used_again(model, checks, monkeypatch):
         target.model.set_attn_implementation("eager")
 
     monkeypatch.setattr(load, "check_with_fallback", fall_back)
-    found = [load_target(model, device="cpu").config._attn_implementation for _ in range(2)]
-    assert found == ["eager", "eager"]
+    targets = [load_target(model, device="cpu") for _ in range(2)]
+    assert [t.config._attn_implementation for t in targets] == ["eager", "eager"]
     assert checks == ["sdpa"]
+    targets[1].release()
+    assert targets[1].config._attn_implementation == "sdpa"
 
 
 def test_without_a_folder_to_write_the_model_is_checked_every_time(model, checks, monkeypatch):
@@ -130,3 +132,12 @@ def test_forward_passes_are_tried_once_and_installed_alike(model, checks, monkey
     monkeypatch.setattr(native, "built", lambda: "another library")
     load_target(model, device="cpu")
     assert len(tried) == 2
+
+
+@pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
+def test_forwards_from_a_kept_verdict_are_removed_on_release(model, checks):
+    for _ in range(2):
+        target = load_target(model, device="cpu")
+        assert any("forward" in vars(m) for m in target.model.modules())
+        target.release()
+        assert not any("forward" in vars(m) for m in target.model.modules())
