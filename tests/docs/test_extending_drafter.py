@@ -1,5 +1,6 @@
 """docs/extending.md, "Add a drafter": the example runs, drafts, and can be trained from the command line's options."""
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_the_example_drafts_and_the_text_is_plain(example):
 
 
 def test_the_example_learns_from_the_options_of_the_command_line(example, tmp_path):
-    target = Target(make_model("llama", torch.float32))
+    target = Target(copy.deepcopy(make_model("llama", torch.float32)))  # training freezes the weights
     data, shape = make_texts(target, count=40), Shape(width=4, length=3)
     options = DrafterOptions(drafter="linear", draft_vocab=0)
     config = replace(CONFIG, updates=40, evaluate_every=20)
