@@ -198,7 +198,8 @@ class Batch:
             self.state.cache.place(apart, at, len(self.at))
         if hidden.shape[2]:
             self.state.history[at, : tokens.shape[1]] = hidden
-        for row, row.known in zip(rows, lengths, strict=True):
+        for row in rows:
+            row.known = len(row.request.prompt)
             self._touch(row)
         return self._begin(rows, logits)
 
@@ -208,7 +209,10 @@ class Batch:
         requests = [row.request for row in rows]
         prompts = padded([r.prompt for r in requests], device)  # (n, P)
         lengths = torch.tensor([len(r.prompt) for r in requests], device=device)
-        endings = state.rows.eos.shape[1]
+        endings, budgets = (
+            state.rows.eos.shape[1],
+            [min(r.max_new_tokens, self.context - len(r.prompt)) for r in requests],
+        )
         sampling = Sampling.of([r.sampling for r in requests], self.target.vocab_size, device)
         sampling = replace(sampling, processor=row_processor(rows))
         counts = None
