@@ -9,7 +9,7 @@ READY_SERVE := .venv/.ready-serve
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve test test-slow test-vllm test-vllm-short check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -46,6 +46,12 @@ demo: setup
 
 serve: $(READY_SERVE)
 	$(BIN)/redrafter serve
+
+# dist/redrafter-VERSION-py3-none-any.whl, for: pip install dist/redrafter-*.whl
+# An old build folder could bring deleted modules back.
+wheel: $(READY_DEV)
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2

@@ -29,9 +29,9 @@ from redrafter.drafters.options import DrafterOptions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target
 from redrafter.texts import Texts
-from redrafter.train.config import TrainConfig
+from redrafter.train.config import DistillConfig, TrainConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.distill import DistillConfig, distill
+from redrafter.train.distill import distill
 from redrafter.train.local_rollouts import read_documents
 from redrafter.train.trainer import train
 from redrafter.tuning.simulate import simulate

@@ -14,7 +14,8 @@ from redrafter.drafters.base import DrafterConfig
 from redrafter.interop import wav
 from redrafter.results import here
 from redrafter.targets import Target, load_target
-from redrafter.train.distill import DistillConfig, distill
+from redrafter.train.config import DistillConfig
+from redrafter.train.distill import distill
 
 END = "<|end|>"
 VOCAB = 257  # the 256 bytes and END

@@ -1,6 +1,7 @@
 """What a user can set: frozen, keyword-only, checked when made."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal
@@ -106,6 +107,12 @@ class SamplingParams:
             require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
         for token, value in self.logit_bias.items():
             require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
+
+
+def check_text_options(max_new_tokens: int, stop: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a length or a stop string that no text can satisfy."""
+    require(max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    require("" not in stop, "a stop string is empty: it would end every text at once")
 
 
 @dataclass(frozen=True, kw_only=True)

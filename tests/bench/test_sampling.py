@@ -112,8 +112,8 @@ class Tiny:
     def write(self, index, rule, shape, gamma, seed):
         self.shapes.append((shape.length, gamma))
         engine = Engine(self.target, ModelDrafter(self.target, self.target, gamma=gamma), shape=shape)
-        engine.rule = rule(shape, self.target.vocab_size)
-        self.methods.append(engine.rule.method)
+        engine.make_rule = lambda shape: rule(shape, self.target.vocab_size)
+        self.methods.append(engine.make_rule(shape).method)
         done = engine.generate(PROMPTS[index], max_new_tokens=12, temperature=1.0, seed=seed)
         assert len(done.tokens) == 12
         return done.text
@@ -199,11 +199,10 @@ def test_rule_of_a_batch_is_lossless_at_any_length():
     target = load_target(make_model("llama", torch.float32))
     times = sampling.CallTimes()
     shape = Shape(width=1, length=4)
-    engine = Engine(target, ModelDrafter(target, target, gamma=Gamma(name="confidence")), shape=shape)
     for name, way in verification.methods((-1e3, 1e3)).items():
-        engine.rule = sampling.TimedRule(
-            RuleConfig(name="rejection"), shape, target.vocab_size, name, way, times
-        )  # fmt: skip
+        rule = sampling.TimedRule(RuleConfig(name="rejection"), shape, target.vocab_size, name, way, times)
+        engine = Engine(target, ModelDrafter(target, target, gamma=Gamma(name="confidence")), shape=shape)
+        engine.make_rule = lambda _, rule=rule: rule
         done = engine.generate(PROMPTS, max_new_tokens=12, temperature=1.0, seed=1)
         assert all(len(c.tokens) == 12 for c in done)
     assert max(int(n.max()) for n in times.drafted) > min(int(n.min()) for n in times.drafted)

@@ -18,7 +18,7 @@ ASKED = '{"question_id": 1, "category": "x", "turns": ["Say a word.", "And anoth
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr("redrafter.cli.bench_run.load_target", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("redrafter.targets.load_target", lambda *a, **k: pytest.fail("loaded"))
     assert main(["bench", "run", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import torch
 
 from redrafter import Engine
 from redrafter.cli import options
-from redrafter.cli.main import VERBS, main
+from redrafter.cli.main import main
 from redrafter.config import SamplingParams
 from redrafter.targets import default, load_target
 from tests.helpers.zoo import make_model, recurrent_drafter
@@ -80,39 +80,25 @@ def test_corrupt_model(capsys, tmp_path, model_folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--width", "0"], "beam width must be at least 1, got 0"),
         (["--length", "0"], "beam length must be at least 1"),
         (["--nodes", "0"], "node budget must be at least 1"),
-        (["--dtype", "float7"], "unknown dtype 'float7'"),
-        (["--gamma", "often"], "gamma must be one of constant, heuristic, confidence"),
         (["--gamma", "confidence:much"], "gamma's constant must be a number"),
         (["--gamma", "confidence:1.5"], "gamma's threshold must be in [0, 1]"),
-        (["--gamma", "heuristic", "--drafter", "ngram"], "gamma is for a drafter that is a causal LM"),
-        (["--rule", "wishful"], "rule must be one of"),
-        (["--rule", "rejection", "--branching", "2,x"], "--branching takes whole numbers"),
+        (["--rule", "rejection", "--branching", "2,x"], "--branching takes integers"),
         (["--branching", "2"], "branching belongs to the rejection rule"),
-        (["--drafter", "./nowhere"], "no drafter './nowhere'"),
     ],
 )
-def test_bad_options_before_anything_is_loaded_for_long(capsys, monkeypatch, model_folder, arguments, says):
+def test_bad_options(capsys, monkeypatch, model_folder, arguments, says):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert says in bad(capsys, "generate", "--model", str(model_folder), *arguments, "hi")
 
 
 def test_bad_options_with_the_default(capsys):
-    assert "temperature must be 0 or more, got -1.0" in bad(capsys, "generate", "--temperature", "-1", "hi")
-    assert "max_new_tokens" in bad(capsys, "generate", "--max-new-tokens", "0", "hi")
     assert "prompt is empty" in bad(capsys, "generate", "  ")
     too_long = "word " * 9000
     line = bad(capsys, "generate", "--raw", too_long)
     assert "a context of 8192" in line
     assert len(line) < 300
-
-
-@pytest.mark.parametrize("verb", ["generate", "compare"])
-def test_sampling_is_refused_before_a_model_is_loaded(capsys, monkeypatch, verb):
-    monkeypatch.setattr(f"redrafter.cli.{verb}.load_engine", lambda args: pytest.fail("loaded for nothing"))
-    assert "temperature must be 0 or more, got -1.0" in bad(capsys, verb, "--temperature", "-1", "hi")
 
 
 def test_wrong_drafter(capsys, drafter_folder):
@@ -205,14 +191,6 @@ def test_interrupt_is_one_line(capsys, monkeypatch):
     code, _, err = run(capsys, "generate", "hi")
     assert code == 130
     assert err.strip() == "redrafter: interrupted"
-
-
-@pytest.mark.parametrize("verb", [None, *VERBS])
-def test_help_teaches(capsys, verb):
-    with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"] if verb else ["--help"])
-    assert ended.value.code == 0
-    assert "usage: redrafter" in capsys.readouterr().out
 
 
 def test_help_texts_are_the_fields_docstrings():

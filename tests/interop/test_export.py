@@ -90,9 +90,9 @@ def test_refusals(target, model, tmp_path, capsys):
     saved(target, tmp_path / "ours", **OURS)
     for options, message in (
         ([tmp_path / "nowhere", tmp_path / "a", "--to", "apple"], "no drafter"),
-        ([model, tmp_path / "a", "--to", "apple"], "is no recurrent drafter"),
+        ([model, tmp_path / "a", "--to", "apple"], "is not a recurrent drafter"),
         ([tmp_path / "ours", tmp_path / "a", "--to", "apple"], "has no place for"),
-        ([tmp_path / "ours", tmp_path / "a", "--to", "speculators"], "say where that model is with --model"),
+        ([tmp_path / "ours", tmp_path / "a", "--to", "speculators"], "give that model with --model"),
         (
             [tmp_path / "ours", tmp_path / "a", "--to", "speculators", "--model", "./none"],
             "cannot read the configuration",

@@ -199,7 +199,7 @@ def test_fused_vocabulary_of_many_spans(both):
     agree(both(rejection_from_logits, target, draft, tokens, **rows))
 
 
-@pytest.mark.skipif(not BIG, reason="needs programs that run at the same time")
+@pytest.mark.skipif(not BIG, reason="needs a GPU: programs run at the same time")
 @pytest.mark.parametrize("apart", [0.3, 1.0, 3.0])
 def test_fused_of_many_rows_that_stop_anywhere(both, apart):
     for more in range(20):  # a vocabulary's inputs are always the same
@@ -255,7 +255,7 @@ def test_fused_what_follows_a_refusal_does_not_count(both):
     assert (both(rejection_from_logits, target, draft, tokens, **rows)[1][1] == 0).all()
 
 
-@pytest.mark.skipif(BIG, reason="there, programs that run at the same time may have begun to read")
+@pytest.mark.skipif(BIG, reason="needs no GPU: there, programs that run at the same time may have begun to read")
 @pytest.mark.parametrize("late", [False, True])
 def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
     """If it is judged in time. Else it is read on in vain, and drawn from all the same."""

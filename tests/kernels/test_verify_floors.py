@@ -89,7 +89,7 @@ def test_keeps_what_the_sorted_row_keeps(both, nodes, vocab, dtype):
     assert apart(logits, found) < 1e-5
 
 
-@pytest.mark.skipif(not BIG, reason="in a few words they are equal, or not")
+@pytest.mark.skipif(not BIG, reason="needs a GPU: a vocabulary large enough to differ")
 def test_twin_another_p_is_apart(both):
     logits = logits_of(len(MANY), 1, 49152, torch.float32)
     other = [dataclasses.replace(p, top_p=p.top_p - 0.001) if p.top_p < 1 else p for p in MANY]

@@ -63,6 +63,55 @@ def test_damage_is_seen_and_mended(cache, harm, caplog):
     assert len(made) == 2
 
 
+@pytest.fixture
+def hashed(monkeypatch):
+    """Names of the files that were hashed."""
+    names, whole = [], default._sha256
+    monkeypatch.setattr(default, "_sha256", lambda path: (names.append(path.name), whole(path))[1])
+    return names
+
+
+def test_files_are_hashed_again_only_if_size_or_time_differ(cache, hashed):
+    folder, made = cache
+    default.default_model()
+    default.default_model()
+    hashed.clear()
+    default.default_model()
+    assert hashed == []
+    weights = folder / default.FOLDER / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    default.default_model()
+    assert hashed == ["model.safetensors"]
+    default.default_model()
+    assert hashed == ["model.safetensors"], "the new time is kept"
+    assert len(made) == 1
+
+
+def test_damage_after_a_check_without_hashes_is_seen(cache, hashed):
+    folder, made = cache
+    for _ in range(3):
+        default.default_model()
+    hashed.clear()
+    weights = folder / default.FOLDER / "model.safetensors"
+    weights.write_bytes(b"weighty" + b"weights" * 999)
+    os.utime(weights, ns=(1, 1))  # another time, whatever the clock's resolution
+    default.default_model()
+    assert "model.safetensors" in hashed
+    assert len(made) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_hashed_every_time(cache, hashed, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    default.default_model()
+    monkeypatch.setattr(default, "replace_text", full)
+    for _ in range(2):
+        hashed.clear()
+        default.default_model()
+        assert sorted(hashed) == ["config.json", "model.safetensors"]
+
+
 def test_a_killed_conversion_leaves_nothing_that_is_used(cache):
     folder, made = cache
     left = folder / f".{default.FOLDER}-abc" / default.FOLDER

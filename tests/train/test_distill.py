@@ -20,8 +20,9 @@ from redrafter.targets import Target, load_target
 from redrafter.texts import Texts, concatenate
 from redrafter.train import data_folder as folders
 from redrafter.train import dataset as texts
+from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.distill import DistillConfig, distill
+from redrafter.train.distill import distill
 from redrafter.train.self_prompts import SelfPrompts, user_turn
 from tests.helpers.letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer
 from tests.helpers.zoo import VOCAB, make_model
@@ -289,7 +290,7 @@ def test_command(capsys, tmp_path):
     assert "dropped: duplicate" in told
     assert "texts" in told
     assert main(command) == 0
-    assert "nothing was left to do" in capsys.readouterr().out
+    assert "nothing left to do" in capsys.readouterr().out
     assert main([*command, "--seed", "3"]) == 2
     assert "was made with seed=0, not 3" in capsys.readouterr().err
     assert main([*start, "--texts", "0"]) == 2

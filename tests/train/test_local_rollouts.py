@@ -10,8 +10,9 @@ from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.targets import Target, load_target
 from redrafter.train import local_rollouts as local
+from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.distill import DistillConfig, distill
+from redrafter.train.distill import distill
 from redrafter.train.local_rollouts import read_documents, roll_out
 from tests.helpers.letters import FILE, SMALL, make_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model

@@ -7,10 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from redrafter.bench.specs import REFERENCE as REFERENCE
 from redrafter.engine import Engine
-
-REFERENCE = "plain"
-"""The contender that the others are compared with."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""From what a user writes on the command line, `medusa=FOLDER@4x4:7`, to contenders."""
+"""Builds the contenders that a user names on the command line."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 import torch
 
-from redrafter.bench.contenders import REFERENCE, Contender, LlamaCpp, Ours, Transformers
+from redrafter.bench.contenders import Contender, LlamaCpp, Ours, Transformers
+from redrafter.bench.specs import REFERENCE, names_of
 from redrafter.config import Shape
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.drafters.load import load_drafter
@@ -99,62 +99,20 @@ def _llama_cpp(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> C
     return LlamaCpp(name, model, _engine(setup, NoDrafter(), None).eos_tokens())
 
 
-MAKERS: dict[str, tuple[Maker, str]] = {
-    REFERENCE: (_plain, "our plain decoding, which the others are compared with"),
-    "recurrent": (_recurrent, "the recurrent drafter (=FOLDER, else the one that comes with the package)"),
-    "medusa": (_peer, "Medusa, of `redrafter train --drafter medusa` (=FOLDER)"),
-    "eagle": (_peer, "EAGLE, of `redrafter train --drafter eagle` (=FOLDER)"),
-    "ngram": (_ngram, "our prompt lookup"),
-    "model": (_peer, "a detached smaller model as our drafter (=FOLDER)"),
-    "transformers": (_transformers, "transformers' generate"),
-    "prompt-lookup": (_transformers, "transformers' generate with prompt lookup"),
-    "assisted": (_transformers, "transformers' assisted generation (=FOLDER of a smaller model)"),
-    "llama.cpp": (_llama_cpp, "llama.cpp, if llama-cpp-python is installed (=FILE.gguf)"),
+MAKERS: dict[str, Maker] = {
+    REFERENCE: _plain,
+    "recurrent": _recurrent,
+    "medusa": _peer,
+    "eagle": _peer,
+    "ngram": _ngram,
+    "model": _peer,
+    "transformers": _transformers,
+    "prompt-lookup": _transformers,
+    "assisted": _transformers,
+    "llama.cpp": _llama_cpp,
 }
-SHAPED = ("recurrent", "medusa", "eagle", "ngram", "model")
-"""Contenders that a grid of shapes multiplies."""
-
-
-def split_shape(spec: str) -> tuple[str, Shape | None]:
-    """
-    >>> split_shape("ngram@1x7"), split_shape("model=a@b")
-    (('ngram', Shape(width=1, length=7, nodes=None)), ('model=a@b', None))
-    """
-    match = re.fullmatch(r"(.*)@(\d+x\d+(?::\d+)?)", spec)
-    return (match[1], Shape.of(match[2])) if match else (spec, None)
-
-
-def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, str, str, Shape | None]]:
-    """(name in the results, kind, what stands behind `=`, shape) of every contender; plain is always the first.
-
-    A shape of its own, behind `@`, takes a contender out of the grid.
-
-    >>> [n for n, *_ in names_of(["ngram", "plain"], [Shape(width=1, length=3), Shape(width=2, length=3)])]
-    ['plain', 'ngram 1x3:3', 'ngram 2x3:6']
-    >>> names_of(["medusa=my/folder@4x4:7"], [Shape()])[1]
-    ('medusa', 'medusa', 'my/folder', Shape(width=4, length=4, nodes=7))
-    """
-    found: list[tuple[str, str, str, Shape | None]] = [(REFERENCE, REFERENCE, "", None)]
-    for whole in specs:
-        spec, own = split_shape(whole)
-        kind, _, of = spec.partition("=")
-        if kind not in MAKERS:
-            raise ConfigError(f"no contender {kind!r}: use some of {', '.join(MAKERS)}")
-        if kind == REFERENCE:
-            continue
-        if own is not None:
-            if kind not in SHAPED:
-                raise ConfigError(f"the contender {kind} has no beam: leave @{own.label} out")
-            found.append((kind, kind, of, own))
-        elif kind in SHAPED and shapes:
-            found += [(f"{kind} {s.label}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
-        else:
-            found.append((kind, kind, of, None))
-    for name in {n for n, *_ in found}:
-        if sum(n == name for n, *_ in found) > 1:
-            raise ConfigError(f"the contender {name} is named twice")
-    return found
+"""How each of `specs.CONTENDERS` is made."""
 
 
 def make(setup: TargetSetup, specs: Sequence[str], shapes: Sequence[Shape]) -> list[Contender]:
-    return [MAKERS[kind][0](setup, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]
+    return [MAKERS[kind](setup, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]

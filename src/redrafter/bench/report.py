@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from redrafter.bench import draw
-from redrafter.bench.contenders import REFERENCE
+from redrafter.bench.specs import REFERENCE
 from redrafter.bench.statistics import Record, contenders, settings, summaries
 from redrafter.bench.studies import figures
 from redrafter.page import document, text

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from redrafter import results
-from redrafter.bench.contenders import REFERENCE, Contender, PromptBatch, TimedAnswer
+from redrafter.bench.contenders import Contender, PromptBatch, TimedAnswer
+from redrafter.bench.specs import REFERENCE
 from redrafter.bench.statistics import Record
 from redrafter.core.noise import fold
 from redrafter.engine import Engine

@@ -1,4 +1,4 @@
-"""`redrafter bench`: the honest judge. Each of its verbs is a module of its own."""
+"""`redrafter bench`: comparisons. Each subcommand has its own module."""
 
 import argparse
 from importlib import import_module
@@ -6,19 +6,19 @@ from importlib import import_module
 VERBS = {
     "run": (
         "redrafter.cli.bench_run",
-        "let contenders answer the same questions, taking turns, and compare their texts",
+        "let contenders answer the same questions in turns; compare their speed and texts",
     ),
-    "report": ("redrafter.cli.bench_report", "make one page and Markdown tables of one or several runs"),
+    "report": ("redrafter.cli.bench_report", "write a page and Markdown tables from one or several runs"),
     "sampling": (
         "redrafter.cli.bench_sampling",
-        "compare ways to verify drafted tokens by p/q: time, acceptance, quality of the texts",
+        "compare ways to verify drafted tokens by rejection sampling: time, acceptance, text quality",
     ),
     "serve": (
         "redrafter.cli.bench_serve",
-        "put a running server under load: speculative against plain, from one request at a time to many",
+        "load-test a running server: speculative against plain decoding, from one request at a time to many",
     ),
 }
-"""Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, what it does)."""
+"""Name -> (module with `add(parser)`, `run(args)` and `EPILOG`, description)."""
 
 EPILOG = """examples:
   redrafter bench run --suite mt_bench --quick --out quick

@@ -1,4 +1,4 @@
-"""`redrafter bench report`: one page and Markdown tables of runs."""
+"""`redrafter bench report`: writes a page and Markdown tables from runs."""
 
 import argparse
 import json
@@ -9,10 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.bench.contenders import REFERENCE
-from redrafter.bench.report import COLUMNS, cells, markdown, page, title
-from redrafter.bench.runs import read_answers, read_facts
-from redrafter.bench.statistics import headline, settings, summaries
+from redrafter.bench.specs import REFERENCE
 from redrafter.errors import ConfigError
 from redrafter.page import write_page
 from redrafter.results import check_new, write_results
@@ -23,7 +20,9 @@ EPILOG = """examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER", help="of `redrafter bench run`")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="FOLDER", help="a folder that `redrafter bench run` wrote"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables (default: tables.md beside the page)")
     parser.add_argument("--save", type=Path, metavar="JSON", help="write the figures as a results JSON too")
@@ -34,11 +33,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="JSON",
-        help="of gpu.py (part batch), packing.py, peers.py, family.py, lengths.py, rules.py in benchmarks: drawn too",
+        help="results of scripts in benchmarks/ to plot too: gpu.py (part batch), packing.py, peers.py, family.py, "
+        "lengths.py, rules.py",
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    from redrafter.bench.report import markdown, page
+    from redrafter.bench.runs import read_answers, read_facts
+    from redrafter.bench.statistics import headline, summaries
+
     if args.save:
         check_new(args.save, args.overwrite)
     runs = [(read_facts(folder), read_answers(folder)) for folder in args.runs]
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     write_page(tables, markdown(rows))
     if args.save:
         if any(facts["environment"] != runs[0][0]["environment"] for facts, _ in runs):
-            raise ConfigError("these runs are of different code or machines: one results file cannot hold them")
+            raise ConfigError("these runs are of different code or machines: save them in separate results files")
         whole = summaries(records, REFERENCE, by_category=True)
         made = [{"part": "run", "hash": f["hash"], "command": f.get("command")} | f["environment"] for f, _ in runs]
         write_results(args.save, headline(whole, REFERENCE), made + whole)
@@ -69,7 +73,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def console_table(rows: list[dict[str, Any]]) -> list[Table]:
-    """One for each setting."""
+    """One table for each setting."""
+    from redrafter.bench.report import COLUMNS, cells, title
+    from redrafter.bench.statistics import settings
+
     made = []
     for setting in settings(rows):
         table = Table(title=title(setting), title_justify="left", box=SIMPLE)

@@ -1,37 +1,33 @@
-"""`redrafter bench run`: contenders over a suite, resumable, with output equality checked."""
+"""`redrafter bench run`: contenders answer the questions of a suite; their texts are compared. Runs can be resumed."""
 
 import argparse
 import hashlib
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from redrafter.bench.contenders import REFERENCE, Contender, Ours, PromptBatch
-from redrafter.bench.entries import MAKERS, TargetSetup, make, names_of, split_shape
-from redrafter.bench.formats import export
-from redrafter.bench.report import markdown
-from redrafter.bench.runs import BenchmarkRun, RunConfig, digest
-from redrafter.bench.statistics import headline, summaries
+from redrafter.bench.specs import CONTENDERS, REFERENCE, names_of, split_shape
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
-from redrafter.cli.options import add_target
-from redrafter.config import Shape
-from redrafter.drafters.checkpoint import identity
-from redrafter.engine import Engine
+from redrafter.cli.options import RUNTIMES, add_target
+from redrafter.config import SamplingParams, Shape, check_text_options, require
 from redrafter.results import check_new, write_results
-from redrafter.targets import load_target
-from redrafter.targets.default import default_model
+
+if TYPE_CHECKING:
+    from redrafter.bench.contenders import Contender
+    from redrafter.bench.runs import BenchmarkRun
+    from redrafter.engine import Engine
 
 QUICK = {"limit": 8, "max_new_tokens": 32, "turns": 1, "contenders": ["plain", "recurrent", "ngram", "transformers"]}
 DEFAULTS = {"limit": None, "max_new_tokens": 128, "turns": None, "contenders": ["plain", "recurrent", "ngram"]}
 
 EPILOG = (
     "contenders:\n"
-    + "\n".join(f"  {name:14} {text}" for name, (_, text) in MAKERS.items())
+    + "\n".join(f"  {name:14} {text}" for name, text in CONTENDERS.items())
     + "\n\nsuites:\n"
     + "\n".join(f"  {name:14} {text}" for name, (_, text) in SUITES.items())
     + """
@@ -41,28 +37,36 @@ examples:
   redrafter bench run --suite mt_bench --contenders recurrent medusa=FOLDER eagle=FOLDER --temperatures 0 1 --out table1
   redrafter bench run --suite spec_bench --contenders recurrent --shapes 3x3:5 4x4:7 8x4:15 --out grid
 
-A run that was stopped goes on where it was: give the same command again. Then: redrafter bench report FOLDER"""
+To resume a run that was stopped, give the same command again. Then: redrafter bench report FOLDER"""
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", required=True, help="one of those below, or a file of JSON lines with 'turns'")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where answers go (default: bench-SUITE)")
-    parser.add_argument("--quick", action="store_true", help="a few short answers: minutes on two cores")
+    parser.add_argument("--suite", required=True, help="a suite listed below, or a file of JSON lines with 'turns'")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the answers (default: bench-SUITE)")
+    parser.add_argument("--quick", action="store_true", help="a few short answers: takes minutes on two cores")
     parser.add_argument(
         "--contenders", nargs="+", metavar="NAME[=X][@WxL:N]", help="see below (default: plain recurrent ngram)"
     )
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid (default: each one's own)")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], metavar="T", help="(default 0)")
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid of shapes (default: each drafter's own)"
+    )
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0], metavar="T", help="sampling temperatures (default 0)"
+    )
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="questions answered at once (default 1)")
     parser.add_argument("--limit", type=int, metavar="K", help="only K questions, spread evenly over the suite")
     parser.add_argument("--turns", type=int, metavar="K", help="only the first K turns of each question")
     parser.add_argument("--max-new-tokens", type=int, metavar="M", help="per answer (default 128)")
-    parser.add_argument("--rounds", type=int, default=1, metavar="R", help="ask everything R times; times are medians")
-    parser.add_argument("--seed", type=int, default=0, help="of answers at temperatures above 0 (default 0)")
-    parser.add_argument("--runtime", default="auto", help="compiled, graphs or eager (default: what suits the device)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as a results JSON too")
-    parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="R", help="ask every question R times; times are medians"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of answers at temperatures above 0 (default 0)")
+    parser.add_argument(
+        "--runtime", default="auto", choices=RUNTIMES, help="(default: compiled on a GPU, eager on a CPU)"
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON too")
+    parser.add_argument("--overwrite", action="store_true", help="allow --save to replace a file")
     add_target(parser)
 
 
@@ -73,14 +77,30 @@ def run(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             setattr(args, name, value)
     shapes = [Shape.of(text) for text in args.shapes]
-    names_of(args.contenders, shapes)  # wrong names are told before a model is loaded
+    names_of(args.contenders, shapes)
+    check_text_options(args.max_new_tokens)
+    for temperature in args.temperatures:
+        SamplingParams(temperature=temperature)
+    for name in ("batch", "rounds", "limit", "turns"):
+        value = getattr(args, name)
+        require(value is None or value >= 1, f"--{name} must be at least 1, got {value}")
     asked = questions(args.suite, args.limit, args.turns)
     folder = args.out or Path(f"bench-{Path(args.suite).stem}")
+    from redrafter.bench.contenders import PromptBatch
+    from redrafter.bench.entries import TargetSetup, make
+    from redrafter.bench.formats import export
+    from redrafter.bench.report import markdown
+    from redrafter.bench.runs import BenchmarkRun, RunConfig, digest
+    from redrafter.bench.statistics import headline, summaries
+    from redrafter.drafters.checkpoint import identity
+    from redrafter.targets import load_target
+    from redrafter.targets.default import default_model
+
     console = Console(highlight=False)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
-        place = TargetSetup(target, args.model or str(default_model()), args.runtime)
-        contenders = make(place, args.contenders, shapes)
+        setup = TargetSetup(target, args.model or str(default_model()), args.runtime)
+        contenders = make(setup, args.contenders, shapes)
     config = RunConfig(
         suite=args.suite if args.suite in SUITES else Path(args.suite).name,
         questions=digest([asdict(q) for q in asked]),
@@ -100,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
     engine = reference_engine(contenders)
     left_out = [c.name for c in contenders if config.batch > 1 and c.one_row]
     if left_out:
-        console.print(f"[dim]one row at a time only, left out of a batch: {', '.join(left_out)}[/dim]")
+        console.print(f"[dim]left out, because they cannot answer a batch: {', '.join(left_out)}[/dim]")
     with console.status("warming up"):
         for contender in contenders:
             contender.answer(PromptBatch([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
@@ -115,25 +135,30 @@ def run(args: argparse.Namespace) -> None:
     console.print(f"[dim]answers in {folder}; a page of them: redrafter bench report {folder}[/dim]")
 
 
-def watch(bench: BenchmarkRun, contenders: list[Contender], asked: list[Any], engine: Engine, console: Console) -> None:
+def watch(
+    bench: "BenchmarkRun", contenders: list["Contender"], asked: list[Any], engine: "Engine", console: Console
+) -> None:
+    """Run all turns behind a progress bar."""
     total = len(bench.config.temperatures) * sum(
         max(len(q.turns) for q in asked[i : i + bench.config.batch]) for i in range(0, len(asked), bench.config.batch)
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("turns asked of everybody", total=total)
+        task = bar.add_task("turns answered by every contender", total=total)
         for _ in bench.play(contenders, asked, engine):
             bar.advance(task)
 
 
-def reference_engine(contenders: list[Contender]) -> Engine:
+def reference_engine(contenders: list["Contender"]) -> "Engine":
+    from redrafter.bench.contenders import Ours
+
     first = contenders[0]
     assert isinstance(first, Ours)
     return first.engine
 
 
 def weights_digest(spec: str) -> str:
-    """What stands behind `=`, by its content: a folder trained anew under the same name is another contender."""
+    """A digest of the files that a contender names behind `=`: a folder with new weights is another contender."""
     path = Path(split_shape(spec)[0].partition("=")[2])
     if "=" not in spec or not path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""`redrafter bench sampling`: the tables of Wagner et al. (2024), with our verification beside theirs."""
+"""`redrafter bench sampling`: the tables of Wagner et al. (2024), with our verification next to theirs."""
 
 import argparse
 from pathlib import Path
@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from redrafter.cli.options import find_drafter
+from redrafter.config import check_text_options
 from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
 
@@ -15,27 +17,29 @@ EPILOG = """examples:
   redrafter bench sampling summaries --data benchmarks/data/cnn_dm.jsonl --drafter my-draft-model
   redrafter bench sampling speech --data benchmarks/data/audio --drafter my-speech-drafter --save speech_sampling.json
 
-Ways: baseline (transformers' own function; for several rows a batched restatement), paper_exact and sigmoid_lossy (the
-paper's; the latter is LOSSY: its texts are not the target's), fused (ours, lossless). All decode the same prompts with
-the same drafter, text by text in turns. Tables 1, 5, 6: gamma by the paper's heuristic; 8: by gamma; 2, 7: the
-sigmoid's constants. The file is written anew after each table, so what was measured is never lost.
+Methods: baseline (the function of transformers, batched for several rows), paper_exact and sigmoid_lossy (the paper's;
+sigmoid_lossy is LOSSY: its texts are not the target's), fused (ours, lossless). All methods decode the same prompts
+with the same drafter, in turns. Tables 1, 5, 6: gamma by the paper's heuristic; 8: by gamma; 2, 7: the sigmoid's
+constants. --save rewrites the file after each table.
 
-ROUGE and WER depend on what was sampled: ± is their standard error over the texts written, several of one prompt
-(--samples) counted as texts of their own."""
+ROUGE and WER depend on the sampled texts: ± is their standard error over all texts. With --samples, several texts of
+one prompt count separately."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", choices=["summaries", "speech"], help="articles to sum up, or clips to write down")
+    parser.add_argument("task", choices=["summaries", "speech"], help="summarise articles, or transcribe clips")
     parser.add_argument("--data", type=Path, required=True, help="articles (JSON lines), or a folder of clips")
-    parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder of its own")
-    parser.add_argument("--model", help="the target (default: the embedded one, or Whisper tiny.en)")
-    parser.add_argument("--texts", type=int, default=80, help="at most, in tables 1, 5, 6 (default 80)")
-    parser.add_argument("--samples", type=int, default=1, help="texts of each prompt in tables 1, 5, 6 (default 1)")
-    parser.add_argument("--fewer", type=int, default=8, help="at most, in the other tables (default 8)")
+    parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder")
+    parser.add_argument("--model", help="the target (default: the embedded model, or Whisper tiny.en)")
+    parser.add_argument("--texts", type=int, default=80, help="maximum number of texts in tables 1, 5, 6 (default 80)")
+    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt in tables 1, 5, 6 (default 1)")
+    parser.add_argument("--fewer", type=int, default=8, help="maximum number of texts in the other tables (default 8)")
     parser.add_argument("--batch", type=int, default=1, help="summaries written at once (default 1, as in the paper)")
-    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="M", help="of a summary (default 96)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=96, metavar="M", help="maximum length of a summary (default 96)"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="above 0 (default 1)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampled texts (default 0)")
     parser.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
@@ -46,9 +50,13 @@ def run(args: argparse.Namespace) -> None:
     if args.save:
         check_new(args.save, args.overwrite)
     if args.temperature <= 0:
-        raise ConfigError(f"p/q needs a temperature above 0, got {args.temperature}")
+        raise ConfigError(f"rejection sampling needs a temperature above 0, got {args.temperature}")
     if min(args.texts, args.samples, args.fewer, args.batch) < 1:
         raise ConfigError("--texts, --samples, --fewer and --batch must be at least 1")
+    if args.task == "speech" and args.batch != 1:
+        raise ConfigError(f"clips are transcribed one by one: --batch must be 1, got {args.batch}")
+    check_text_options(args.max_new_tokens)
+    find_drafter(args.drafter)
     from redrafter.bench import sampling
 
     console = Console(highlight=False)
@@ -77,8 +85,6 @@ def load(args: argparse.Namespace) -> Any:
 
     where = {"model": args.model, "dtype": args.dtype, "device": args.device, "temperature": args.temperature}
     if args.task == "speech":
-        if args.batch != 1:
-            raise ConfigError(f"clips are written down one by one, --batch must be 1, got {args.batch}")
         return tasks.Speech(args.data, args.drafter, **where)
     return tasks.Summaries(args.data, args.drafter, tokens=args.max_new_tokens, batch=args.batch, **where)
 

@@ -1,4 +1,4 @@
-"""`redrafter bench serve`: a running server under load, speculative against plain in one run."""
+"""`redrafter bench serve`: load-tests a running server, speculative against plain decoding in one run."""
 
 import argparse
 import asyncio
@@ -17,44 +17,52 @@ from redrafter.bench.plot import plot
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.tuning.prompts import PROMPTS
 
 EPILOG = """examples:
   redrafter serve --rows 32 &
   redrafter bench serve
   redrafter bench serve --concurrency 1 8 32 --save load.json
-Requests arrive at random (Poisson) at a rate of --pressure times the concurrency for each plain answer's time, and at
-most as many as the concurrency are under way. Both contenders get the same prompts at the same moments, in turns. The
-ratio is that of the time per token after the first, with a 95 % interval. Leave the machine alone meanwhile."""
+Requests arrive at random (a Poisson process) at a rate of --pressure times the concurrency, divided by the time of one
+plain answer. At most C requests run at once. Both contenders get the same prompts at the same arrival times, in turns.
+The ratio compares the time per token after the first, with a 95 % interval. Run nothing else on the machine."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is (default %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server's address (default %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get("REDRAFTER_API_KEY"), help="default: $REDRAFTER_API_KEY")
     parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="C", help="default: 1 2 4 8 16 32"
+        "--concurrency",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32],
+        metavar="C",
+        help="requests at once (default 1 2 4 8 16 32)",
     )
-    parser.add_argument("--tokens", type=int, default=64, help="longest answer (default 64)")
-    parser.add_argument("--answers", type=int, default=2, metavar="K", help="K·C answers a round (default 2)")
-    parser.add_argument("--least", type=int, default=8, help="but at least so many (default 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="each contender answers all so many times (default 3)")
+    parser.add_argument("--tokens", type=int, default=64, help="maximum number of tokens of an answer (default 64)")
     parser.add_argument(
-        "--seconds", type=float, default=600, help="no further round of a load after so long (default 600)"
+        "--answers", type=int, default=2, metavar="K", help="K times C answers in each round (default 2)"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the answers (default 0)")
-    parser.add_argument("--pressure", type=float, default=2.0, help="how fast requests come (default 2; see below)")
+    parser.add_argument("--least", type=int, default=8, help="minimum number of answers in a round (default 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for each concurrency (default 3)")
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="questions as eval takes them (default: some of ours)"
+        "--seconds", type=float, default=600, help="start no further round after this time (default 600)"
     )
-    parser.add_argument("--label", default="", help="what the figures are called, where the model's name would mislead")
-    parser.add_argument("--save", type=Path, metavar="JSON", help="write the results, after each load")
-    parser.add_argument("--plot", type=Path, metavar="SVG", help="draw the ratio and the times over the load")
-    parser.add_argument("--overwrite", action="store_true", help="replace those files")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default 0)")
+    parser.add_argument("--pressure", type=float, default=2.0, help="arrival rate (default 2; see below)")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="a file of questions as for eval (default: a built-in list)"
+    )
+    parser.add_argument("--label", default="", help="name for the results (default: the model's name)")
+    parser.add_argument("--save", type=Path, metavar="JSON", help="write the results, after each concurrency")
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="plot the time per token over the concurrency")
+    parser.add_argument("--overwrite", action="store_true", help="allow replacing these files")
 
 
 def run(args: argparse.Namespace) -> None:
     if min(args.concurrency) < 1 or args.rounds < 1 or args.tokens < 2 or args.answers < 1 or args.pressure <= 0:
-        raise ConfigError("concurrency, rounds and answers must be at least 1, tokens at least 2, pressure above 0")
+        raise ConfigError(
+            "--concurrency, --rounds and --answers must be at least 1, --tokens at least 2 and --pressure above 0"
+        )
     for path in (args.save, args.plot):
         if path is not None:
             check_new(path, args.overwrite)
@@ -62,14 +70,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 class LoadTest:
-    """The loads so far."""
+    """One run: every concurrency in turn."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.client = Client(args.url, args.api_key)
         self.console = Console(highlight=False)
-        asked = [q.text for q in read_questions(args.prompts)] if args.prompts else PROMPTS
-        self.prompts = list(asked)
+        self.prompts = [q.text for q in read_questions(args.prompts)] if args.prompts else own_prompts()
         self.rows: list[dict[str, Any]] = []
 
     async def run(self) -> None:
@@ -83,7 +90,7 @@ class LoadTest:
         self.console.print(table(self.rows))
 
     def _bodies(self, count: int, seed: int, speculative: bool) -> list[dict[str, Any]]:
-        """The next `count` prompts; both contenders get the same in a round, another round goes on from there."""
+        """The next `count` prompts: the same for both contenders in a round, others in the next round."""
         return [
             {
                 "model": self.model,
@@ -94,13 +101,13 @@ class LoadTest:
                 "stream": True,
                 "stream_options": {"include_usage": True},
                 "speculative": speculative,
-                "reuse": False,  # else the second contender would find prompts that the first has read
+                "reuse": False,  # else the second contender would reuse the prompt cache of the first
             }
             for i in range(count)
         ]
 
     async def _warm_up(self) -> float:
-        """Everything is made once, on both paths; how long a plain answer takes alone."""
+        """Warm up both paths. Returns the seconds of one plain answer without other load."""
         took = 1.0
         for speculative in (True, False):
             for _ in range(2):
@@ -115,7 +122,7 @@ class LoadTest:
         runs: dict[bool, list[list[Timed]]] = {True: [], False: []}
         began = time.perf_counter()
         with self.console.status(f"{concurrency} at once") as status:
-            for speculative in (True, False):  # so many rows for the first time: recording, caches
+            for speculative in (True, False):  # warm up this number of rows
                 await offer(
                     self.client, Load(concurrency=concurrency, rate=1e6), self._bodies(concurrency, 0, speculative)
                 )
@@ -159,12 +166,18 @@ class LoadTest:
             args.plot.write_text(plot(f"{args.label}: time per token", "requests at once", "ms", curves))
 
 
+def own_prompts() -> list[str]:
+    from redrafter.tuning.prompts import PROMPTS
+
+    return list(PROMPTS)
+
+
 def named(name: str, found: Figures) -> dict[str, float]:
     return {f"{name}_{key}": value for key, value in dataclasses.asdict(found).items()}
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Only what was measured."""
+    """Figures of the concurrencies that were measured."""
     by = {row["concurrency"]: row for row in rows}
     made: dict[str, float] = {"min_ratio_to_plain": round(min(row["ratio"] for row in rows), 4)}
     for concurrency in (1, 32):

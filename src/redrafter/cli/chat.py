@@ -6,13 +6,13 @@ from rich.console import Console
 
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
 from redrafter.cli.show import awaited, coloured, figures
-from redrafter.errors import PromptTooLong
+from redrafter.errors import ConfigError, PromptTooLong
 
-EPILOG = "an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer"
+EPILOG = "An empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="a system message to begin with")
+    parser.add_argument("--system", help="the system message")
     add_model(parser)
     add_sampling(parser, max_new_tokens=512)
 
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> None:
             turn = console.input("[bold]you:[/bold] ").strip()
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise ConfigError("the line is not valid text; set PYTHONIOENCODING to the terminal's encoding") from None
         if not turn:
             return
         messages.append({"role": "user", "content": turn})
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
                 answer += part.text
                 console.print(coloured(part, engine.target.tokenizer), end="")
         except KeyboardInterrupt:
-            pass  # keep what was said so far and go on
+            pass  # keep the answer so far
         except PromptTooLong as error:
             messages.pop()
             console.print(f"{error}, or start a new conversation", style="yellow", markup=False)

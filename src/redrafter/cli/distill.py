@@ -1,11 +1,11 @@
-"""`redrafter distill`: training data for a drafter, written by the target itself."""
+"""`redrafter distill`: makes training data for a drafter. The target writes the texts."""
 
 import argparse
 import dataclasses
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,44 +13,45 @@ from rich.table import Table
 
 from redrafter.cli.options import add_target, field_help
 from redrafter.questions import read_questions
-from redrafter.targets import Target, load_target
-from redrafter.train.data_folder import Distilled
-from redrafter.train.distill import DistillConfig, distill
-from redrafter.train.local_rollouts import read_documents
+from redrafter.train.config import DistillConfig
+
+if TYPE_CHECKING:
+    from redrafter.targets import Target
+    from redrafter.train.data_folder import Distilled
 
 EPILOG = """examples:
   redrafter distill --out data
   redrafter distill --out data --prompts questions.jsonl --self-prompt --texts 20000
   redrafter distill --out data --local 5 --text book.txt
 
-A run that was stopped goes on where it was: give the same command again."""
+To resume a run that was stopped, give the same command again."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the data goes")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the data")
     add_distill_options(parser)
     add_target(parser)
 
 
 def add_distill_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Where the texts come from and every field of DistillConfig but those that a verb names itself."""
+    """The sources of the texts, and every field of DistillConfig except `without`."""
     group = parser.add_argument_group("data")
     group.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="answer these: JSON lines with 'turns', 'prompt' or 'conversations'",
+        help="prompts to answer: JSON lines with 'turns', 'prompt' or 'conversations'",
     )
     group.add_argument(
         "--self-prompt",
         action="store_true",
-        help="let the target write the prompts too, or those that --prompts lacks (default without a file)",
+        help="let the target write prompts too: all of them, or those missing from --prompts (default without a file)",
     )
     group.add_argument(
         "--text",
         type=Path,
         metavar="FILE",
-        help="take these texts as they are, with --local: .txt, or .jsonl with 'text'",
+        help="use these texts as they are, with --local: .txt, or .jsonl with 'text'",
     )
     help_ = field_help(DistillConfig)
     for field in dataclasses.fields(DistillConfig):
@@ -67,7 +68,7 @@ def add_distill_options(parser: argparse.ArgumentParser, without: Collection[str
 
 
 def distill_config(args: argparse.Namespace, **given: Any) -> DistillConfig:
-    """From the arguments; `given` are the fields that were not among them."""
+    """The configuration in the arguments; `given` are fields that have no argument."""
     names = [f.name for f in dataclasses.fields(DistillConfig) if f.name not in given]
     return DistillConfig(
         **{name: getattr(args, name) for name in names} | {"temperatures": tuple(args.temperatures)} | given
@@ -75,7 +76,9 @@ def distill_config(args: argparse.Namespace, **given: Any) -> DistillConfig:
 
 
 def distill_sources(args: argparse.Namespace) -> dict[str, Any]:
-    """What `distill` takes besides its config."""
+    """The other arguments of `distill`."""
+    from redrafter.train.local_rollouts import read_documents
+
     return {
         "prompts": [q.text for q in read_questions(args.prompts)] if args.prompts else None,
         "documents": read_documents(args.text) if args.text else None,
@@ -85,6 +88,8 @@ def distill_sources(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     config, sources = distill_config(args), distill_sources(args)
+    from redrafter.targets import load_target
+
     console = Console(highlight=False)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
@@ -92,31 +97,33 @@ def run(args: argparse.Namespace) -> None:
 
 
 def make_texts(
-    target: Target, folder: Path, config: DistillConfig, sources: dict[str, Any], console: Console
-) -> tuple[Distilled, float]:
-    """`distill` behind a progress bar: what there is now, and tokens written per second."""
+    target: "Target", folder: Path, config: DistillConfig, sources: dict[str, Any], console: Console
+) -> tuple["Distilled", float]:
+    """Run `distill` behind a progress bar. Returns the data and the tokens written per second."""
+    from redrafter.train.distill import distill
+
     began, written = time.perf_counter(), 0
     given = sources["prompts"] or sources["documents"] or ()
     total = config.texts if sources["self_prompt"] else min(config.texts, len(given))
     with Progress(*Progress.get_default_columns(), "{task.fields[speed]}", console=console) as bar:
         task = bar.add_task("writing texts", total=total, speed="")
 
-        def told(rows: int, tokens: int) -> None:
+        def progress(rows: int, tokens: int) -> None:
             nonlocal written
             written += tokens
             speed = written / (time.perf_counter() - began)
             bar.update(task, advance=rows, speed=f"{written} tokens, {speed:.0f}/s" if written else "")
 
-        made = distill(target, folder, config, **sources, progress=told)
+        made = distill(target, folder, config, **sources, progress=progress)
     return made, written / (time.perf_counter() - began)
 
 
-def table(made: Distilled, speed: float, folder: Path) -> Table:
+def table(made: "Distilled", speed: float, folder: Path) -> Table:
     shown = Table(title="training data", title_justify="left", show_header=False)
     shown.add_row("texts", str(made.rows))
     shown.add_row("tokens", f"{made.tokens}, of them {made.answer_tokens} written by the target")
     for reason, count in sorted(made.dropped.items()):
         shown.add_row(f"dropped: {reason}", str(count))
-    shown.add_row("tokens/s", f"{speed:.0f}" if speed else "nothing was left to do")
+    shown.add_row("tokens/s", f"{speed:.0f}" if speed else "nothing left to do")
     shown.add_row("folder", str(folder))
     return shown

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from redrafter.cli.options import add_target
+from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.errors import RedrafterError
 from redrafter.tuning.profile import Profile
 from redrafter.version import __version__
@@ -34,10 +34,11 @@ Finding = tuple[str, str, str]
 def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
-    group.add_argument("--runtime", default="auto", help="compiled, graphs or eager (default: as for other commands)")
+    group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
 
 
 def run(args: argparse.Namespace) -> None:
+    find_drafter(args.drafter)
     console = Console(highlight=False)
     table = Table(show_header=False, box=None)
     for name, state, advice in [*installation(), *storage(), *run_findings(args)]:

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from redrafter.cli.options import add_model, as_prompt, load_engine
-from redrafter.config import SamplingParams, Shape
+from redrafter.config import SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--limit must be at least 1, got {args.limit}")
     if args.batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {args.batch}")
+    check_text_options(args.max_new_tokens)
     for temperature in args.temperatures:
         SamplingParams(temperature=temperature)  # refuse bad options before loading a model
     questions = read_questions(args.questions, args.limit)

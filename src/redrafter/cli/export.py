@@ -1,44 +1,47 @@
-"""`redrafter export`: a drafter's folder in another project's format."""
+"""`redrafter export`: writes a drafter in another project's format."""
 
 import argparse
 from pathlib import Path
 
-from redrafter.drafters import RecurrentNet
 from redrafter.errors import ConfigError
-from redrafter.interop import apple, folders, speculators
-from redrafter.targets.default import NAME, default_model
-from redrafter.targets.load import first_line
+from redrafter.interop.find import find
 
 EPILOG = """examples:
   redrafter export my-drafter --to speculators --model my-org/my-model --out exported
   redrafter export my-drafter --to apple --out for-apple
 
-speculators: a folder in the conventions of vLLM's `speculators` library, with weights as safetensors.
-apple: ml-recurrent-drafter's; it has a place for the papers' drafter only (see "The drafter's options" in the guide).
-Both are read back wherever a drafter is named: --drafter exported."""
+speculators: the format of vLLM's `speculators` library, with weights as safetensors.
+apple: the format of ml-recurrent-drafter, for the papers' drafter only (see "The drafter's options" in the guide).
+All commands read both formats back: --drafter exported."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("drafter", help="folder or Hub id of a recurrent drafter, in any format that we read")
-    parser.add_argument("--to", required=True, choices=("speculators", "apple"), help="whose format")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where it goes")
-    parser.add_argument("--overwrite", action="store_true", help="replace a drafter that lies there")
+    parser.add_argument(
+        "drafter", help="folder or Hugging Face id of a recurrent drafter, in any format that redrafter reads"
+    )
+    parser.add_argument("--to", required=True, choices=("speculators", "apple"), help="the format")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="allow replacing a drafter in that folder")
     group = parser.add_argument_group("speculators")
     group.add_argument("--model", help="the drafter's target, an id or a folder (default: the embedded model)")
     group.add_argument("--depth", type=int, default=3, metavar="L", help="tokens to guess ahead (default 3)")
 
 
 def run(args: argparse.Namespace) -> None:
-    folder = folders.find(args.drafter)
+    folder = find(args.drafter)
+    from redrafter.drafters import RecurrentNet
+    from redrafter.interop import apple, folders, speculators
+    from redrafter.targets.default import NAME, default_model
+
     net, made_for = folders.read(folder) or (None, {})
     if not isinstance(net, RecurrentNet):
-        raise ConfigError(f"{folder} is no recurrent drafter; only those can be exported")
+        raise ConfigError(f"{folder} is not a recurrent drafter; only those can be exported")
     if args.to == "apple":
         apple.write(args.out, net, overwrite=args.overwrite)
     else:
         if args.model is None and made_for.get("name") != NAME:
             name = made_for.get("name", "an unnamed target")
-            raise ConfigError(f"the drafter was made for {name}; say where that model is with --model")
+            raise ConfigError(f"the drafter was trained for {name}; give that model with --model")
         name, architectures = args.model or NAME, _architectures(args.model or str(default_model()))
         speculators.write(args.out, net, made_for, name, architectures, args.depth, overwrite=args.overwrite)
     print(f"{args.out}: {sum(p.numel() for p in net.parameters()) / 1e6:.1f} M parameters for {args.to}")
@@ -46,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _architectures(model: str) -> list[str]:
     from transformers import AutoConfig
+
+    from redrafter.targets.load import first_line
 
     try:
         return list(AutoConfig.from_pretrained(model).architectures or [])

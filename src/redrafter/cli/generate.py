@@ -1,4 +1,4 @@
-"""`redrafter generate`: one prompt, text to standard output as it is decided."""
+"""`redrafter generate`: continues one prompt and prints the text as it is decoded."""
 
 import argparse
 import sys
@@ -17,20 +17,20 @@ EPILOG = """examples:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
-    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
-    parser.add_argument("--quiet", action="store_true", help="text only, no figures")
+    parser.add_argument("--raw", action="store_true", help="use the prompt as it is, without the chat template")
+    parser.add_argument("--quiet", action="store_true", help="print the text only, without statistics")
     add_model(parser)
     add_sampling(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    options = sampling_options(args)
+    text = read_prompt() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ConfigError("the prompt is empty")
-    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes that are no text reach Python as lone surrogates
+    if any("\ud800" <= c <= "\udfff" for c in text):  # Python decodes invalid bytes to these
         raise ConfigError("the prompt is not UTF-8 text; convert it first")
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
-    options = sampling_options(args)
     with err.status("loading"):
         engine = load_engine(args)
     part = None
@@ -38,10 +38,20 @@ def run(args: argparse.Namespace) -> None:
     for part in awaited(parts, engine, err):
         if out.is_terminal:
             out.print(coloured(part, engine.target.tokenizer), end="")
-        else:  # to a file or a pipe goes the model's text, tabs and all
+        else:  # a file or a pipe gets the text unchanged, tabs included
             sys.stdout.write(part.text)
             sys.stdout.flush()
     print()
     if part is not None and not args.quiet:
-        legend = " (green: guessed)" if out.is_terminal and part.stats.accepted else ""
+        legend = " (green: drafted)" if out.is_terminal and part.stats.accepted else ""
         err.print(f"[dim]{figures(part.stats)}{legend}[/dim]")
+
+
+def read_prompt() -> str:
+    """Standard input as text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"the prompt is not {sys.stdin.encoding} text; set PYTHONIOENCODING to its encoding"
+        ) from None

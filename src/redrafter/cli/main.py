@@ -1,12 +1,13 @@
-"""Entry point: finds the verb, turns errors the user can mend into one line and exit code 2."""
+"""Entry point: runs the command and turns each error that a user can fix into one line and exit code 2."""
 
 import argparse
 import logging
 import os
 import sys
 from importlib import import_module
+from typing import NoReturn, TextIO
 
-from redrafter.errors import RedrafterError
+from redrafter.errors import ConfigError, RedrafterError
 from redrafter.version import __version__
 
 DESCRIPTION = "Large language models write faster, without changing a single token of what they write."
@@ -15,22 +16,29 @@ VERBS = {
     "chat": "talk with the model",
     "compare": "watch plain and speculative decoding write the same text",
     "serve": "answer OpenAI clients over HTTP, with a page that shows the drafter at work",
-    "transcribe": "write down what is said in recordings",
-    "train": "make a drafter for a model, with data of one's own or none at all",
+    "transcribe": "transcribe speech recordings",
+    "train": "train a drafter for a model, with or without data of your own",
     "distill": "make training data for a drafter: the target's own answers",
     "tune": "find the fastest shape for this machine, once",
-    "eval": "say how well a drafter guesses, over shapes, temperatures and categories",
-    "bench": "compare drafters and other engines fairly, and make a page of it",
+    "eval": "measure how well a drafter guesses, over shapes, temperatures and categories",
+    "bench": "compare drafters and other engines, and write a report",
     "export": "write a drafter in another project's format",
-    "doctor": "say what is installed, what is missing, what this machine will run",
+    "doctor": "show what is installed, what is missing and what this machine will run",
 }
 
 
-def parser(asked: str | None) -> argparse.ArgumentParser:
-    """Only the verb that is asked for is imported: torch and transformers take seconds."""
-    top = argparse.ArgumentParser(prog="redrafter", description=DESCRIPTION)
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as every other error: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parser(asked: str | None) -> Parser:
+    """Only the command that is asked for is imported."""
+    top = Parser(prog="redrafter", description=DESCRIPTION)
     top.add_argument("--version", action="version", version=f"redrafter {__version__}")
-    top.add_argument("--verbose", action="store_true", help="log what happens, and full tracebacks of errors")
+    top.add_argument("--verbose", action="store_true", help="log more, and show full tracebacks of errors")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in VERBS.items():
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -44,13 +52,14 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    _share_cores()
+    set_environment()
+    for stream in (sys.stdout, sys.stderr):
+        escape_unprintable(stream)
     asked = next((word for word in argv if not word.startswith("-")), None)
     try:
         args = parser(asked).parse_args(argv)
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        _quiet_transformers()
         import_module(f"redrafter.cli.{args.verb}").run(args)
     except RedrafterError as error:
         if "--verbose" in argv:
@@ -66,22 +75,21 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _share_cores() -> None:
-    """Threads that wait for one another spin for a moment, then sleep. Read when torch is first imported.
-
-    By default they spin on; where another program wants a core too, that costs a pass many times what it saves.
-    """
+def set_environment() -> None:
+    """Settings that torch and transformers read when they are first imported. A user's own values are kept."""
     if "OMP_WAIT_POLICY" not in os.environ:
+        # Waiting threads sleep after a short spin. Spinning on is slow when another program needs the core.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Progress bars and retries of the libraries tell a user nothing to act on; their errors reach us as exceptions.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _quiet_transformers() -> None:
-    """Their progress bars and retries say nothing a user of ours can act on; errors reach us as exceptions."""
-    from transformers.utils import logging as theirs
-
-    theirs.set_verbosity_error()
-    theirs.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+def escape_unprintable(stream: TextIO) -> None:
+    """Print a character that the stream's encoding lacks as an escape such as \\xe9, instead of failing."""
+    if hasattr(stream, "reconfigure") and "utf" not in (stream.encoding or "").lower():
+        stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,28 @@
-"""Arguments that several verbs share. Help texts are the docstrings of the fields they fill."""
+"""Arguments that several commands share. Help texts are the docstrings of the fields they fill.
+
+torch and transformers take seconds to import: in this package, only the functions that need them import them.
+"""
 
 import argparse
 import ast
 import inspect
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
-from redrafter.engine import Engine, load
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
+from redrafter.interop.find import find
+
+if TYPE_CHECKING:
+    from redrafter.engine import Engine
+
+BUILT_IN = ("auto", "ngram", "none")
+"""Drafters that need no folder."""
+RUNTIMES = ("auto", "compiled", "graphs", "eager")
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """The string literal that follows each field of a dataclass."""
+    """The docstring below each field of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -23,7 +33,7 @@ def field_help(cls: type) -> dict[str, str]:
             and isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
         ):
-            found[field.target.id] = str(text.value.value)
+            found[field.target.id] = " ".join(str(text.value.value).split())
     return found
 
 
@@ -40,8 +50,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         default="auto",
-        help="'auto' (default: the one that comes with the package for this model, else 'ngram'), 'ngram' (needs no "
-        "training), 'none', or a folder or Hub id of a recurrent drafter or of a smaller causal LM",
+        help="'auto' (default: the drafter shipped for this model, else 'ngram'), 'ngram' (needs no training), 'none', "
+        "or a folder or Hugging Face id of a trained drafter or of a smaller causal LM",
     )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
@@ -50,14 +60,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runtime",
         default="auto",
-        help="compiled (the fastest on a GPU, after about a minute at first use), graphs (ready in seconds) or eager "
-        "(default: compiled on a GPU, eager on a CPU)",
+        choices=RUNTIMES,
+        help="compiled (fastest on a GPU; the first use compiles for about a minute), graphs (ready in seconds) or "
+        "eager (default: compiled on a GPU, eager on a CPU)",
     )
     group.add_argument(
         "--gamma",
         metavar="HOW",
-        help="how far a drafter that is a causal LM guesses: constant (the beam's length), heuristic[:FIRST] (two more "
-        "after a step that accepted all, else one less) or confidence[:P] (not past a guess less probable than P)",
+        help="how many tokens a causal LM drafts: constant (the beam length), heuristic[:FIRST] (two more after a step "
+        "that accepted all, else one less) or confidence[:P] (stops after a token less probable than P)",
     )
     help_ = field_help(RuleConfig)
     group.add_argument("--rule", default="seeded", help=f"seeded, rejection or typical. {help_['name']}")
@@ -69,11 +80,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int = 128) -> None:
     group = parser.add_argument_group("text")
     group.add_argument(
-        "--max-new-tokens", type=int, default=max_new_tokens, metavar="M", help=f"at most (default {max_new_tokens})"
+        "--max-new-tokens",
+        type=int,
+        default=max_new_tokens,
+        metavar="M",
+        help=f"maximum number of new tokens (default {max_new_tokens})",
     )
-    group.add_argument("--seed", type=int, help="same seed, same text (default: a new one each time)")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    group.add_argument("--ignore-eos", action="store_true", help="write on past the model's own end")
+    group.add_argument("--seed", type=int, help="the same seed gives the same text (default: a new seed each time)")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the text before this string; repeatable"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the model's end-of-text token")
     for name, text in field_help(SamplingParams).items():
         default = getattr(SamplingParams, name, None)
         if isinstance(default, int | float):
@@ -82,10 +99,11 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int = 128) -> 
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `Engine.generate` and `Engine.stream` take. Asked for before a model is loaded: it may be refused."""
+    """The options of `Engine.generate` and `Engine.stream`. Bad values are refused here, before a model is loaded."""
     names = [n for n in field_help(SamplingParams) if hasattr(args, n)]
     options = {name: getattr(args, name) for name in names}
     SamplingParams(**options)
+    check_text_options(args.max_new_tokens, args.stop)
     return options | {
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
@@ -94,19 +112,33 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def load_engine(args: argparse.Namespace, tuned: bool = True) -> Engine:
-    """With a shape of the arguments, else what `redrafter tune` chose unless `tuned` is off, else the drafter's own."""
+def find_drafter(name: str) -> str:
+    """A built-in name, or the folder of a drafter. A missing folder is refused here, before a model is loaded."""
+    return name if name in BUILT_IN else str(find(name))
+
+
+def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
+    """Load the model and the drafter that `add_model` describes.
+
+    The shape is that of the arguments; else, if `tuned`, the one that `redrafter tune` chose; else the drafter's own.
+    Bad arguments are refused before anything is loaded.
+    """
     try:
         branching = tuple(int(k) for k in args.branching.split(",") if k)
     except ValueError:
-        raise ConfigError(f"--branching takes whole numbers with commas between, got {args.branching!r}") from None
+        raise ConfigError(f"--branching takes integers separated by commas, got {args.branching!r}") from None
     rule = RuleConfig(name=args.rule, branching=branching, epsilon=args.epsilon, delta=args.delta)
     given = {k: getattr(args, k) for k in ("width", "length", "nodes") if getattr(args, k) is not None}
-    asked = Shape(**given)  # before a model is loaded for nothing
+    asked = Shape(**given)
     gamma = Gamma.of(args.gamma) if args.gamma else None
+    if gamma and args.drafter in BUILT_IN:
+        raise ConfigError(f"--gamma is for a drafter that is a causal LM, not for {args.drafter!r}: use --length")
+    drafter = find_drafter(args.drafter)
+    from redrafter.engine import Engine, load
+
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
-    engine = load(args.model, args.drafter, shape=None if tuned else asked, **how)
+    engine = load(args.model, drafter, shape=None if tuned else asked, **how)
     if tuned:
         return engine
     default = engine.drafter.default_shape
@@ -114,8 +146,8 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> Engine:
     return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime)
 
 
-def as_prompt(engine: Engine, text: str, raw: bool) -> Any:
-    """A user's turn through the chat template where the model has one, unless `raw`."""
+def as_prompt(engine: "Engine", text: str, raw: bool) -> Any:
+    """The text as a user's turn if the model has a chat template, unless `raw`."""
     if raw or engine.target.tokenizer is None or engine.target.tokenizer.chat_template is None:
         return text
     return [{"role": "user", "content": text}]

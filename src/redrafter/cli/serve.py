@@ -1,83 +1,80 @@
-"""`redrafter serve`: the model behind an OpenAI-compatible API, and a page that shows the drafter at work."""
+"""`redrafter serve`: an OpenAI-compatible API for the model, and a page that shows the drafter at work."""
 
 import argparse
 import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 
-from redrafter.cli.options import add_model, field_help, load_engine
+from redrafter.cli.options import add_model, field_help, find_drafter, load_engine
 from redrafter.cli.show import stages
 from redrafter.config import Shape
-from redrafter.drafters import NoDrafter
-from redrafter.engine import Engine
 from redrafter.errors import ConfigError, OutOfMemory
-from redrafter.runtime.batch import Batch
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.tuning.batch_cost import measure_profile, warm_up
-from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.profile import Profile
-from redrafter.tuning.store import find_profile, profile_key, profile_path, read_profile, save_profile
+
+if TYPE_CHECKING:
+    from redrafter.engine import Engine
+    from redrafter.runtime.batch import Batch
+    from redrafter.tuning.profile import Profile
 
 EPILOG = """examples:
   redrafter serve
   redrafter serve --model my-model --drafter my-drafter --rows 16 --port 9000
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
-The page is at http://127.0.0.1:8000/. At first use the costs of steps are measured for a minute and kept."""
+The page is at http://127.0.0.1:8000/. The first start measures the cost of steps for a minute and keeps the result."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to bind to (default: this machine only)")
-    server.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any that is free)")
+    server.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")
     server.add_argument(
         "--api-key",
         default=os.environ.get("REDRAFTER_API_KEY"),
-        help="clients must send it as a bearer token (default: $REDRAFTER_API_KEY, else none is asked for)",
+        help="key that clients must send as a bearer token (default: $REDRAFTER_API_KEY, else no key is required)",
     )
     server.add_argument(
-        "--grace", type=float, default=30.0, help="seconds for answers to finish at the end (default 30)"
+        "--grace", type=float, default=30.0, help="seconds that running answers get at shutdown (default 30)"
     )
     for name, text in field_help(ServeConfig).items():
         default = ServeConfig.__dataclass_fields__[name].default
         kind = str if name == "name" else int
         shown = "" if default is None else f" (default {default})"
-        server.add_argument(
-            "--" + name.replace("_", "-"), type=kind, default=default, help=" ".join(text.split()) + shown
-        )
+        server.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=text + shown)
     help_ = field_help(GuardConfig)
     default_body = GuardConfig.body_bytes
     server.add_argument(
         "--body-bytes", type=int, default=default_body, help=f"{help_['body_bytes']} (default {default_body})"
     )
     server.add_argument(
-        "--tune", choices=("once", "again", "never"), default="once", help="measure costs (default once)"
+        "--tune", choices=("once", "again", "never"), default="once", help="measure the cost of steps (default once)"
     )
     add_model(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    try:
-        from redrafter.serve.server import Server, build, ladder, make_batch
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'redrafter[serve]'") from error
-    if args.rule != "seeded":
-        raise ConfigError(
-            f"the server writes by the rule 'seeded', the same text alone and under load, not {args.rule!r}"
-        )
     names = ServeConfig.__dataclass_fields__
     config = ServeConfig(**{name: getattr(args, name) for name in names})
     guard = GuardConfig(api_key=args.api_key, body_bytes=args.body_bytes)
     port = free_port(args.host, args.port)
+    find_drafter(args.drafter)
+    try:
+        from redrafter.serve.server import Server, build, ladder, make_batch
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
+    from redrafter.drafters import NoDrafter
+    from redrafter.tuning.batch_cost import warm_up
+    from redrafter.tuning.chooser import ShapeChooser
+
     console = Console(highlight=False)
     with console.status("loading"):
         engine = load_engine(args, tuned=False)
         if engine.target.tokenizer is None:
-            raise ConfigError(f"{engine.target.name} came without a tokenizer, and clients speak in text")
+            raise ConfigError(f"{engine.target.name} has no tokenizer, and clients send text")
         given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
         shapes = [engine.shape] if given else ladder(engine)
     with enough_room():
@@ -94,59 +91,59 @@ def run(args: argparse.Namespace) -> None:
 
     def ready() -> None:
         console.print(f"{served.name}: {batch.rows} rows of {batch.context} tokens, drafter {describe(engine)}")
-        console.print(f"page {where}/   API {where}/v1   Ctrl-C ends it", soft_wrap=True)
+        console.print(f"page {where}/   API {where}/v1   Ctrl-C stops the server", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
 
 
 @contextlib.contextmanager
 def enough_room() -> Iterator[None]:
-    """Caches and recorded steps of all rows are made here, once; what does not fit is said before anybody is served."""
+    """Report a lack of memory for the KV caches and the CUDA graphs of all rows in one line."""
+    import torch
+
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            "rows times context do not fit into memory: use fewer --rows or a smaller --context"
-        ) from error
+        raise OutOfMemory("the KV caches do not fit into memory: use fewer --rows or a smaller --context") from error
 
 
-def describe(engine: Engine) -> str:
+def describe(engine: "Engine") -> str:
     return str(getattr(engine.drafter, "name", type(engine.drafter).__name__))
 
 
 def free_port(host: str, port: int) -> int:
-    """Before a model is loaded for nothing."""
+    """Bind to the port for a moment, so that a port that cannot be used is refused before a model is loaded."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be in 0..65535, got {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
             return int(trial.getsockname()[1])
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
-        ) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
 
 
-def profile_for(engine: Engine, batch: Batch, shapes: list[Shape], tune: str, console: Console) -> Profile:
-    """Kept from an earlier start, or of `redrafter tune` for many rows, or measured now."""
+def profile_for(engine: "Engine", batch: "Batch", shapes: list[Shape], tune: str, console: Console) -> "Profile":
+    """The profile of an earlier start, or of `redrafter tune` for as many rows, or one measured now."""
+    from redrafter.tuning.batch_cost import measure_profile
+    from redrafter.tuning.store import find_profile, profile_key, profile_path, read_profile, save_profile
+
     target, drafter = engine.target, engine.drafter
     key = profile_key(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
     kept = None if tune == "again" else read_profile(profile_path(target.name, key))
     if kept is not None and kept.key == key:
         return kept
-    if tune != "again":
-        tuned = find_profile(target, drafter, engine.runtime)
-        fits = tuned is not None and all(s.shape is None or s.shape.budget < batch.slack for s in tuned.step_costs)
-        if (
-            tuned is not None
-            and fits
-            and (tune == "never" or max(best.rows for best in tuned.best_shapes) >= batch.rows)
-        ):
+    tuned = None if tune == "again" else find_profile(target, drafter, engine.runtime)
+    if tuned is not None and all(cost.shape is None or batch.fits(cost.shape) for cost in tuned.step_costs):
+        enough = max(best.rows for best in tuned.best_shapes) >= batch.rows
+        if enough or tune == "never":
             return tuned
     if tune == "never":
-        raise ConfigError("nothing was measured here yet: leave out --tune never once, or give --width and --length")
-    console.print("[dim]measuring what steps cost on this machine, once; --tune again repeats it[/dim]")
+        raise ConfigError("there is no measurement yet: start once without --tune never, or give --width and --length")
+    console.print("[dim]measuring the cost of steps on this machine, once; --tune again repeats it[/dim]")
     with stages(console) as report:
         profile = measure_profile(engine, batch, shapes, key, report)
     console.print(f"[dim]kept in {save_profile(profile)}[/dim]", soft_wrap=True)

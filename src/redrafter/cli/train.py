@@ -1,12 +1,11 @@
-"""`redrafter train`: from a model to a drafter for it, with data of one's own or none at all."""
+"""`redrafter train`: trains a drafter for a model, with or without data of your own."""
 
 import argparse
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-import torch
 from rich.console import Console
 
 from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
@@ -15,32 +14,33 @@ from redrafter.cli.options import add_target, field_help
 from redrafter.config import Shape
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
-from redrafter.targets import Target, load_target
 from redrafter.train.config import TrainConfig
-from redrafter.train.dataset import read_texts
-from redrafter.train.journal import read_journal
-from redrafter.train.report import write_report
-from redrafter.train.run import Run, disk_errors
-from redrafter.train.setup import check
-from redrafter.train.trainer import Trained, settings, train
+
+if TYPE_CHECKING:
+    from redrafter.targets import Target
+    from redrafter.train.trainer import Trained
 
 EPILOG = """examples:
-  redrafter train --out my-drafter --model my-model               no data needed: the model writes its own
+  redrafter train --out my-drafter --model my-model               needs no data: the model writes its own
   redrafter train --out my-drafter --prompts questions.jsonl --self-prompt
   redrafter train --out my-drafter --data folder-of-redrafter-distill
   redrafter train --out tuned --model my-fine-tune --init-from my-drafter --updates 1000
 
 Then: redrafter generate --model my-model --drafter my-drafter "..."
-A run that was stopped goes on where it was: give the same command again.
-Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (by redrafter distill)."""
+To resume a run that was stopped, give the same command again.
+Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (made by redrafter distill)."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the drafter goes")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="made by `redrafter distill` (default: made now)")
-    parser.add_argument("--init-from", type=Path, metavar="FOLDER", help="start from this drafter's weights and shape")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the drafter")
     parser.add_argument(
-        "--shape", default=None, metavar="WxL:N", help="beam and budget to simulate with (default: 16 x depth : 63)"
+        "--data", type=Path, metavar="FOLDER", help="data that `redrafter distill` made (default: make it now)"
+    )
+    parser.add_argument(
+        "--init-from", type=Path, metavar="FOLDER", help="start from the weights and the shape of this drafter"
+    )
+    parser.add_argument(
+        "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"
     )
     add_fields(parser, "drafter", DrafterOptions)
     add_fields(parser, "training", TrainConfig)
@@ -52,15 +52,29 @@ def run(args: argparse.Namespace) -> None:
     options, config = from_fields(args, DrafterOptions), from_fields(args, TrainConfig)
     shape = Shape.of(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
     if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
-        raise ConfigError("--init-from takes the other drafter's shape: leave the drafter's own options out")
+        raise ConfigError("--init-from uses the shape of that drafter: leave the other drafter options out")
     for name in ("prompts", "text", "self_prompt", "local"):
         if args.data and getattr(args, name):
-            raise ConfigError(f"--data is data made before: leave --{name.replace('_', '-')} out")
+            raise ConfigError(f"--data names finished data: leave --{name.replace('_', '-')} out")
+    for name in ("data", "init_from"):
+        folder = getattr(args, name)
+        if folder and not folder.is_dir():
+            raise ConfigError(f"--{name.replace('_', '-')}: there is no folder {folder}")
     plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
-    # Set by torchrun or accelerate launch: each process has its own GPU, and only the first one talks.
+    # torchrun and accelerate launch set RANK: each process has its own GPU, and only the first one prints.
     rank = int(os.environ.get("RANK", 0))
     if plan is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigError("several processes train on data that is there: make it with redrafter distill, give --data")
+        raise ConfigError("several processes need finished data: make it with redrafter distill and give --data")
+    import torch
+
+    from redrafter.targets import load_target
+    from redrafter.train.dataset import read_texts
+    from redrafter.train.journal import read_journal
+    from redrafter.train.report import write_report
+    from redrafter.train.run import Run, disk_errors
+    from redrafter.train.setup import check
+    from redrafter.train.trainer import settings, train
+
     device = args.device
     if device is None and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -98,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def facts(target: Target, config: TrainConfig, shape: Shape, texts: int, done: Trained) -> dict[str, Any]:
+def facts(target: "Target", config: TrainConfig, shape: Shape, texts: int, done: "Trained") -> dict[str, Any]:
     return {
         "target": target.name,
         "texts": texts,
@@ -111,7 +125,7 @@ def facts(target: Target, config: TrainConfig, shape: Shape, texts: int, done: T
 
 
 def add_fields(parser: argparse.ArgumentParser, title: str, cls: type) -> None:
-    """Every field of a dataclass as an argument, its docstring as help."""
+    """Every field of a dataclass as an argument, with its docstring as help text."""
     group = parser.add_argument_group(title)
     help_ = field_help(cls)
     for field in dataclasses.fields(cls):
@@ -132,7 +146,7 @@ def add_fields(parser: argparse.ArgumentParser, title: str, cls: type) -> None:
 
 
 def _kind(annotation: Any) -> Any:
-    """int of `int | None`, str of a Literal, tuple of a tuple."""
+    """The type of an argument: int for `int | None`, str for a Literal, tuple for a tuple."""
     if get_origin(annotation) is tuple:
         return tuple
     inner = [a for a in get_args(annotation) if a is not type(None)]

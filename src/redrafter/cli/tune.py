@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from redrafter.cli.options import add_target
+from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.show import stages
 from redrafter.config import SamplingParams, Shape
 from redrafter.errors import ConfigError
@@ -26,7 +26,7 @@ ESTIMATED_ROWS = 8
 def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
-    group.add_argument("--runtime", default="auto", help="compiled, graphs or eager (default: as for other commands)")
+    group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
     parser.add_argument(
         "--batch", type=int, nargs="+", default=[1], metavar="B", help="batch sizes to tune for (default 1)"
     )
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> None:
     if min(args.batch) < 1:
         raise ConfigError(f"--batch must be at least 1, got {min(args.batch)}")
     prompts = [question.text for question in read_questions(args.prompts)] if args.prompts else None
+    find_drafter(args.drafter)
     from redrafter.engine import load
     from redrafter.tuning.search import grid_for, tune
     from redrafter.tuning.store import save_profile

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.core.noise import fold
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
@@ -159,8 +159,8 @@ class Engine:
         **sampling: Any,
     ) -> list[Request]:
         """Check and spell out what is asked for: n requests per prompt."""
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        check_text_options(max_new_tokens, stops)
         if n < 1:
             raise ConfigError(f"n must be at least 1, got {n}")
         known = SamplingParams.__dataclass_fields__
@@ -181,9 +181,6 @@ class Engine:
             seeds = [int(seed)] * len(prompts)
         if len(seeds) != len(prompts):
             raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise ConfigError("a stop string is empty: it would end every text at once")
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
         eos = () if ignore_eos else self.eos_tokens()

@@ -9,6 +9,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, shipped
 from redrafter.drafters.load import bind
 from redrafter.errors import ConfigError
 from redrafter.interop import folders
+from redrafter.interop.find import find
 from redrafter.targets import Target, load_target
 
 
@@ -40,7 +41,7 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
         if not hasattr(drafter, "draft"):
             raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
         return drafter  # type: ignore[no-any-return]
-    folder = folders.find(str(drafter))
+    folder = find(str(drafter))
     if net := folders.read_for(folder, target):
         return bind(net, target).use_int8()
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)

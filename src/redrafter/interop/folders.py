@@ -4,25 +4,8 @@ from pathlib import Path
 
 from redrafter.drafters import checkpoint
 from redrafter.drafters.base import DrafterNet
-from redrafter.errors import ModelNotFound
 from redrafter.interop import apple, speculators
 from redrafter.targets import TargetInfo
-
-
-def find(drafter: str) -> Path:
-    """A folder here, or that of a Hub id."""
-    if Path(drafter).is_dir():
-        return Path(drafter)
-    if Path(drafter).exists():
-        raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder it lies in")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(drafter))
-    except Exception as error:
-        raise ModelNotFound(
-            f"no drafter {drafter!r}: it is neither 'auto', 'ngram', 'none', a folder here nor a Hub id within reach"
-        ) from error
 
 
 def read(folder: Path) -> tuple[DrafterNet, dict[str, str]] | None:

@@ -28,6 +28,7 @@ from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
+from redrafter.interop.find import find
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +243,7 @@ def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
                 '--additional-config \'{"redrafter": {"drafter": "FOLDER"}}\''
             )
         name = str(found)
-    net = folders.read_for(folders.find(name), target)
+    net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
     return RecurrentDrafter(net, target).use_int8()

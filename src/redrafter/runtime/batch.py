@@ -91,8 +91,8 @@ class Batch:
         self.ahead = 1  # recorded steps that may be unread while the next one is launched
         places = rows + kept
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
-        # Behind a row there is room for the nodes that are verified, and for those that a beam search visits.
-        self.slack = max((max(rules(s).nodes, s.width * s.length) for s in shapes), default=0) + 1
+        self.rules = rules
+        self.slack = max((self._nodes(s) for s in shapes), default=0) + 1
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
         self.executor = Executor(
             target, drafter, self.state, rules, recorded=recorded, compiles=compiles, compiles_step=compiles_step
@@ -107,6 +107,14 @@ class Batch:
         self.samplings: dict[tuple[int, int], Sampling] = {}  # of this version
         self.flights: deque[_Flight] = deque()
         self.collected = 0.0  # when the last results came
+
+    def _nodes(self, shape: Shape) -> int:
+        """KV cache slots behind a row that a step needs: for the nodes to verify and for those of the beam search."""
+        return max(self.rules(shape).nodes, shape.width * shape.length)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether there is room for the trees of this shape."""
+        return self._nodes(shape) < self.slack
 
     @property
     def recorded(self) -> bool:

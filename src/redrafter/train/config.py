@@ -1,5 +1,10 @@
-"""What a user can set about the training of a drafter. Importing this module does not import torch."""
+"""Options of the training of a drafter and of its training data. Values are checked on creation.
 
+
+The command line reads these classes for its help texts, so this file imports neither torch nor transformers.
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,3 +75,36 @@ class TrainConfig:
     @property
     def evaluation_interval(self) -> int:
         return self.evaluate_every or max(1, self.updates // 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """How much training data is made, and how."""
+
+    texts: int = 100_000
+    """How many texts; with a file of prompts only, at most as many as it holds."""
+    max_new_tokens: int = 256
+    """Longest answer, in tokens."""
+    prompt_tokens: int = 128
+    """Longest user's turn that the target writes itself."""
+    longest_prompt: int = 512
+    """Longer prompts, counted with the chat template, are skipped."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Answers are written at these in turn."""
+    seed: int = 0
+    """Same seed, same data."""
+    shard: int | None = None
+    """Texts in one file; a killed run loses the unfinished one (when not given: 8192 on a GPU, 256 on a CPU)."""
+    batch: int | None = None
+    """Texts written at once (when not given: 2048 on a GPU, 16 on a CPU)."""
+    local: int = 0
+    """Tokens that the target goes on greedily after each token of each text (0: none)."""
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "max_new_tokens", "prompt_tokens", "longest_prompt", "shard", "batch"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        require(bool(self.temperatures), "temperatures must name at least one")
+        for temperature in self.temperatures:
+            require(0 <= temperature < math.inf, f"temperatures must be 0 or more, got {temperature}")
+        require(self.local >= 0, f"local must be 0 (off) or more, got {self.local}")

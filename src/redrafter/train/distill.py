@@ -1,16 +1,14 @@
 """Makes training data: prompts from a file or from the target itself, the target's answers, and its rollouts."""
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from redrafter.config import SamplingParams, require
+from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
@@ -21,6 +19,7 @@ from redrafter.runtime.row import Request
 from redrafter.targets import Target
 from redrafter.targets.tokenizer import has_chat_template
 from redrafter.texts import Texts
+from redrafter.train.config import DistillConfig
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
 from redrafter.train.local_rollouts import roll_out_rows
 from redrafter.train.self_prompts import Piece, SelfPrompts, mark
@@ -32,39 +31,6 @@ PATIENCE = 500
 """Self-written prompts tried in one shard before asking whether any are of use."""
 ROW_BYTES = 64
 """What a row costs on disk besides its tokens, generously."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillConfig:
-    """How much training data is made, and how."""
-
-    texts: int = 100_000
-    """How many texts; with a file of prompts only, at most as many as it holds."""
-    max_new_tokens: int = 256
-    """Longest answer, in tokens."""
-    prompt_tokens: int = 128
-    """Longest user's turn that the target writes itself."""
-    longest_prompt: int = 512
-    """Longer prompts, counted with the chat template, are skipped."""
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    """Answers are written at these in turn."""
-    seed: int = 0
-    """Same seed, same data."""
-    shard: int | None = None
-    """Texts in one file; a killed run loses the unfinished one (when not given: 8192 on a GPU, 256 on a CPU)."""
-    batch: int | None = None
-    """Texts written at once (when not given: 2048 on a GPU, 16 on a CPU)."""
-    local: int = 0
-    """Tokens that the target goes on greedily after each token of each text (0: none)."""
-
-    def __post_init__(self) -> None:
-        for name in ("texts", "max_new_tokens", "prompt_tokens", "longest_prompt", "shard", "batch"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
-        require(bool(self.temperatures), "temperatures must name at least one")
-        for temperature in self.temperatures:
-            require(0 <= temperature < math.inf, f"temperatures must be 0 or more, got {temperature}")
-        require(self.local >= 0, f"local must be 0 (off) or more, got {self.local}")
 
 
 class Source(Protocol):

@@ -56,13 +56,19 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         loaded = ctypes.CDLL(str(build(compiler, folder())))
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         log.info("the CPU path runs on torch alone, which is slower: %s", said[0] if said else error)
         return None
     for name, types in SIGNATURES.items():
         getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, None
     return loaded
+
+
+def built() -> str:
+    """The file name of the library, which names its source, compiler and CPU; empty without a library."""
+    found = library()
+    return Path(found._name).name if found is not None else ""
 
 
 def status() -> str:

@@ -9,7 +9,6 @@ the replacements.
 import contextlib
 import logging
 from collections.abc import Iterator
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -25,38 +24,68 @@ from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
 
+Chosen = dict[str, int]
+"""Module name -> index of its new forward among the module's candidates."""
 TOLERANCE = 1e-5
 """Relative difference that another order of summation explains in a module. For a whole model it is ten times that."""
 
 
 @torch.no_grad()
-def install_cpu_forwards(target: Target) -> None:
-    """Replace forwards of a model that redrafter loaded, if it is in fp32 on a CPU and there is a C++ compiler."""
-    modules = list(target.model.modules())
-    if any("forward" in vars(m) for m in modules):  # a user's own forwards stay in place
-        return
-    if target.dtype != torch.float32 or not all(runs_cpp(p.device) for p in target.model.parameters()):
-        return
-    before = _sample(target)
-    installed: list[tuple[nn.Module, Forward]] = []
-    for module in reversed(modules):  # children before their parents
-        for forward, trial in (*candidates(module), *LayerForward.candidates(module)):
+def install_cpu_forwards(target: Target) -> Chosen:
+    """Replace forwards of a model that redrafter loaded, after a trial. Returns which candidate each module got."""
+    if not replaceable(target):
+        return {}
+    before, chosen = _sample(target), {}
+    installed = _Installed(target)
+    for name, module in reversed(dict(target.model.named_modules()).items()):  # children before their parents
+        for index, (forward, trial) in enumerate(_candidates(module)):
             if _agrees(module, forward, trial):
-                bound = MethodType(forward, module)  # bound, so a copy of the model uses its own weights
-                module.forward = bound
-                installed.append((module, bound))
+                installed.add(module, forward)
+                chosen[name] = index
                 break
-    target.on_release(partial(_uninstall, installed))
     if not _gap(_sample(target), before) <= 10 * TOLERANCE:
-        _uninstall(installed)
+        installed.remove()
         log.info("%s keeps all of its own forwards: the CPU kernels give other logits", target.name)
+        return {}
+    return chosen
 
 
-def _uninstall(installed: list[tuple[nn.Module, Forward]]) -> None:
-    for module, forward in installed:
-        if vars(module).get("forward") is forward:
-            del module.forward
-    installed.clear()
+def install_chosen(target: Target, chosen: Chosen) -> None:
+    """Replace the forwards that `install_cpu_forwards` chose for the same model before, without another trial."""
+    modules = dict(target.model.named_modules())
+    installed = _Installed(target)
+    for name, index in chosen.items():
+        installed.add(modules[name], _candidates(modules[name])[index][0])
+
+
+def replaceable(target: Target) -> bool:
+    """Whether the model is in fp32 on a CPU, has no forward of a user's own, and there is a C++ compiler."""
+    if any("forward" in vars(module) for module in target.model.modules()):
+        return False
+    return target.dtype == torch.float32 and all(runs_cpp(p.device) for p in target.model.parameters())
+
+
+def _candidates(module: nn.Module) -> list[tuple[Forward, Trial]]:
+    return [*candidates(module), *LayerForward.candidates(module)]
+
+
+class _Installed:
+    """The forwards that replace a target's own until the target is released."""
+
+    def __init__(self, target: Target) -> None:
+        self.forwards: list[tuple[nn.Module, Forward]] = []
+        target.on_release(self.remove)
+
+    def add(self, module: nn.Module, forward: Forward) -> None:
+        bound = MethodType(forward, module)  # bound, so a copy of the model uses its own weights
+        module.forward = bound
+        self.forwards.append((module, bound))
+
+    def remove(self) -> None:
+        for module, forward in self.forwards:
+            if vars(module).get("forward") is forward:
+                del module.forward
+        self.forwards.clear()
 
 
 def _agrees(module: nn.Module, forward: Forward, trial: Trial) -> bool:

@@ -1,0 +1,25 @@
+"""Finds the folder that a drafter's name stands for. Imports neither torch nor transformers."""
+
+from pathlib import Path
+
+from redrafter.errors import ModelNotFound
+
+
+def find(drafter: str) -> Path:
+    """A local folder, or the downloaded folder of a Hugging Face id."""
+    if Path(drafter).is_dir():
+        return Path(drafter)
+    if Path(drafter).exists():
+        raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder that contains the file")
+    missing = ModelNotFound(
+        f"no drafter {drafter!r}: it is neither 'auto', 'ngram', 'none', a local folder nor a Hugging Face id that can "
+        "be reached"
+    )
+    if drafter.startswith((".", "/", "~")) or drafter.count("/") > 1:  # never a Hugging Face id
+        raise missing
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(drafter))
+    except Exception as error:
+        raise missing from error

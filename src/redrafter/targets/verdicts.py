@@ -1,0 +1,129 @@
+"""Keeps verdicts on disk, so that a model which passed the self-check is not checked at every start.
+
+The trials of the CPU's forward passes are kept in the same way. A verdict holds for one set of model files, one device,
+dtype and attention implementation, one version of torch and transformers, and the code that the check runs. Only a
+pass is kept: a model that fails is checked, and refused, at every start.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redrafter.errors import CacheUnavailable
+from redrafter.kernels.cpu import native
+from redrafter.results import versions
+from redrafter.targets.cpu import passes
+from redrafter.targets.default import MANIFEST, cache_folder, replace_text
+from redrafter.targets.selfcheck import use_attention
+from redrafter.targets.target import Target
+from redrafter.version import __version__
+
+log = logging.getLogger(__name__)
+
+CODE = ("core", "kernels", "targets")
+"""Packages whose code decides the verdict."""
+
+
+def folder() -> Path:
+    return cache_folder() / "selfcheck"
+
+
+def check_once(target: Target, check: Callable[[Target], None]) -> None:
+    """Run the self-check unless this model passed it before. `check` may switch the model to another attention."""
+    path = _path(target, {"check": "tree"})
+    passed = _read(path)
+    if passed is None:
+        check(target)
+        _write(path, target.config._attn_implementation)
+    elif passed != target.config._attn_implementation:
+        use_attention(target, passed)
+        log.debug("%s: using %s attention, as the self-check found before", target.name, passed)
+
+
+def install_cpu_forwards_once(target: Target) -> None:
+    """Replace forwards on a CPU. Forwards that passed their trials before are not tried again."""
+    if not passes.replaceable(target):
+        return
+    path = _path(target, {"check": "cpu", "library": native.built()})
+    chosen = _read(path)
+    if chosen is None:
+        _write(path, passes.install_cpu_forwards(target))
+    else:
+        passes.install_chosen(target, chosen)
+
+
+def _read(path: Path | None) -> Any:
+    """The verdict; None if there is none."""
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text())["verdict"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path | None, verdict: Any) -> None:
+    if path is not None:
+        with contextlib.suppress(OSError):  # a cache folder that cannot be written: the next start checks again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps({"verdict": verdict}))
+
+
+def _path(target: Target, about: dict[str, str]) -> Path | None:
+    """The file of a verdict; None for a model whose files are not known."""
+    files = _files(target)
+    if files is None:
+        return None
+    try:
+        return folder() / f"{_digest(about | _key(target, files))}.json"
+    except CacheUnavailable:
+        return None
+
+
+def _key(target: Target, files: list[Any]) -> dict[str, Any]:
+    """Everything that the verdict depends on."""
+    gpu = target.device.type == "cuda"
+    return {
+        "versions": versions() | {"redrafter": __version__},
+        "code": _code(),
+        "device": torch.cuda.get_device_name(target.device)
+        if gpu
+        else [target.device.type, platform.machine(), torch.backends.cpu.get_cpu_capability()],
+        "dtype": str(target.dtype),
+        "attention": target.config._attn_implementation,
+        "config": target.config.to_json_string(use_diff=False),
+        "files": files,
+    }
+
+
+def _files(target: Target) -> list[Any] | None:
+    """Name, size and modification time of the model's files."""
+    source = target.model.name_or_path
+    if not Path(source).is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(source, "config.json", revision=getattr(target.config, "_commit_hash", None))
+        if not isinstance(found, str):
+            return None
+        source = Path(found).parent
+    if (Path(source) / "adapter_config.json").exists():  # the base model is elsewhere
+        return None
+    found = sorted(p for p in Path(source).iterdir() if p.is_file() and p.name != MANIFEST)
+    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in found]
+
+
+def _code() -> str:
+    package = Path(__file__).parents[1]
+    sources = sorted(p for name in CODE for p in (package / name).rglob("*.py"))
+    return _digest([[str(p.relative_to(package)), p.read_text()] for p in sources])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
