@@ -21,7 +21,7 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import Executor, Launched, Results, serving
+from redrafter.runtime.executor import Executor, Launched, Results, serving, sizes_up_to
 from redrafter.runtime.prefill import PIECES, PromptReader
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded, row_processor
 from redrafter.runtime.state import BatchState
@@ -217,10 +217,8 @@ class Batch:
         requests = [row.request for row in rows]
         prompts = padded([r.prompt for r in requests], device)  # (n, P)
         lengths = torch.tensor([len(r.prompt) for r in requests], device=device)
-        endings, budgets = (
-            state.rows.eos.shape[1],
-            [min(r.max_new_tokens, self.context - len(r.prompt)) for r in requests],
-        )
+        budgets = [min(r.max_new_tokens, self.context - len(r.prompt)) for r in requests]
+        endings = state.rows.eos.shape[1]
         sampling = Sampling.of([r.sampling for r in requests], self.target.vocab_size, device)
         sampling = replace(sampling, processor=row_processor(rows))
         counts = None
@@ -235,9 +233,7 @@ class Batch:
             lengths=lengths - 1,
             last=prompts.gather(1, lengths[:, None] - 1)[:, 0],
             seeds=torch.tensor([as_int64(r.seed) for r in requests], device=device),
-            remaining=torch.tensor(
-                [min(r.max_new_tokens, self.context - len(r.prompt)) for r in requests], device=device
-            ),
+            remaining=torch.tensor(budgets, device=device),
             done=torch.zeros(len(rows), dtype=torch.bool, device=device),
             eos=torch.tensor([[*r.eos, *[-1] * (endings - len(r.eos))] for r in requests], device=device),
             counts=counts,
@@ -401,12 +397,3 @@ class Batch:
             sampling = Sampling.of(every, self.target.vocab_size, self.target.device)
             self.samplings[start, stop] = replace(sampling, processor=row_processor(rows))
         return self.samplings[start, stop]
-
-
-def sizes_up_to(rows: int) -> list[int]:
-    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
-
-    >>> sizes_up_to(6)
-    [1, 2, 4, 6]
-    """
-    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]

@@ -249,6 +249,15 @@ def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
     return sampling
 
 
+def sizes_up_to(rows: int) -> list[int]:
+    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
+
+    >>> sizes_up_to(6)
+    [1, 2, 4, 6]
+    """
+    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
+
+
 def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManager[None]:
     """While in force, the tree kernel reads this KV cache; a target with its own attention is given its cache."""
     return target.using(cache) if isinstance(target, TreeTarget) else nullcontext()
