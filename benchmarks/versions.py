@@ -86,9 +86,7 @@ class Side:
         return float(self._ask(f"run {part}")["ms"])
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()  # closes its input, which ends the process
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,8 +10,8 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.batch import Batch, StepResult
-from redrafter.runtime.executor import StepDrafter
 from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target

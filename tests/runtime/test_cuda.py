@@ -12,10 +12,11 @@ from redrafter.config import SamplingParams
 from redrafter.core.noise import SEEDED, gumbel, uniform
 from redrafter.core.rules import make_rule
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.executor import StepDrafter, run_step
+from redrafter.runtime.executor import run_step
 from redrafter.runtime.row import Request
 from redrafter.targets import load_target
 from redrafter.train.trainer import train

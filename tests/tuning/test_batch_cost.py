@@ -1,7 +1,7 @@
 """Step costs of the server's batch, by number of rows."""
 
 from redrafter import Shape
-from redrafter.runtime.batch import sizes_up_to
+from redrafter.runtime.executor import sizes_up_to
 from redrafter.targets import Target
 from redrafter.tuning.batch_cost import measure_steps
 from redrafter.tuning.profile import SimulatedShape

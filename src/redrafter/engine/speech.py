@@ -3,7 +3,7 @@
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.noise import as_int64
+from redrafter.core.rows import keep_rows
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens, step
@@ -19,12 +20,12 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
 from redrafter.drafters import speech as drafts
 from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
+from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.engine.decode import RequestWriter
 from redrafter.engine.request import Request, Stats
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
-from redrafter.runtime.executor import StepDrafter
 from redrafter.runtime.row import RowOutput
 from redrafter.targets.load import first_line, parse_device, parse_dtype
 from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
@@ -237,21 +238,27 @@ class Transcriber:
             state=drafter.begin(prompt, every, hidden, cache.slots),
         )
         sampling = Sampling.of([request.sampling] * batch, target.vocab_size, device)
-        texts, tokens = [""] * batch, [list[int]() for _ in writers]
+        texts, tokens, live = [""] * batch, [list[int]() for _ in writers], writers
         rows, accepted = first_tokens(rows, sampling, rule, drafter, logits, hidden)
         drafter = StepDrafter(drafter, rows, None, guesses=True, trims=True)
         steps = 0
         while True:
             elapsed = time.perf_counter() - began
             lists = [x.tolist() for x in (accepted.tokens, accepted.count, accepted.drafted, accepted.nodes, rows.done)]
-            for i, (new, count, drafted, nodes, done) in enumerate(zip(*lists, strict=True)):
-                if writers[i].finish_reason is None:
+            for writer, new, count, drafted, nodes, done in zip(live, *lists, strict=True):
+                if writer.finish_reason is None:
                     kept = min(count, drafted)
-                    part = writers[i].take(RowOutput(new[:count], kept, bool(done), nodes, steps), elapsed)
-                    texts[i] += part.text
-                    tokens[i] += part.tokens
-            if all(writer.finish_reason is not None for writer in writers):
+                    part = writer.take(RowOutput(new[:count], kept, bool(done), nodes, steps), elapsed)
+                    texts[writer.index] += part.text
+                    tokens[writer.index] += part.tokens
+            still = [i for i, writer in enumerate(live) if writer.finish_reason is None]
+            if not still:
                 return [(texts[i], tokens[i], writers[i].stats) for i in range(batch)]
+            if 2 * len(still) <= len(live):  # copying the cache pays once half the rows are done
+                index, live = torch.tensor(still, device=device), [live[i] for i in still]
+                cache.keep(index)
+                rows = replace(keep_rows(rows, index), state=drafter.keep(rows.state, index))
+                sampling = keep_rows(sampling, index)
             cache.extent = int(rows.lengths.max()) + 1 + rule.nodes
             rows, accepted, _ = step(rows, cache, sampling, rule, drafter, target)
             steps = 1

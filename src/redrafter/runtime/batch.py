@@ -6,7 +6,6 @@ ones, so that each kind is one view of the batch's tensors. A closed row's keys 
 place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,9 +21,9 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import Executor, Launched, serving
+from redrafter.runtime.executor import Executor, Launched, Results, serving, sizes_up_to
 from redrafter.runtime.prefill import PIECES, PromptReader
-from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, row_processor
+from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded, row_processor
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -119,7 +118,6 @@ class Batch:
 
     @property
     def recorded(self) -> bool:
-        """Whether a launched step runs while the host does something else."""
         return self.executor.recorded
 
     @property
@@ -180,7 +178,7 @@ class Batch:
     def read_all(self, rows: Sequence[Row]) -> list[tuple[Row, RowOutput]]:
         """Read the whole prompts of rows that were just opened, many in one pass; all draft or none does."""
         if len(rows) == 1 or any(row.known for row in rows):
-            return [(row, self._read_whole(row)) for row in rows]
+            return [(row, self._read_to_the_end(row)) for row in rows]
         done: list[tuple[Row, RowOutput]] = []
         left = sorted(rows, key=lambda row: len(row.request.prompt))  # alike in length: little padding
         while left:
@@ -190,7 +188,7 @@ class Batch:
             done += zip(some, self._read_together(some), strict=True)
         return done
 
-    def _read_whole(self, row: Row) -> RowOutput:
+    def _read_to_the_end(self, row: Row) -> RowOutput:
         while (output := self.read(row, PIECES[-1])) is None:
             pass
         return output
@@ -208,8 +206,8 @@ class Batch:
             self.state.cache.place(apart, at, len(self.at))
         if hidden.shape[2]:
             self.state.history[at, : tokens.shape[1]] = hidden
-        for row, length in zip(rows, lengths, strict=True):
-            row.known = length
+        for row in rows:
+            row.known = len(row.request.prompt)
             self._touch(row)
         return self._begin(rows, logits)
 
@@ -219,6 +217,7 @@ class Batch:
         requests = [row.request for row in rows]
         prompts = padded([r.prompt for r in requests], device)  # (n, P)
         lengths = torch.tensor([len(r.prompt) for r in requests], device=device)
+        budgets = [min(r.max_new_tokens, self.context - len(r.prompt)) for r in requests]
         endings = state.rows.eos.shape[1]
         sampling = Sampling.of([r.sampling for r in requests], self.target.vocab_size, device)
         sampling = replace(sampling, processor=row_processor(rows))
@@ -234,7 +233,7 @@ class Batch:
             lengths=lengths - 1,
             last=prompts.gather(1, lengths[:, None] - 1)[:, 0],
             seeds=torch.tensor([as_int64(r.seed) for r in requests], device=device),
-            remaining=torch.tensor([self._budget(r) for r in requests], device=device),
+            remaining=torch.tensor(budgets, device=device),
             done=torch.zeros(len(rows), dtype=torch.bool, device=device),
             eos=torch.tensor([[*r.eos, *[-1] * (endings - len(r.eos))] for r in requests], device=device),
             counts=counts,
@@ -252,9 +251,6 @@ class Batch:
             outputs.append(RowOutput(gained, done=done[i], logprobs=found, error=row.error))
         self._changed()
         return outputs
-
-    def _budget(self, request: Request) -> int:
-        return min(request.max_new_tokens, self.context - len(request.prompt))
 
     @torch.no_grad()
     def step(self, drafts: bool = True, shape: Shape | None = None, count: int = 1) -> list[StepResult]:
@@ -289,7 +285,7 @@ class Batch:
         return [self._collect() for _ in range(len(self.flights) - unread)]
 
     def drain(self) -> list[StepResult]:
-        """The results of all launched steps; waits for them."""
+        """Wait for all launched steps."""
         return [self._collect() for _ in range(len(self.flights))]
 
     def _collect(self) -> StepResult:
@@ -300,26 +296,8 @@ class Batch:
         rows = [(row, self._output(row, line, results, flight)) for row, line in flight.rows if row.open]
         return StepResult(flight.drafts, flight.shape, rows, len(flight.rows), seconds)
 
-    def _output(self, row: Row, line: int, results: list[list[list[int]]], flight: _Flight) -> RowOutput:
-        output, width = RowOutput([], error=row.error), flight.launched.width
-        for step in results:
-            values = step[line]
-            count, drafted, done, nodes = values[:4]
-            size = (len(values) - 4 - 2 * width) // 2
-            cuts = (4, 4 + width, 4 + 2 * width, 4 + 2 * width + size, 4 + 2 * (width + size))
-            tokens, path, tree, parents = (values[a:b] for a, b in itertools.pairwise(cuts))
-            kept = min(count, drafted)
-            output.tokens += tokens[:count]
-            output.drafted += kept
-            output.nodes += nodes
-            output.steps += 1
-            output.done = bool(done)
-            output.tree = (tree[: nodes + 1], parents[: nodes + 1], path[: kept + 1])
-            if row.logprobs is not None and flight.launched.logits is not None:
-                logits = flight.launched.logits[line][path[:count]]
-                output.logprobs = logprobs_of(logits, tokens[:count], row.logprobs)
-            if done:
-                break
+    def _output(self, row: Row, line: int, results: Results, flight: _Flight) -> RowOutput:
+        output = flight.launched.output(results, line, row)
         row.ids += output.tokens
         row.known += len(output.tokens)
         if flight.launched.follows:
@@ -419,18 +397,3 @@ class Batch:
             sampling = Sampling.of(every, self.target.vocab_size, self.target.device)
             self.samplings[start, stop] = replace(sampling, processor=row_processor(rows))
         return self.samplings[start, stop]
-
-
-def sizes_up_to(rows: int) -> list[int]:
-    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
-
-    >>> sizes_up_to(6)
-    [1, 2, 4, 6]
-    """
-    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
-
-
-def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(n, P) prompts, filled on the right with token 0, which is never seen."""
-    width = max(len(p) for p in prompts)
-    return torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)

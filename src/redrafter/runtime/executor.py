@@ -8,27 +8,27 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redrafter.config import Shape
-from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
-from redrafter.core.rules import Rule, Search
+from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, step
 from redrafter.core.step import Target as Verifies
-from redrafter.core.tree import Tree, root_tree
 from redrafter.drafters import NoDrafter
-from redrafter.errors import UnsupportedTarget
+from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.graph import recorded
+from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
 from redrafter.targets import Target
 from redrafter.targets.cuda.layer_compile import TOGETHER
 from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.selfcheck import check_tree_kernel
+from redrafter.targets.cuda.verifier import verifier
 
 log = logging.getLogger(__name__)
 
@@ -46,36 +46,27 @@ class Launched:
     logits: Tensor | None = None  # (B, N+1, V), kept where a row wants log-probabilities
     recorded: bool = False
 
-
-class StepDrafter:
-    """The drafter as a step sees it. It keeps the hidden states of accepted tokens in `history` (B, S, C).
-
-    A step that guesses nothing leaves the drafter behind; `BatchState.catch_up` makes up for that.
-    """
-
-    def __init__(self, drafter: Drafter, rows: Rows, history: Tensor | None, *, guesses: bool, trims: bool) -> None:
-        self.drafter, self.guesses, self.trims = drafter, guesses, trims
-        self.lengths, self.history = rows.lengths, history
-        self.layers, self.default_shape = drafter.layers, drafter.default_shape
-
-    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
-        return self.drafter.begin(tokens, lengths, hidden, slots)
-
-    def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
-        if not self.guesses:
-            return root_tree(last)
-        tree = self.drafter.draft(state, last, search)
-        return trimmed(tree) if self.trims else tree
-
-    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
-        """Slots behind `count` get states of no meaning, and the next step overwrites them."""
-        if self.history is not None and hidden.shape[2]:
-            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-            self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
-        return self.drafter.advance(state, accepted, hidden) if self.guesses else state
-
-    def keep(self, state: Any, rows: Tensor) -> Any:
-        return self.drafter.keep(state, rows)
+    def output(self, results: Results, line: int, row: Row) -> RowOutput:
+        """What the steps gave one row, from its line of the results."""
+        output, width = RowOutput([], error=row.error), self.width
+        for lines in results:
+            values = lines[line]
+            count, drafted, done, nodes = values[:4]
+            size = (len(values) - 4 - 2 * width) // 2
+            cuts = (4, 4 + width, 4 + 2 * width, 4 + 2 * width + size, 4 + 2 * (width + size))
+            tokens, path, tree, parents = (values[a:b] for a, b in pairwise(cuts))
+            kept = min(count, drafted)
+            output.tokens += tokens[:count]
+            output.drafted += kept
+            output.nodes += nodes
+            output.steps += 1
+            output.done = bool(done)
+            output.tree = (tree[: nodes + 1], parents[: nodes + 1], path[: kept + 1])
+            if row.logprobs is not None and self.logits is not None:
+                output.logprobs = logprobs_of(self.logits[line][path[:count]], tokens[:count], row.logprobs)
+            if done:
+                break
+        return output
 
 
 class Executor:
@@ -246,19 +237,6 @@ def run_step(
     return out, accepted.tokens.shape[1]
 
 
-def trimmed(tree: Tree) -> Tree:
-    """Without the columns that are empty in every row: a CPU pays for each."""
-    n = int(tree.valid.sum(1).max())
-    return replace(
-        tree,
-        tokens=tree.tokens[:, :n],
-        parents=tree.parents[:, :n],
-        depths=tree.depths[:, :n],
-        valid=tree.valid[:, :n],
-        mask=tree.mask[:, :n, :n],
-    )
-
-
 def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
     """One of four kinds, so that few recorded steps serve all rows: greedy, sampled, filtered, or with penalties."""
     if sampling.penalises or sampling.bias is not None:
@@ -271,17 +249,13 @@ def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
     return sampling
 
 
-def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
-    """The target through the tree kernel; or the target itself, where the kernel does not do its attention."""
-    known: dict[bool, Target | TreeTarget] = target.verifiers
-    if compiles not in known:
-        try:
-            check_tree_kernel(target)
-            known[compiles] = TreeTarget(target, compiles)
-        except UnsupportedTarget as reason:
-            log.info("%s is verified by its own attention (%s)", target.name, reason)
-            known[compiles] = target
-    return known[compiles]
+def sizes_up_to(rows: int) -> list[int]:
+    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
+
+    >>> sizes_up_to(6)
+    [1, 2, 4, 6]
+    """
+    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
 
 
 def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManager[None]:

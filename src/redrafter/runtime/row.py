@@ -127,3 +127,9 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(n, P) prompts, filled on the right with token 0, which is never seen."""
+    width = max(len(p) for p in prompts)
+    return torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)

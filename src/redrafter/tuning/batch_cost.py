@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from redrafter.config import SamplingParams, Shape
-from redrafter.runtime.batch import Batch, sizes_up_to
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.executor import sizes_up_to
 from redrafter.runtime.prefill import PIECES
 from redrafter.runtime.row import Request
 from redrafter.tuning.profile import MIN_SPEEDUP, BestShape, Profile, SimulatedShape, StepCost

@@ -1,0 +1,56 @@
+"""The drafter as one step of a running batch sees it."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.accept import Accepted
+from redrafter.core.rules import Search
+from redrafter.core.step import Drafter, Rows
+from redrafter.core.tree import Tree, root_tree
+
+
+class StepDrafter:
+    """The drafter as a step sees it. It keeps the hidden states of accepted tokens in `history` (B, S, C).
+
+    A step that guesses nothing leaves the drafter behind; `runtime.state.BatchState.catch_up` makes up for that.
+    """
+
+    def __init__(self, drafter: Drafter, rows: Rows, history: Tensor | None, *, guesses: bool, trims: bool) -> None:
+        self.drafter, self.guesses, self.trims = drafter, guesses, trims
+        self.lengths, self.history = rows.lengths, history
+        self.layers, self.default_shape = drafter.layers, drafter.default_shape
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
+        return self.drafter.begin(tokens, lengths, hidden, slots)
+
+    def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
+        if not self.guesses:
+            return root_tree(last)
+        tree = self.drafter.draft(state, last, search)
+        return trimmed(tree) if self.trims else tree
+
+    def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
+        """Slots behind `count` get states of no meaning, and the next step overwrites them."""
+        if self.history is not None and hidden.shape[2]:
+            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
+            self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
+        return self.drafter.advance(state, accepted, hidden) if self.guesses else state
+
+    def keep(self, state: Any, rows: Tensor) -> Any:
+        return self.drafter.keep(state, rows)
+
+
+def trimmed(tree: Tree) -> Tree:
+    """Without the columns that are empty in every row: a CPU pays for each."""
+    n = int(tree.valid.sum(1).max())
+    return replace(
+        tree,
+        tokens=tree.tokens[:, :n],
+        parents=tree.parents[:, :n],
+        depths=tree.depths[:, :n],
+        valid=tree.valid[:, :n],
+        mask=tree.mask[:, :n, :n],
+    )
