@@ -10,8 +10,9 @@ import redrafter
 from redrafter import Engine, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
-from redrafter.core.tree import pack_beam, trimmed
+from redrafter.core.tree import pack_beam
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters.step_drafter import trimmed
 from redrafter.errors import ConfigError, DrafterMismatch, PromptTooLong
 from redrafter.runtime.executor import Executor
 from redrafter.targets import load_target
