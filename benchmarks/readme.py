@@ -9,12 +9,6 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/readme.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import sys
-from pathlib import Path
-
-if not __package__:  # run as `python benchmarks/readme.py`
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import argparse
 import json
 import re
