@@ -242,7 +242,8 @@ def refactor(result: Result) -> str:
     }
     lines = ["| work | device, model | before | after | before ÷ after |", "|---|---|---|---|---|"]
     lines += [
-        f"| {names[r['part']]} | {r['device']}, {r['model']} | {r['old_ms']:.2f} | {r['new_ms']:.2f} | {r['ratio']:.3f} |"
+        f"| {names[r['part']]} | {r['device']}, {r['model']} | {r['old_ms']:.2f} | {r['new_ms']:.2f} "
+        f"| {r['ratio']:.3f} |"
         for r in result["rows"]
     ]
     return "\n".join(lines)

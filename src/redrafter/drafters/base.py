@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,7 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import int8
 from redrafter.errors import DrafterMismatch
-from redrafter.targets import TargetInfo
-
-if TYPE_CHECKING:
-    from redrafter.drafters.options import DrafterOptions
-    from redrafter.targets import Target
+from redrafter.targets import Target, TargetInfo
 
 N = TypeVar("N", bound="DrafterNet")
 
@@ -66,8 +62,8 @@ class DrafterConfig(ABC):
 
     @classmethod
     @abstractmethod
-    def for_target(cls, options: "DrafterOptions", target: "Target") -> Self:
-        """The sizes for a new network of this target, from what the user set."""
+    def for_target(cls, options: Any, target: Target) -> Self:
+        """The sizes for a new network of this target, from what the user set (`options.DrafterOptions`)."""
 
     def check_training(self, depth: int, rollouts: int) -> None:  # noqa: B027 - most kinds accept any depth and data
         """Raise ConfigError if this network cannot learn this depth, or from rollouts of this length (0: none)."""
@@ -174,7 +170,7 @@ def last_accepted(hidden: Tensor, accepted: Accepted) -> Tensor:
     return select_position(hidden, (accepted.count - 1).clamp(min=0))
 
 
-def target_sizes(options: "DrafterOptions", target: "Target", layers: tuple[int, ...]) -> dict[str, Any]:
+def target_sizes(options: Any, target: Target, layers: tuple[int, ...]) -> dict[str, Any]:
     """The fields of `DrafterConfig`, for a network that reads these layers of the target."""
     return {
         "vocab_size": target.vocab_size,
@@ -185,7 +181,7 @@ def target_sizes(options: "DrafterOptions", target: "Target", layers: tuple[int,
     }
 
 
-def require_matching_output(kind: str, target: "Target") -> None:
+def require_matching_output(kind: str, target: Target) -> None:
     """For kinds that guess hidden states: the target's output embedding must read those."""
     width = target.output_embedding.weight.shape[1]
     require(
