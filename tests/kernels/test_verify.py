@@ -351,7 +351,7 @@ def test_seeded_chooses_what_the_core_chooses(both, case, dtype):
     # Guess what the target will choose, so that paths are long; then the whole rule.
     tree.tokens[:, 1:] = choice.gather(1, tree.parents)[:, 1:]
     want = accept_seeded(choice, tree)
-    for chosen in both(operators.seeded, logits, tree.depths, heat, seeds, at, None, noise.SEEDED, g):
+    for chosen in both(operators.seeded, logits, tree.depths, heat, seeds, at, None, noise.SEEDED, lambda: g):
         found = accept_seeded(chosen, tree)
         assert (found.count == want.count).all()
         assert (found.path == want.path).all()
@@ -365,7 +365,7 @@ def test_seeded_floor_and_strides(both):
     rows = [x.to(DEVICE) for x in (torch.full((2,), 3.0), torch.tensor([1, 2]), torch.tensor([4, 9]))]
     ahead = rows[2][:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
     g = noise.gumbel(rows[1], ahead, 300, stream=noise.SEEDED, dtype=torch.float32)
-    want, got = both(operators.seeded, logits, tree.depths, *rows, floor, noise.SEEDED, g)
+    want, got = both(operators.seeded, logits, tree.depths, *rows, floor, noise.SEEDED, lambda: g)
     assert torch.equal(want, got)
     assert (logits.topk(5).indices == got[..., None]).any(-1).all()
 

@@ -31,7 +31,7 @@ class CausalLMState:
     """The text of each row, and how much of it the draft model has read. `draft` reads the rest."""
 
     cache: KVCache  # the draft model's; `draft` writes it in place
-    cached: Tensor  # (B,) tokens of the text in the cache; `draft` updates it in place
+    cached: Tensor  # (B,) tokens of the text that need not be read again; `draft` updates it in place
     tokens: Tensor  # (B, S) the text, the last token included
     lengths: Tensor  # (B,) tokens of the text
     gamma: Tensor  # (B,) how many tokens to guess next, at most the beam's length
@@ -138,7 +138,7 @@ class ModelDrafter:
             return logits, CausalLMBeams(beams.base, paths, depths, beams.depth + 1, logits)
 
         tree = search.tree(advance, None, last, self.shared)
-        state.cached.copy_(state.lengths)
+        state.cached.copy_(state.lengths - 1)  # the last token is read again, for its logits
         return within(tree, limit)
 
     def _read_text(self, state: CausalLMState, n: int) -> tuple[Tensor, CausalLMBeams]:
