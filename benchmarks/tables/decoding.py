@@ -10,12 +10,13 @@ def summary(cpu: Result, gpu: Result) -> str:
     head = cpu["headline"]
     setup = f"{cpu['hardware']['threads']} cores of a Xeon"
     run = part(gpu, "speed")[0]
+    beams = [str(shape).replace("x", "×") for shape in (cpu["rows"][0]["shape"], run["beam"])]
     lines = [
         "| machine | target | beam width×length:nodes | tokens/step | speedup |",
         "|---|---|---|---|---|",
-        f"| {setup} | SmolLM2-135M, fp32 | {cpu['rows'][0]['shape']} | {head['tokens_per_step']:.2f} "
+        f"| {setup} | SmolLM2-135M, fp32 | {beams[0]} | {head['tokens_per_step']:.2f} "
         f"| **{head['vs_own_plain']:.2f}×** |",
-        f"| {gpu['hardware']['gpu']} | {run['target']}, bf16 | {run['beam']} | {run['tokens_per_step']:.2f} "
+        f"| {gpu['hardware']['gpu']} | {run['target']}, bf16 | {beams[1]} | {run['tokens_per_step']:.2f} "
         f"| **{run['speedup_with_prompt']:.2f}×** |",
     ]
     return "\n".join(lines)

@@ -112,3 +112,20 @@ def test_a_row_can_move_into_another_batch(target, drafter):
         assert torch.equal(tree.tokens[row], before.tokens[row]), "the neighbours keep their guesses"
     if not isinstance(drafter, NoDrafter):
         assert not torch.equal(before.tokens[1], expected.tokens[0]), "else nothing was tested"
+
+
+@torch.no_grad()
+def test_kept_rows_guess_as_before(target, drafter):
+    def next_tree(state, rows):
+        new = torch.full((len(rows), 1), 5)
+        context = torch.full((len(rows), 1, target.hidden_size * len(drafter.layers)), 0.5, dtype=torch.float64)
+        one, zero = torch.ones_like(rows), torch.zeros_like(rows)
+        state = drafter.advance(state, Accepted(0 * new, new, one, zero, zero), context)
+        return drafter.draft(state, new[:, 0], search(lengths[rows] + 1))
+
+    state, _, lengths, _ = begun(target, drafter, PROMPTS[2:])
+    again, *_ = begun(target, drafter, PROMPTS[2:])
+    rows = torch.tensor([2, 0])
+    whole, kept = next_tree(state, torch.arange(3)), next_tree(drafter.keep(again, rows), rows)
+    assert torch.equal(kept.tokens, whole.tokens[rows])
+    assert torch.equal(kept.valid, whole.valid[rows])

@@ -173,8 +173,10 @@ def peer_drafter(kind: str, target: Target, **changes: Any) -> MedusaDrafter | E
     torch.manual_seed(11)
     if kind == "medusa":
         net: MedusaNet | EagleNet = MedusaNet(MedusaConfig(**(shape | changes)))
-    else:
+    elif kind == "eagle":
         net = EagleNet(EagleConfig(**(shape | {"head_size": 8} | changes)))
+    else:
+        raise ValueError(kind)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.normal_(0, 0.2)

@@ -9,10 +9,16 @@ from redrafter.questions import Question, read_questions
 SUITES = {
     "mt_bench": (("mt_bench.jsonl",), "80 questions of two turns in 8 categories; lm-sys/FastChat"),
     "alpaca_eval": (("alpaca_eval.jsonl",), "805 instructions; tatsu-lab/alpaca_eval"),
-    "spec_bench": (("spec_bench.jsonl", "question.jsonl"), "480 questions of 6 tasks; hemingkx/Spec-Bench"),
+    "spec_bench": (
+        ("spec_bench.jsonl", "question.jsonl"),
+        "480 questions of 6 tasks; hemingkx/Spec-Bench; not part of this repository",
+    ),
     "humaneval": (("humaneval.jsonl",), "164 functions to complete; openai/human-eval"),
     "gsm8k": (("gsm8k.jsonl", "gsm8k_eval_80.jsonl"), "80 sums in words; SafeAILab/EAGLE's selection"),
-    "cnn_dm": (("cnn_dm.jsonl", "cnn_dm_80.jsonl"), "80 articles to summarise; SafeAILab/EAGLE's selection"),
+    "cnn_dm": (
+        ("cnn_dm.jsonl", "cnn_dm_80.jsonl"),
+        "80 articles to summarise; SafeAILab/EAGLE's selection; this repository has 20 of them",
+    ),
 }
 VARIABLE = "REDRAFTER_DATA"
 

@@ -1,17 +1,30 @@
 """Helpers for the state of a batch: a dataclass whose tensors have rows as their first axis."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
+
+from redrafter.core.cache import KVCache
 
 T = TypeVar("T")
 
 
 def keep_rows(state: T, rows: Tensor) -> T:
-    """The same dataclass with only these rows of its tensors; other fields stay."""
-    fields: dict[str, Any] = vars(state)
-    return replace(state, **{k: v[rows] for k, v in fields.items() if isinstance(v, Tensor)})  # type: ignore[type-var]
+    """The same dataclass with only these rows of its tensors, also in dataclasses inside it; other fields stay.
+
+    A KV cache drops its other rows in place.
+    """
+    kept: dict[str, Any] = {}
+    for field in fields(state):  # type: ignore[arg-type]
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            kept[field.name] = value[rows]
+        elif isinstance(value, KVCache):
+            value.keep(rows)
+        elif is_dataclass(value) and not isinstance(value, type):
+            kept[field.name] = keep_rows(value, rows)
+    return replace(state, **kept)  # type: ignore[type-var]
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:

@@ -162,7 +162,6 @@ class ModelDrafter:
         return logits, CausalLMBeams(state.lengths, none[:, None].bool(), none, depth=0, logits=logits)
 
     def keep(self, state: CausalLMState, rows: Tensor) -> CausalLMState:
-        state.cache.keep(rows)
         return keep_rows(state, rows)
 
 

@@ -24,7 +24,7 @@ class DrafterOptions:
     cell: Cell = "gated"
     """`rnn` (the papers'), `gated` or `none`."""
     first_state: FirstState = "context"
-    """State before the last token is read: from its `embedding` (the papers'), `zero` or the `context`."""
+    """State after the last token: its `embedding` (the papers'), or one cell update from `zero` or the `context`."""
     state_size: int | None = None
     """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
     exit_size: int | None = None

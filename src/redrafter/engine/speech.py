@@ -257,7 +257,8 @@ class Transcriber:
             if 2 * len(still) <= len(live):  # copying the cache pays once half the rows are done
                 index, live = torch.tensor(still, device=device), [live[i] for i in still]
                 cache.keep(index)
-                rows = replace(keep_rows(rows, index), state=drafter.keep(rows.state, index))
+                state = drafter.keep(rows.state, index)
+                rows = replace(keep_rows(replace(rows, state=None), index), state=state)
                 sampling = keep_rows(sampling, index)
             cache.extent = int(rows.lengths.max()) + 1 + rule.nodes
             rows, accepted, _ = step(rows, cache, sampling, rule, drafter, target)

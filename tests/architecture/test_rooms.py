@@ -1,4 +1,4 @@
-"""The house keeps its floors: who may import whom, how large a room may be, who may print."""
+"""The rooms of ARCHITECTURE.md: which room may import which, how long a file may be, which room may print."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "redrafter"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def test_a_floor_imports_only_the_floors_below_it():
+def test_a_room_imports_only_rooms_below_it():
     configure()
     assert use_cases.lint_imports(config_filename=str(ROOT / "pyproject.toml"), is_debug_mode=False)
 
@@ -41,16 +41,26 @@ def waits(path: Path) -> list[str]:
     return calls(path, methods, ast.Attribute) + calls(path, {"int", "float", "bool"}, ast.Name)
 
 
+def never_waiting(source: Path) -> list[Path]:
+    """The files whose code runs inside a step: the core with its rules, and the drafters' networks."""
+    networks = (p for p in source.glob("drafters/*/*.py") if p.name in ("network.py", "memory.py"))
+    return [*sorted(source.glob("core/**/*.py")), *sorted(networks)]
+
+
 def test_the_core_never_waits_for_the_host():
-    networks = [p for p in (SOURCE / "drafters").glob("*/*.py") if p.name in ("network.py", "memory.py")]
-    assert len(networks) >= 4
-    found = [c for path in (*(SOURCE / "core").glob("*.py"), *networks) for c in waits(path)]
+    files = never_waiting(SOURCE)
+    assert SOURCE / "core" / "rules" / "seeded.py" in files
+    assert sum(path.name in ("network.py", "memory.py") for path in files) >= 4
+    found = [c for path in files for c in waits(path)]
     assert found == ["noise.py int"], "only fold(), which makes seeds before any step"
 
 
 def test_the_core_never_waits_for_the_host_twin(tmp_path):
-    (tmp_path / "bad.py").write_text("x.sum().item()\nint(x)\nx.int()\n")
-    assert waits(tmp_path / "bad.py") == ["bad.py item", "bad.py int"]
+    bad = tmp_path / "core" / "rules" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("x.sum().item()\nint(x)\nx.int()\n")
+    assert never_waiting(tmp_path) == [bad]
+    assert waits(bad) == ["bad.py item", "bad.py int"]
 
 
 def test_only_the_command_line_prints():
