@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 def run(*command: object, cwd: Path) -> str:
     """Outside the checkout: PYTHONPATH must not lead back into it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST"))}
+    env["COLUMNS"] = "400"  # long paths are not cut
     done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -134,7 +134,7 @@ def profile_for(engine: "Engine", batch: "Batch", shapes: list[Shape], tune: str
     target, drafter = engine.target, engine.drafter
     key = profile_key(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
     kept = None if tune == "again" else read_profile(profile_path(target.name, key))
-    if kept is not None and kept.key == key:
+    if kept is not None and kept.key == key and all(c.shape is None or batch.fits(c.shape) for c in kept.step_costs):
         return kept
     tuned = None if tune == "again" else find_profile(target, drafter, engine.runtime)
     if tuned is not None and all(cost.shape is None or batch.fits(cost.shape) for cost in tuned.step_costs):

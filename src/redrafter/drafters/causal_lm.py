@@ -96,7 +96,8 @@ class ModelDrafter:
         if self.gamma.name != "heuristic" or not guessed:  # after the prompt there are no guesses yet
             return gamma
         own = gamma.clamp(max=guessed)
-        return torch.where(accepted.drafted >= own, own + 2, (own - 1).clamp(min=1))
+        new = torch.where(accepted.drafted >= own, own + 2, (own - 1).clamp(min=1))
+        return torch.where(accepted.nodes > 0, new, gamma)  # a step without guesses tells nothing about them
 
     def draft(self, state: CausalLMState, last: Tensor, search: Search) -> Tree:
         cache = state.cache

@@ -63,9 +63,14 @@ class RequestWriter:
 
 
 def decode(
-    batch: Batch, requests: Sequence[Request], shape: Shape | None, rule: RuleConfig, processors: Sequence[Any] = ()
+    batch: Batch,
+    requests: Sequence[Request],
+    shape: Shape | None,
+    rule: RuleConfig,
+    processors: Sequence[Any],
+    rows: int,
 ) -> Iterator[list[Part]]:
-    """One list of parts per pass. Where there are more requests than rows, a freed row takes the next request."""
+    """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request."""
     waiting = deque(enumerate(requests))
     writers: dict[Row, RequestWriter] = {}
     opened: dict[Row, float] = {}
@@ -73,7 +78,7 @@ def decode(
     while waiting or writers:
         outputs: list[tuple[Row, RowOutput]] = []
         fresh = []
-        while waiting and batch.free:
+        while waiting and len(writers) < rows:
             index, request = waiting.popleft()
             writer = RequestWriter(index, request, rule, batch.target.tokenizer)
             row = batch.open(request, reuses=False, processor=writer.processor(processors))

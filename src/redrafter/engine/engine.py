@@ -67,7 +67,7 @@ def load(
 
 
 class Engine:
-    """A target with a drafter. All its texts are the target's own."""
+    """A target with a drafter. All its texts are the target's own. Use an engine from one thread at a time."""
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Engine:
         self.recorded = runtime != "eager" and target.device.type == "cuda"
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
+        self._closed = False
         self._plain: Engine | None = None
 
     def plain(self) -> "Engine":
@@ -211,16 +212,17 @@ class Engine:
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         batch = self._batch(requests, rows)
-        shape = None if type(self.drafter) is NoDrafter else self.shape
+        shape, keep = None if type(self.drafter) is NoDrafter else self.shape, True
         try:
-            yield from decode(batch, requests, shape, self.rule_config, processors)
+            yield from decode(batch, requests, shape, self.rule_config, processors, rows)
         except torch.OutOfMemoryError as error:
+            keep = False  # room is needed
+            self._idle.clear()
             raise no_room("a step's working memory") from error
         finally:
             batch.reset()
-            if self.recorded and batch.recorded:
+            if keep and batch.recorded and not self._closed:
                 self._idle.append(batch)
-            self.recorded = batch.recorded  # what cannot be recorded is not tried again
 
     def _batch(self, requests: Sequence[Request], rows: int) -> Batch:
         """A batch with room for these requests: an idle recorded one, or a new one."""
@@ -259,6 +261,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the recorded batches' memory and give the model back as it came."""
+        self._closed = True
         self._idle.clear()
         if self._plain is not None:
             self._plain.close()

@@ -41,10 +41,8 @@ class StepResult:
     drafts: bool
     shape: Shape | None
     rows: list[tuple[Row, RowOutput]]
-    size: int
-    """Rows that took part."""
-    seconds: float
-    """From the end of the step before, or from the launch where nothing was running."""
+    size: int  # rows that took part
+    seconds: float  # from the end of the step before, or from the launch where nothing was running
 
 
 @dataclass(frozen=True)
@@ -196,10 +194,10 @@ class Batch:
     def _read_together(self, rows: list[Row]) -> list[RowOutput]:
         lengths = [len(row.request.prompt) for row in rows]
         tokens, at = padded([row.request.prompt for row in rows], self.target.device), self._places(rows)
-        verifier, layers = self.executor.verifier, self.drafter.layers if rows[0].drafts else ()
+        verifier, layers = self.executor.verifier, self.drafter.layers
         if isinstance(verifier, TreeTarget) and verifier.compiles:
             with serving(verifier, self.state.cache):
-                logits, hidden = verifier.prefill(tokens, lengths, self.state.cache, self.drafter.layers, places=at)
+                logits, hidden = verifier.prefill(tokens, lengths, self.state.cache, layers, places=at)
         else:
             apart = KVCache(slots=tokens.shape[1])
             logits, hidden = self.target.prefill(tokens, lengths, apart, layers)
@@ -259,23 +257,26 @@ class Batch:
         Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
         that needs these results to be known is launched by the next call.
         """
-        rows = self._live(drafts)
+        rows, others = self._live(drafts), len(self._live(not drafts))
         assert rows, "no row to step"
+        assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
         watched = any(row.logprobs is not None or row.processor is not None for row in rows)
-        recorded = self.recorded and not watched
+        size = next(n for n in self.sizes if n >= len(rows))
+        recorded = self.recorded and not watched and size + others <= len(self.at)
         guesses = drafts and shape is not None
-        if self.flights and (not recorded or (guesses and not all(f.launched.follows for f in self.flights))):
+        behind = guesses and any(f.drafts and not f.launched.follows for f in self.flights)
+        if self.flights and (behind or not recorded):
             return self.drain()
         if guesses:
             self._catch_up(rows)
         began, launched = time.perf_counter(), None
-        others = len(self._live(not drafts))
         if recorded:
-            size = min(next(n for n in self.sizes if n >= len(rows)), len(self.at) - others)
             start, stop = self._gather(rows, drafts, size)
             sampling = self._sampling(start, stop)
             launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count)
         if launched is None:
+            if self.flights:  # an eager step needs to know how long the rows are
+                return self.drain()
             start, stop = self._gather(rows, drafts, len(rows))
             extent = max(row.known for row in rows) + 1 + (self.executor.rule(shape).nodes if guesses else 0)
             sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)

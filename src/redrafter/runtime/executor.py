@@ -93,9 +93,8 @@ class Executor:
         self.run_step = torch.compile(run_step, dynamic=False, options=TOGETHER) if compiles_step else run_step
         self.plain = NoDrafter()
         self.rules: dict[Shape | None, Rule] = {}
-        self.steps: dict[Any, RecordedStep] = {}
-        # Recorded steps never run at once, so they share their working memory.
-        self.memory = torch.cuda.graph_pool_handle() if recorded and target.device.type == "cuda" else None
+        self.steps: dict[Any, RecordedStep | None] = {}  # None: cannot be recorded
+        self.memory = self._new_memory()
 
     def rule(self, shape: Shape | None) -> Rule:
         if shape not in self.rules:
@@ -106,7 +105,7 @@ class Executor:
         self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, extent: int, heard: bool
     ) -> Launched:
         """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
-        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling)
+        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
         target = _LogitsKept(self.target)
         out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
@@ -120,11 +119,10 @@ class Executor:
         sampling = as_kind(sampling, self.target.vocab_size)
         key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises)
         if key not in self.steps:
-            made = self._record(start, stop, drafts, shape, sampling)
-            if made is None:
-                return None
-            self.steps[key] = made
+            self.steps[key] = self._record(start, stop, drafts, shape, sampling)
         mine = self.steps[key]
+        if mine is None:
+            return None
         if mine.version != version:
             assign(mine.sampling, sampling)
             mine.version = version
@@ -134,7 +132,7 @@ class Executor:
         self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling
     ) -> "RecordedStep | None":
         sampling = with_tensors(sampling, [x.clone() for x in tensors_of(sampling)])
-        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling)
+        rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=False)
         rule, run, target = self.rule(shape), self.run_step, self.verifier  # not self: a circle would hold memory
 
         def action() -> tuple[Tensor, int]:
@@ -146,22 +144,25 @@ class Executor:
                 raise RuntimeError("the drafter has a KV cache of its own")
             return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
         except torch.OutOfMemoryError:
+            self.memory = self._new_memory()
             raise
-        except RuntimeError as error:
-            self.recorded = False
+        except Exception as error:  # of the model, the compiler, Triton or the recording
+            self.memory = self._new_memory()
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("steps of %s cannot be recorded as a graph and run one by one (%s)", self.target.name, first)
             return None
 
+    def _new_memory(self) -> Any:
+        """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""
+        return torch.cuda.graph_pool_handle() if self.recorded and self.target.device.type == "cuda" else None
+
     def _parts(
-        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, trims: bool
     ) -> tuple[Rows, StepDrafter, KVCache]:
         rows = self.state.view(start, stop, drafts=drafts, counted=sampling.penalises)
         guesses = drafts and shape is not None
         history = self.state.history[start:stop]
-        drafter = StepDrafter(
-            self.drafter if drafts else self.plain, rows, history, guesses=guesses, trims=not self.recorded
-        )
+        drafter = StepDrafter(self.drafter if drafts else self.plain, rows, history, guesses=guesses, trims=trims)
         if self.recorded:  # one compiled pass serves rows with and without a drafter
             drafter.layers = self.drafter.layers
         return rows, drafter, self.state.cache.part(start, stop)

@@ -215,10 +215,10 @@ class Scheduler:
         drafts = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
         shape = self.costs.choose(live[drafts]) if drafts else None
         for result in self.batch.step(drafts, shape):
-            self.spent[result.drafts] += result.seconds / result.size
             gained = [(len(output.tokens), output.drafted) for _, output in result.rows]
             if not gained:  # all its rows were closed in the meantime
                 continue
+            self.spent[result.drafts] += result.seconds / result.size
             self.costs.learn(result.shape, sum(tokens for tokens, _ in gained), len(gained))
             self.metrics.step(result.shape, gained, result.seconds)
             for row, output in result.rows:
