@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.common import HERE, arguments, parse
 from benchmarks.smoke import TinyFiles
-from redrafter.results import check_new, write_results
+from redrafter.results import check_new, here, write_results
 
 LLAMA_7B = {
     "hidden_size": 4096,
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     new = HERE.parent
     for part in args.parts:
-        rows.append(compare(part, args, args.old or new, new))
+        rows.append(compare(part, args, args.old or new, new) | ({"run": here()} if args.add else {}))
         headline = {NAMES[row["part"]]: row["ratio"] for row in rows}
         write_results(save, headline, rows, made)
         print(f"{part}: {rows[-1]['ratio']:.3f}")

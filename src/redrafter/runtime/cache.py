@@ -1,7 +1,9 @@
 """The KV cache of the running batch: one allocation for all layers, so that one kernel commits them all."""
 
 import copy
+import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,11 +22,11 @@ class Arena(KVCache):
         self.whole: Tensor | None = None
         if len(kinds) == 1:
             heads, size, dtype, device = kinds.pop()
-            self.whole = torch.zeros(len(layers), 2, rows, heads, slots, size, dtype=dtype, device=device)
+            self.whole = lazy_zeros((len(layers), 2, rows, heads, slots, size), dtype, device)
             self.layers = {layer: (self.whole[i, 0], self.whole[i, 1]) for i, layer in enumerate(layers)}
         else:  # a model whose layers, or whose keys and values, differ
             for layer, pair in layers.items():
-                k, v = (torch.zeros(rows, h, slots, d, dtype=dtype, device=on) for h, d, dtype, on in pair)
+                k, v = (lazy_zeros((rows, h, slots, d), dtype, on) for h, d, dtype, on in pair)
                 self.layers[layer] = (k, v)
 
     def part(self, start: int, stop: int) -> KVCache:
@@ -45,3 +47,13 @@ class Arena(KVCache):
             super().commit(lengths, path)
         else:
             commit(self.whole, lengths, path)
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU the operating system gives each page when it is first written; torch would write all of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    room = torch.from_numpy(np.zeros(size + 64, dtype=np.uint8))
+    start = -room.data_ptr() % 64
+    return room[start : start + size].view(dtype).view(shape)

@@ -14,7 +14,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.step import Drafter, Rows
 from redrafter.errors import ConfigError
-from redrafter.runtime.cache import Arena
+from redrafter.runtime.cache import Arena, lazy_zeros
 from redrafter.targets import Target
 
 
@@ -62,7 +62,7 @@ class BatchState:
         self.cache = Arena(target, places, slots)
         # In each token's slot, the hidden state above it: a prompt that begins like another row's needs it too.
         width = len(drafter.layers) * target.hidden_size
-        self.history = torch.zeros(places, slots, width, dtype=target.dtype, device=device)  # (places, S, C)
+        self.history = lazy_zeros((places, slots, width), target.dtype, device)  # (places, S, C)
         zeros = torch.zeros(places, dtype=torch.long, device=device)
         self.rows = Rows(
             lengths=zeros.clone(),
