@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
-from redrafter.drafters import NoDrafter
+from redrafter.config import RuleConfig
+from redrafter.drafters import ModelDrafter, NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
 from redrafter.targets import Target
+from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import END, make_target
 from tests.helpers.zoo import VOCAB, recurrent_drafter
 
@@ -366,6 +368,24 @@ def test_stopping_without_patience_loses_none_silently(target: Target) -> None:
     scheduler.turn()
     scheduler.stop(grace=0)
     assert all(h.last is not None and isinstance(h.last.error, Draining) for _, h in every)
+
+
+@pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
+@pytest.mark.parametrize("draft", ["recurrent", "model"])
+def test_every_rule_and_a_draft_model_are_served(target: Target, rule: str, draft: str) -> None:
+    """One request after the other, with the engine's own shape: the server writes what `generate` writes."""
+    drafter = ModelDrafter(target, target) if draft == "model" else recurrent_drafter(target)
+    engine = Engine(target, drafter, shape=SHAPES[1], rule=RuleConfig(name=rule))
+    batch = Batch(target, drafter, rows=2, context=90, shapes=[SHAPES[1]], rules=engine.make_rule)
+    scheduler = Scheduler(batch, ShapeChooser(None, SHAPES[1]))
+    options = {"max_new_tokens": 40, "temperature": 1.0, "seed": [4, 5], "ignore_eos": True}
+    for request in engine.requests([[1, 2, 3], [4, 5]], **options):
+        ((job, heard),) = jobs_of(target, [request], rule=engine.rule_config)
+        scheduler.submit([job])
+        run(scheduler)
+        assert heard.tokens == engine.complete([request])[0].tokens
+        assert job.writer.stats.lossless == (rule != "typical")
+        assert job.writer.stats.accepted > 0
 
 
 def test_letters_end(target: Target) -> None:
