@@ -1,5 +1,6 @@
 """The option that `.ci/run` gives: a test may be skipped for want of a GPU and for no other reason."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ def run(folder: Path, which: str, *options: str) -> subprocess.CompletedProcess[
     (folder / "test_it.py").write_text(f"import pytest\n{TESTS[which]}\n")
     (folder / "test_other.py").write_text("def test_other(): pass\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}  # `.ci/run` gives the option there
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("which", ["browser", "module", "call"])
