@@ -9,9 +9,10 @@ from redrafter.version import __version__
 
 if TYPE_CHECKING:
     from redrafter.drafters import RecurrentConfig
-    from redrafter.engine import Engine, custom_generate, load
+    from redrafter.engine import CUSTOM_GENERATE_FOLDER, Engine, custom_generate, load
 
 __all__ = [
+    "CUSTOM_GENERATE_FOLDER",
     "Engine",
     "Gamma",
     "RecurrentConfig",
@@ -27,7 +28,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """torch and transformers take seconds to import: only when something of the engine is asked for."""
-    if name in ("Engine", "custom_generate", "load"):
+    if name in ("CUSTOM_GENERATE_FOLDER", "Engine", "custom_generate", "load"):
         return getattr(import_module("redrafter.engine"), name)
     if name == "RecurrentConfig":
         return getattr(import_module("redrafter.drafters"), name)

@@ -1,10 +1,18 @@
 """transformers' own generate, with our decoding method."""
 
+import functools
+import sys
 import threading
 
 import pytest
 import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
+from transformers import (
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+    dynamic_module_utils,
+)
 from transformers.generation.logits_process import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -12,7 +20,7 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from redrafter import Shape, custom_generate
+from redrafter import CUSTOM_GENERATE_FOLDER, Shape, custom_generate
 from redrafter.config import SamplingParams
 from redrafter.engine.transformers import WARPERS, translate
 from redrafter.errors import ConfigError
@@ -35,6 +43,15 @@ def ours(model):
         "drafter": recurrent_drafter(target),
         "shape": Shape(width=3, length=3),
     }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_cache(tmp_path_factory):
+    """transformers copies a function's file into a cache in the user's home: here into a folder of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        patch.setattr(sys, "path", [*sys.path])  # transformers adds the cache
+        yield
 
 
 def padded():
@@ -167,6 +184,10 @@ def test_a_mask_that_is_not_left_padded_is_refused(model, ours, mask):
         model.generate(ids, attention_mask=torch.tensor([[1] * 8, mask]), **options, **ours)
 
 
+WAYS = [("stream_to", {}), ("streamer", {"custom_generate": CUSTOM_GENERATE_FOLDER, "trust_remote_code": True})]
+"""How a user may give a streamer."""
+
+
 class Recorder:
     """A streamer that keeps what it was given."""
 
@@ -180,14 +201,15 @@ class Recorder:
         self.ends += 1
 
 
-def test_a_streamer_gets_what_theirs_gives(model, ours):
+@pytest.mark.parametrize(("argument", "way"), WAYS, ids=["stream_to", "folder"])
+def test_a_streamer_gets_what_theirs_gives(model, ours, argument, way):
     """The prompt, one tensor for each position of the batch, and the end; also with an end-of-text token."""
     free = model.generate(**padded(), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
     eos = int(free[0, padded()["inputs"].shape[1] + 6])
     options = padded() | {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": eos}
     theirs, mine = Recorder(), Recorder()
     model.generate(**options, streamer=theirs)
-    model.generate(**options, stream_to=mine, **ours)
+    model.generate(**options, **{argument: mine}, **(ours | way))
     assert mine.given == theirs.given
     assert mine.ends == theirs.ends == 1
 
@@ -200,10 +222,11 @@ class Letters:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_text_is_streamed_to_another_thread(model, ours, fails):
+@pytest.mark.parametrize(("argument", "way"), WAYS, ids=["stream_to", "folder"])
+def test_text_is_streamed_to_another_thread(model, ours, argument, way, fails):
     ids = torch.tensor([PROMPTS[0]])
     streamer = TextIteratorStreamer(Letters(), skip_prompt=True, timeout=60)
-    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "stream_to": streamer} | ours
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, argument: streamer} | ours | way
     if fails:
         options["dola_layers"] = "low"
 
@@ -218,8 +241,22 @@ def test_text_is_streamed_to_another_thread(model, ours, fails):
     thread.start()
     text = "".join(streamer)  # a failure ends the stream too, or this would wait for ever
     thread.join()
-    expected = model.generate(ids, do_sample=False, max_new_tokens=NEW, pad_token_id=0)[0, ids.shape[1] :]
-    assert text == ("" if fails else Letters().decode(expected.tolist()))
+    theirs = TextIteratorStreamer(Letters(), skip_prompt=True, timeout=60)
+    model.generate(ids, do_sample=False, max_new_tokens=NEW, pad_token_id=0, streamer=theirs)
+    assert text == ("" if fails else "".join(theirs))
+
+
+def test_a_model_whose_own_folder_holds_the_function(model, ours):
+    """transformers then replaces `model.generate` by our function, which must not call itself."""
+    options = padded() | {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
+    expected = model.generate(**options)
+    function = model.load_custom_generate(CUSTOM_GENERATE_FOLDER, trust_remote_code=True)
+    model.generate = functools.partial(function, model=model)
+    try:
+        found = model.generate(**options, **{k: v for k, v in ours.items() if k != "custom_generate"})
+    finally:
+        del model.generate
+    assert found.tolist() == expected.tolist()
 
 
 def test_tokens_are_streamed_as_they_are_decided(model, ours):

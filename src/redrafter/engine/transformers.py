@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 
+CUSTOM_GENERATE_FOLDER = str(Path(__file__).parent / "hf")
+"""A folder for `generate(custom_generate=..., trust_remote_code=True, streamer=...)`.
+
+transformers passes a `streamer` to a function that it loads from a folder, not to a callable.
+"""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "past_key_values", "cache_position", "position_ids"}
 """Forward arguments that `generate` prepares. redrafter checks and then derives them itself."""
 WARPERS = {
@@ -54,6 +60,7 @@ def custom_generate(
 
     `stream_to` takes any transformers streamer. Use `stream_to`, not `streamer`: `generate` does not pass
     `streamer` to a callable `custom_generate`, so a `streamer` would receive the prompt and then nothing.
+    With `CUSTOM_GENERATE_FOLDER` in place of this function, `streamer` works.
     """
     sink = stream_to if stream_to is not None else streamer
     try:
