@@ -1,5 +1,6 @@
 """redrafter: large language models write faster without changing a single token of what they write."""
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,18 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """torch and transformers take seconds to import: only when something of the engine is asked for."""
     if name in ("CUSTOM_GENERATE_FOLDER", "Engine", "custom_generate", "load"):
-        return getattr(import_module("redrafter.engine"), name)
+        return _import("redrafter.engine", name)
     if name == "RecurrentConfig":
-        return getattr(import_module("redrafter.drafters"), name)
+        return _import("redrafter.drafters", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _import(module: str, name: str) -> Any:
+    """Import without garbage collection: torch and transformers create objects that stay, and little garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(module), name)
+    finally:
+        if enabled:
+            gc.enable()

@@ -134,7 +134,7 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
     if gamma and args.drafter in BUILT_IN:
         raise ConfigError(f"--gamma is for a drafter that is a causal LM, not for {args.drafter!r}: use --length")
     drafter = find_drafter(args.drafter)
-    from redrafter.engine import Engine, load
+    from redrafter import Engine, load
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--batch must be at least 1, got {min(args.batch)}")
     prompts = [question.text for question in read_questions(args.prompts)] if args.prompts else None
     find_drafter(args.drafter)
-    from redrafter.engine import load
+    from redrafter import load
     from redrafter.tuning.search import grid_for, tune
     from redrafter.tuning.store import save_profile
 
