@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.tables import decoding, drafters, papers, sampling
+from benchmarks.tables import decoding, drafters, redrafter_paper, sampling, sampling_paper
 
 Block = tuple[tuple[str, ...], Callable[..., str]]
 
@@ -22,7 +22,7 @@ MAPS: dict[str, Block] = {
             "gpu_7b.json",
             "distillation.json",
         ),
-        papers.redrafter,
+        redrafter_paper.redrafter,
     ),
     "map_first_version": (
         (
@@ -34,7 +34,7 @@ MAPS: dict[str, Block] = {
             "rules.json",
             "gpu_7b_batch.json",
         ),
-        papers.first_version,
+        redrafter_paper.first_version,
     ),
     "map_speculative_sampling": (
         (
@@ -44,7 +44,7 @@ MAPS: dict[str, Block] = {
             "speech_sampling_cpu.json",
             "verify_kernel.json",
         ),
-        papers.speculative_sampling,
+        sampling_paper.speculative_sampling,
     ),
 }
 

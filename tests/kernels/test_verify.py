@@ -1,65 +1,22 @@
-"""Verification kernels against their oracle, same seeds: in Triton's interpreter on a CPU, for real on a GPU."""
+"""The rejection rule's kernel against its oracle, same seeds: in Triton's interpreter on a CPU, for real on a GPU."""
 
 import itertools
 
 import pytest
 import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BIG = DEVICE == "cuda"
-
 pytest.importorskip("triton", reason="triton is not installed")
 
-from redrafter import kernels  # noqa: E402
-from redrafter.bench import paper_kernels  # noqa: E402
-from redrafter.bench.paper_kernels import naive as paper_naive  # noqa: E402
-from redrafter.bench.paper_kernels import triton as paper_triton  # noqa: E402
-from redrafter.core import noise  # noqa: E402
-from redrafter.core.rules.rejection import rejection_from_logits  # noqa: E402
-from redrafter.core.rules.seeded import accept_seeded  # noqa: E402
-from redrafter.core.tree import Nodes, pack  # noqa: E402
-from redrafter.kernels import verify as operators  # noqa: E402
-from redrafter.kernels.verify import triton as kernel  # noqa: E402
+from redrafter.core import noise
+from redrafter.core.rules.rejection import rejection_from_logits
+from redrafter.kernels import verify as operators
+from redrafter.kernels.verify import triton as kernel
+from tests.helpers.verification import BIG, DEVICE, DTYPES, drafted
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in the interpreter, warns of every overflow
     pytest.mark.filterwarnings("ignore:.*FP_FUSION.*"),  # Triton, of a default that will change
 ]
-
-
-@pytest.fixture
-def both(monkeypatch):
-    """Runs a function by the oracle and by the kernel."""
-    if not BIG:  # tiles so small that a small vocabulary has many, the last one not full
-        monkeypatch.setattr(kernel, "CHOICE", 256)
-
-    def run(function, *args, **options):
-        found = []
-        for implementation in ("naive", "triton"):
-            with kernels.force(implementation):
-                found.append(function(*args, **options))
-        return found
-
-    return run
-
-
-def drafted(batch, gamma, vocab, *, temperature=(1.0,), dtype=torch.float32, apart=1.0):
-    """Logits, tokens sampled from the draft's with the stream for drafting, and all that verification needs besides."""
-    torch.manual_seed(vocab + gamma)
-    target = (torch.randn(batch, gamma + 1, vocab, device=DEVICE) * 2).to(dtype)
-    draft = (target[:, :gamma].float() + torch.randn(batch, gamma, vocab, device=DEVICE) * apart).to(dtype)
-    heat = torch.tensor((*temperature,) * batch, device=DEVICE)[:batch]
-    rows = {
-        "counts": torch.full((batch,), gamma, device=DEVICE),
-        "temperature": heat,
-        "seeds": torch.randint(-(2**63), 2**63 - 1, (batch,), device=DEVICE),
-        "positions": torch.randint(0, 5000, (batch,), device=DEVICE),
-    }
-    ahead = rows["positions"][:, None] + 1 + torch.arange(gamma, device=DEVICE)
-    g = noise.gumbel(rows["seeds"], ahead, vocab, stream=noise.DRAFT, dtype=torch.float32)
-    hot = heat[:, None, None] > 0
-    tokens = torch.where(hot, draft.float() / torch.where(hot, heat[:, None, None], 1) + g, draft.float()).argmax(-1)
-    return target, draft, tokens, rows
 
 
 def agree(found):
@@ -79,7 +36,6 @@ LARGE = [
     for vocab in (257, 32000, 49152, 128256, 151936)
     for batch, gamma in ((1, 5), (16, 20), (64, 5))
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize(
@@ -316,69 +272,6 @@ def test_fused_floors_and_strides(both):
     assert (there >= floors[0][torch.arange(6), accepted]).all()
 
 
-def random_tree(batch: int, nodes: int, vocab: int):
-    """Trees of random shape, the last node of each row empty."""
-    parents = torch.tensor([[int(torch.randint(max(0, i - 3), i + 1, ())) for i in range(nodes)] for _ in range(batch)])
-    depths = torch.zeros(batch, nodes + 1, dtype=torch.long)
-    for i in range(nodes):
-        depths[:, i + 1] = depths.gather(1, parents[:, i : i + 1])[:, 0] + 1
-    scores = -torch.arange(1.0, nodes + 1).repeat(batch, 1)
-    scores[:, -1] = -torch.inf
-    tokens = torch.randint(0, vocab, (batch, nodes))
-    nodes_ = Nodes(*(x.to(DEVICE) for x in (tokens, parents, depths[:, 1:], scores)), length=int(depths.max()))
-    return pack(nodes_, torch.zeros(batch, dtype=torch.long, device=DEVICE), nodes)[0]
-
-
-TREES = [(1, 1, 257), (2, 11, 257), (3, 5, 1000)]
-LARGE_TREES = [(1, 40, 128256), (16, 12, 49152), (2, 64, 151936)]
-
-
-@pytest.mark.parametrize(("case", "dtype"), [*zip(TREES + LARGE_TREES * BIG, DTYPES * (1 + BIG), strict=True)], ids=str)
-def test_seeded_chooses_what_the_core_chooses(both, case, dtype):
-    batch, n, vocab = case
-    torch.manual_seed(n)
-    tree = random_tree(batch, n, vocab)
-    logits = (torch.randn(batch, n + 1, vocab, device=DEVICE) * 3).to(dtype)
-    heat = torch.tensor([0.7, 0.0, 1.3] * batch, device=DEVICE)[:batch]
-    seeds, at = torch.arange(batch, device=DEVICE) * 77 - 5, torch.arange(batch, device=DEVICE) * 3
-    ahead = at[:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
-    g = noise.gumbel(seeds, ahead, vocab, stream=noise.SEEDED, dtype=torch.float32)
-    g = torch.where(heat[:, None, None] > 0, g, 0.0)
-    scores = logits.float() / torch.where(heat > 0, heat, 1.0)[:, None, None]
-    choice = (scores + g.gather(1, tree.depths[:, :, None].expand_as(scores))).argmax(-1)
-    mine = kernel.seeded(logits, tree.depths, heat, seeds, at, None, noise.SEEDED)
-    assert (mine == choice).float().mean() >= (0.99 if BIG else 1.0)
-    # Guess what the target will choose, so that paths are long; then the whole rule.
-    tree.tokens[:, 1:] = choice.gather(1, tree.parents)[:, 1:]
-    want = accept_seeded(choice, tree)
-    for chosen in both(operators.seeded, logits, tree.depths, heat, seeds, at, None, noise.SEEDED, lambda: g):
-        found = accept_seeded(chosen, tree)
-        assert (found.count == want.count).all()
-        assert (found.path == want.path).all()
-        assert (found.tokens == want.tokens).float().mean() >= (0.99 if BIG else 1.0)
-
-
-def test_seeded_floor_and_strides(both):
-    tree = random_tree(2, 6, 300)
-    logits = torch.randn(2, 300, 7, device=DEVICE).transpose(1, 2)
-    floor = logits.topk(5).values[..., -1]
-    rows = [x.to(DEVICE) for x in (torch.full((2,), 3.0), torch.tensor([1, 2]), torch.tensor([4, 9]))]
-    ahead = rows[2][:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
-    g = noise.gumbel(rows[1], ahead, 300, stream=noise.SEEDED, dtype=torch.float32)
-    want, got = both(operators.seeded, logits, tree.depths, *rows, floor, noise.SEEDED, lambda: g)
-    assert torch.equal(want, got)
-    assert (logits.topk(5).indices == got[..., None]).any(-1).all()
-
-
-def test_twin_another_seed_or_stream_chooses_otherwise():
-    logits = torch.randn(2, 6, 300, device=DEVICE)
-    depths = torch.arange(6, device=DEVICE).expand(2, -1)
-    heat, seeds, at = torch.ones(2, device=DEVICE), *torch.zeros(2, 2, dtype=torch.long, device=DEVICE)
-    one = kernel.seeded(logits, depths, heat, seeds, at, None, noise.SEEDED)
-    assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds + 1, at, None, noise.SEEDED))
-    assert not torch.equal(one, kernel.seeded(logits, depths, heat, seeds, at, None, noise.DRAFT))
-
-
 def test_operators_say_what_shapes_they_give():
     target, draft, tokens, rows = drafted(2, 2, 100)
     names = ("test_schema", "test_faketensor")
@@ -390,13 +283,3 @@ def test_operators_say_what_shapes_they_give():
     depths = torch.arange(3, device=DEVICE).expand(2, -1)
     _, *of_rows = rows.values()
     torch.library.opcheck(operators.seeded_operator, (target, depths, *of_rows, None, noise.SEEDED), test_utils=names)
-
-
-@pytest.mark.parametrize("scale", [None, paper_kernels.SPEECH], ids=["exact", "sigmoid"])
-def test_paper_tiles(scale):
-    target, draft, _, _ = drafted(2, 3, 1500)
-    if scale is None:
-        target, draft = target.softmax(-1), draft.softmax(-1)
-    want, got = paper_naive.tiles(target, draft, scale), paper_triton.tiles(target, draft, scale)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
