@@ -81,7 +81,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "ablations.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--data", type=Path, required=True, help="folder made by `redrafter distill`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters")
     parser.add_argument("--text", type=Path, help="text that the target did not write")

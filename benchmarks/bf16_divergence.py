@@ -35,7 +35,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "bf16_divergence.json")
-    parser.add_argument("--model", help="model folder or id (default: the embedded model)")
+    parser.add_argument("--model", help="model folder or id (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=96)

@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python")
-    parser.add_argument("--model", type=Path, help="model folder (default: the embedded model)")
+    parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)

@@ -68,7 +68,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "drafter_smollm2.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument(
         "--drafter", default="auto", help="drafter folder (default: the one that comes with the package)"
     )

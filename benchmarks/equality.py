@@ -37,7 +37,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "equality_cpu.json")
-    parser.add_argument("--model", help="the target (default: the embedded model)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)

@@ -69,7 +69,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 @torch.no_grad()
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "family.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--trained", type=Path, required=True, help="results of peers.py for the family")
     parser.add_argument("--drafters", type=Path, required=True, help="folder of the drafters")
     parser.add_argument("--device")

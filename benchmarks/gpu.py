@@ -334,7 +334,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "gpu_7b.json")
     parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target (default vicuna-7b)")
-    parser.add_argument("--model", help="the small target (default: the embedded model)")
+    parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", type=Path, help="folder of the small drafter (default: that of the package)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", type=budget, default="100M", help="parameters read per draft step (default 100M)")

@@ -1,4 +1,4 @@
-"""The embedded SmolLM2-135M on a GPU, where kernel launches dominate: redrafter and transformers' `generate`.
+"""The default model, SmolLM2-135M, on a GPU, where kernel launches dominate: redrafter and transformers' `generate`.
 
     python benchmarks/gpu_small.py
 
@@ -40,7 +40,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "gpu_small.json")
-    parser.add_argument("--model", help="the target (default: the embedded model)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--beam", default="16x8:63", metavar="WxL:N")

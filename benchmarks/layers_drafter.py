@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = bare_arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of texts made by `redrafter distill`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the draft model")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     parser.add_argument("--layers", type=int, default=4, help="number of target layers to copy")
     parser.add_argument("--updates", type=int, default=2000)

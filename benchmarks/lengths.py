@@ -43,7 +43,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "lengths.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafters", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--beams", nargs="+", default=["16x5:63"], metavar="WxL:N")
     parser.add_argument(

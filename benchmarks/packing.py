@@ -81,7 +81,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "packing.json")
-    parser.add_argument("--model", help="the target (default: the embedded model)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--widths", type=int, nargs="+", default=[2, 4, 8, 16])

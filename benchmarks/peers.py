@@ -44,7 +44,7 @@ from redrafter.tuning.simulate import simulate_batches, text_batches
 
 DEPTH = 5
 STATE = 576
-"""State size of the family: without an RNN, the state has the size of the embedded target's embeddings."""
+"""State size of the family: without an RNN, the state has the size of the default model's embeddings."""
 RECIPES: dict[str, tuple[DrafterOptions, float]] = {
     "medusa": (DrafterOptions(drafter="medusa", heads=DEPTH, exit_size=1024, blocks=2), 2e-3),
     "eagle": (DrafterOptions(drafter="eagle", exit_size=8192), 1e-3),
@@ -67,7 +67,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "peers.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--data", type=Path, required=True, help="folder made by `redrafter distill`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters")
     parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=[*RECIPES, *FAMILY, "family"])

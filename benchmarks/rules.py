@@ -64,7 +64,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "rules.json")
-    parser.add_argument("--model", help="the target (default: the embedded one)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--device")
     parser.add_argument("--beam", default="4x4:7", metavar="WxL:N")

@@ -112,7 +112,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = bare_arguments(__doc__)
     parser.add_argument("--shape", help="shape of the widened target, e.g. vicuna-7b (default: not widened)")
-    parser.add_argument("--model", help="the small target (default: the embedded model)")
+    parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", help="drafter folder, or with --shape its budget (default 120M)")
     parser.add_argument("--runtime", default="auto", help="compiled, graphs or eager")
     parser.add_argument("--rows", type=int, default=32)

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafters", type=Path, required=True, help="folder with medusa, eagle and recurrent")
     parser.add_argument("--contenders", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target (default vicuna-7b)")
-    parser.add_argument("--model", help="the small target (default: the embedded model)")
+    parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", default="120M", help="parameters that recurrent and medusa read per draft step")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")

@@ -4,7 +4,7 @@
     python benchmarks/versions.py --old OLDER --device cpu --parts generate --add benchmarks/results/refactor.json
 
 OLDER is a checkout. On a GPU the model is a Llama of 7B shape with random weights (times do not depend on the weights),
-and bulk writing runs on one of SmolLM2-135M's shape. On a CPU it is the embedded default with its drafter. A ratio is
+and bulk writing runs on one of SmolLM2-135M's shape. On a CPU it is the default model with its drafter. A ratio is
 the older version's time divided by the newer's: above 1 the newer is faster.
 """
 
@@ -160,7 +160,7 @@ def compare(part: str, args: argparse.Namespace, old: Path, new: Path) -> dict[s
     return {
         "part": part,
         "device": args.device,
-        "model": "embedded default" if llama is None else f"random Llama, {llama['hidden_size']} wide",
+        "model": "default model" if llama is None else f"random Llama, {llama['hidden_size']} wide",
         "ratio": statistics.median(ratios),
         "ratios": ratios,
         "old_ms": statistics.median(turn["old"] for turn in turns),

@@ -56,7 +56,7 @@ class Worker:
         self.settings = settings
         self.shape = Shape.of(settings["shape"])
         self.device = settings["device"]
-        if settings["llama"] is None:  # the embedded default and its drafter
+        if settings["llama"] is None:  # the default model and its drafter
             self.engine = redrafter.load(shape=self.shape)
         else:
             self.engine = self._random()

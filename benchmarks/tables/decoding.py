@@ -239,7 +239,7 @@ def refactor(result: Result) -> str:
         "step": "speculative step, batch 1, beam 16x5:63, ms",
         "serve": "server, 24 requests, 8 at once, ms in all",
         "bulk": "bulk writing, 512 texts, 256 rows, ms in all",
-        "generate": "`generate`, embedded default with its drafter, prompts included, ms in all",
+        "generate": "`generate`, the default model with its drafter, prompts included, ms in all",
     }
     lines = ["| work | device, model | before | after | before ÷ after |", "|---|---|---|---|---|"]
     lines += [

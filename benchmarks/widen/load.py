@@ -39,7 +39,7 @@ def load_wide(
 ) -> tuple[Target, RecurrentDrafter, str]:
     """Return a widened target with its tokenizer, the widened drafter, and the label for their figures.
 
-    `model` and `drafter` are folders of the small pair (default: the embedded model and its own drafter).
+    `model` and `drafter` are folders of the small pair (default: the default model and its own drafter).
     """
     small = load_target(model, dtype="fp32", device="cpu")
     folder = drafter or shipped.find(small)

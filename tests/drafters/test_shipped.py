@@ -1,4 +1,4 @@
-"""The drafter that comes with the package: it fits the embedded model, guesses well, changes no token."""
+"""The drafter that comes with the package: it fits the default model, guesses well, changes no token."""
 
 import json
 

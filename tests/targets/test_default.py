@@ -1,4 +1,4 @@
-"""The embedded default: converted once, checked always, rebuilt when damaged; and the real model's equality."""
+"""The default model: converted once, checked always, rebuilt when damaged; and the real model's equality."""
 
 import errno
 import os

@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", choices=["summaries", "speech"], help="summarise articles, or transcribe clips")
     parser.add_argument("--data", type=Path, required=True, help="articles (JSON lines), or a folder of clips")
     parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder")
-    parser.add_argument("--model", help="the target (default: the embedded model, or Whisper tiny.en)")
+    parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct, or Whisper tiny.en)")
     parser.add_argument("--texts", type=int, default=80, help="maximum number of texts in tables 1, 5, 6 (default 80)")
     parser.add_argument("--samples", type=int, default=1, help="texts for each prompt in tables 1, 5, 6 (default 1)")
     parser.add_argument("--fewer", type=int, default=8, help="maximum number of texts in the other tables (default 8)")

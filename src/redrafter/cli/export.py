@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="allow replacing a drafter in that folder")
     group = parser.add_argument_group("speculators")
-    group.add_argument("--model", help="the drafter's target, an id or a folder (default: the embedded model)")
+    group.add_argument("--model", help="the drafter's target, an id or a folder (default: SmolLM2-135M-Instruct)")
     group.add_argument("--depth", type=int, default=3, metavar="L", help="tokens to guess ahead (default 3)")
 
 

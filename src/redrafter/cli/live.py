@@ -1,4 +1,4 @@
-"""What a terminal shows while a drafter trains."""
+"""The terminal display of `redrafter train`."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class LiveTraining:
-    """A progress bar with the latest figures; without a terminal, one plain line for each evaluation.
+    """A progress bar with the latest figures in a terminal, one line per evaluation elsewhere.
 
-    A resumed run gives the journal's `records`, so that the best so far and the sparkline go on.
+    A resumed run passes the journal's `records`, so that the best value and the sparkline include earlier evaluations.
     """
 
     def __init__(self, total_updates: int, console: Console | None = None, records: Iterable[Record] = ()) -> None:
@@ -36,7 +36,7 @@ class LiveTraining:
             TextColumn("[dim]left[/dim]"),
             TimeRemainingColumn(),
             console=self.console,
-            speed_estimate_period=300,  # evaluations and checkpoints are pauses; the estimate looks past them
+            speed_estimate_period=300,  # long enough to average over the pauses for evaluations and checkpoints
         )
         self._task = self._progress.add_task("training", total=total_updates)
         terminal = self.console.is_terminal and not self.console.is_dumb_terminal
@@ -61,7 +61,7 @@ class LiveTraining:
             self._print("  ".join(f"{name} {value}" for name, value in self._line(record) if value))
 
     def note(self, text: str) -> None:
-        """A remark that stays above the display."""
+        """Print a line above the progress bar."""
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -91,7 +91,7 @@ class LiveTraining:
         return f"{found[1]:.2f} at update {found[0]}" if found else ""
 
     def _render(self) -> RenderableType:
-        """Two lines under the bar: what training sees, what held-out text says."""
+        """The progress bar, and below it one line about training data and one about held-out data."""
         table = Table.grid(padding=(0, 2))
         table.add_row(Text("training", style="dim"), fields(self._training()))
         if self.evaluations:
@@ -108,7 +108,7 @@ class LiveTraining:
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> Text:
-    """Dim names, plain values; nothing for a value that is not there yet."""
+    """Names in dim text with their values. A value that is not known yet is left out, with its name."""
     shown = [Text.assemble((f"{name} ", "dim"), value) for name, value in pairs if value]
     return Text("  ").join(shown)
 
@@ -131,7 +131,7 @@ def by_depth(values: Sequence[float | None] | None, most: int = 6) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = 32) -> str:
-    """The last values as bars, the lowest of them as the lowest bar.
+    """The last `width` values as bars, scaled from the lowest to the highest of them.
 
     >>> sparkline([1.0, 1.5, None, 2.0])
     '▁▅█'

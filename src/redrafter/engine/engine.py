@@ -47,7 +47,7 @@ def load(
 ) -> "Engine":
     """Load a target and what guesses for it.
 
-    model: a Hugging Face id, a folder, a loaded transformers model; the embedded default if left out.
+    model: a Hugging Face id, a folder, a loaded transformers model; the default model if left out.
     drafter: "auto" (the one that comes with the package for this model, else "ngram"); "ngram"; a folder or
         Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal LM; a drafter object; None for
         plain decoding.

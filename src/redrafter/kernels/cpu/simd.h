@@ -1,4 +1,4 @@
-// Vectors as the compiler knows them on any machine: AVX-512, AVX2, NEON or none. No intrinsics.
+// Vectors by compiler extensions, without intrinsics: the same code for AVX-512, AVX2, NEON or plain scalars.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -23,7 +23,7 @@ static inline vec load(const float* p) {
 
 static inline void store(float* p, vec v) { memcpy(p, &v, sizeof v); }
 
-// The first `count` < LANES numbers, then zeros.
+// Loads `count` < LANES numbers and fills the other lanes with zeros.
 static inline vec load_part(const float* p, long count) {
   float whole[LANES] = {};
   memcpy(whole, p, count * sizeof(float));
@@ -32,7 +32,7 @@ static inline vec load_part(const float* p, long count) {
 
 static inline vec all(float x) { return x - vec{}; }
 
-// The sum of the lanes, always in the same order: halves onto halves.
+// The sum of the lanes, always in the same order: the upper half is added to the lower half, repeatedly.
 static inline float sum(vec v) {
   typedef float half __attribute__((vector_size(VECTOR_BYTES / 2)));
   half h[2];
@@ -56,13 +56,13 @@ static inline float sum(vec v) {
 #endif
 }
 
-// e^x for x <= 88: 2^k · p(r), to about one unit in the last place; 0 far below.
+// e^x for x <= 88: 2^k · p(r), with an error of about one unit in the last place; 0 for very negative x.
 static inline vec exp(vec x) {
   x = x > 88.0f ? all(88.0f) : x;
   ivec tiny = x < -87.0f;
   x = tiny ? all(-87.0f) : x;
   vec scaled = x * 1.44269504f;
-  vec magic = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number
+  vec magic = all(12582912.0f);  // 1.5 · 2^23: adding this rounds to an integer
   vec k = (scaled + magic) - magic;
   vec r = x - k * 0.693359375f + k * 2.12194440e-4f;
   vec p = all(1.9875691500e-4f);

@@ -1,20 +1,20 @@
-// y(n, out) = x(n, in) · W(out, in)^T for few rows of x: every weight is read from memory once for all of them.
+// y(n, out) = x(n, in) · W(out, in)^T for few rows of x. Each weight is read from memory once for all rows.
 //
-// The sum of one output runs lane by lane in the same order whatever n is, so a token's product is the same bit
-// for bit alone (plain decoding) and among others (verification).
+// The order of summation does not depend on n, so a token's output has the same bits alone (plain decoding) and beside
+// other tokens (verification).
 #include <cmath>
 #include <vector>
 
 #include "skinny.h"
 #include "tile.h"
 
-constexpr long WORTH = 1 << 14;  // weights below which waking threads costs more than it saves
+constexpr long WORTH = 1 << 14;  // with fewer weights than this, starting threads costs more than they save
 
 template <typename W>
 struct Product {
   const W* w;
-  const float* scale;  // one per row of int8 weights, else none
-  const float* bias;   // or none
+  const float* scale;  // one per row of int8 weights; null for fp32 weights
+  const float* bias;   // may be null
   float* y;
   long out;
 };
@@ -25,7 +25,7 @@ static inline void rows_by_tokens(const float* x, long step, long in, const Prod
   tile<R, T>(x + token * step, step, p.w + row * in, in, y);
   for (long r = 0; r < R; r++)
     for (long t = 0; t < T; t++) {
-      // Rounded once, said outright: left to itself the compiler would do so for some n and not for others.
+      // An explicit fma, rounded once. The compiler would otherwise contract a * b + c for some n only.
       float scale = p.scale ? p.scale[row + r] : 1.0f, bias = p.bias ? p.bias[row + r] : 0.0f;
       p.y[(token + t) * p.out + row + r] = std::fma(y[r][t], scale, bias);
     }
@@ -49,7 +49,7 @@ static void rows(const float* x, long step, long n, long in, const Product<W>& p
   }
 }
 
-// Rows `from` to `to` of a product.
+// Weight rows `from` to `to` of a product.
 template <typename W>
 static void span(const float* x, long step, long n, long in, const Product<W>& p, long from, long to) {
   long row = from;
@@ -57,10 +57,10 @@ static void span(const float* x, long step, long n, long in, const Product<W>& p
   for (; row < to; row++) rows<W, 1>(x, step, n, in, p, row);
 }
 
-constexpr long MOST = 16;   // rows of x
-constexpr long CHUNK = 16;  // weight rows a thread takes at a time
+constexpr long MOST = 16;   // maximum number of rows of x
+constexpr long CHUNK = 16;  // weight rows per chunk; each thread takes a contiguous range of chunks
 
-// Up to three products of the same x, shared among the threads.
+// Up to three products of the same x, divided among the threads.
 template <typename W>
 static void products(const float* x, long step, long n, long in, const Product<W>* each, long count, long threads) {
   long chunks[4] = {};
@@ -105,7 +105,7 @@ extern "C" void linear_int8(const float* x, const int8_t* w, const float* scale,
   products(sorted.data(), padded, n, in, &p, 1, threads);
 }
 
-// down(silu(gate(x)) · up(x)) with one waking of the threads; `inner` is room for (n, middle).
+// down(silu(gate(x)) · up(x)) in one parallel region. `inner` is scratch memory for (n, middle).
 extern "C" void gated(const float* x, const float* gate, const float* up, const float* down, float* inner, float* y,
                       long n, long in, long middle, long threads) {
   Product<float> d = {down, nullptr, nullptr, y, in};
@@ -126,7 +126,7 @@ extern "C" void gated(const float* x, const float* gate, const float* up, const 
   }
 }
 
-// Three products of one x: queries, keys and values.
+// Three products of the same x: queries, keys and values.
 extern "C" void linear3(const float* x, const float* w0, const float* b0, float* y0, long out0, const float* w1,
                         const float* b1, float* y1, long out1, const float* w2, const float* b2, float* y2, long out2,
                         long n, long in, long threads) {

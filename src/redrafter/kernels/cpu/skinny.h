@@ -1,4 +1,4 @@
-// What the files offer each other, and Python: see native.py for the same list.
+// Functions shared between the files and with Python. native.py declares the functions that Python calls.
 #pragma once
 #include "simd.h"
 

@@ -1,14 +1,14 @@
-// A few rows of weights times a few rows of x, in registers.
+// A few rows of weights times a few rows of x, with all sums in registers.
 #pragma once
 #include "simd.h"
 
-constexpr long ROWS = 4;  // weight rows at a time: enough independent sums to keep the adders busy
+constexpr long ROWS = 4;  // weight rows at a time: enough independent sums to hide the latency of an addition
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr long TOKENS = 6;  // ROWS · TOKENS sums live in 32 registers
+constexpr long TOKENS = 6;  // ROWS · TOKENS sums fit into 32 vector registers
 #else
-constexpr long TOKENS = 3;  // in 16
+constexpr long TOKENS = 3;  // sums for 16 registers
 #endif
-constexpr long AHEAD = 1;  // asks memory for the next rows while these are computed
+constexpr long AHEAD = 1;  // groups of rows to prefetch ahead
 
 constexpr long QUAD = 4 * LANES;  // int8 weights in a vector
 
@@ -52,8 +52,8 @@ static inline void add_quads(const float* x, long x_step, const ivec (&quads)[R]
   }
 }
 
-// The same with int8 weights. Four of them fill a lane, and shifts take them out one by one; so x comes in the order
-// that `by_lane` gives it, filled up with zeros to whole vectors of weights.
+// The same with int8 weights. Four weights fill a 32-bit lane, and shifts extract one after another. x must be in the
+// order of `by_lane`, padded with zeros to a multiple of QUAD.
 template <long R, long T>
 static inline void tile(const float* x, long x_step, const int8_t* w, long in, float (&y)[R][T]) {
   vec acc[R][T] = {};
@@ -77,7 +77,8 @@ static inline void tile(const float* x, long x_step, const int8_t* w, long in, f
     for (long t = 0; t < T; t++) y[r][t] = sum(acc[r][t]);
 }
 
-// (n, in) -> (n, padded): in each run of QUAD numbers every fourth one together.
+// Reorders x for int8 weights, (n, in) -> (n, padded): in each run of QUAD numbers, numbers 0, 4, 8, ... come first,
+// then 1, 5, 9, ..., and so on.
 static inline void by_lane(const float* x, float* y, long n, long in, long padded) {
   for (long t = 0; t < n; t++)
     for (long k = 0; k < padded; k++) {
