@@ -1,4 +1,4 @@
-"""Triton kernels against their oracles: in Triton's interpreter on a CPU, for real on a GPU."""
+"""The drafter's kernels and `commit` against their oracles: in Triton's interpreter on a CPU, for real on a GPU."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from redrafter.core.tree import ancestors  # noqa: E402
 from redrafter.kernels import drafter_layers as narrow  # noqa: E402
 from redrafter.kernels.beam_topk import naive as topw_naive  # noqa: E402
 from redrafter.kernels.beam_topk import triton as topw_triton  # noqa: E402
@@ -15,135 +14,9 @@ from redrafter.kernels.commit import naive as commit_naive  # noqa: E402
 from redrafter.kernels.commit import triton as commit_triton  # noqa: E402
 from redrafter.kernels.drafter_layers import naive as narrow_naive  # noqa: E402
 from redrafter.kernels.drafter_layers import triton as narrow_triton  # noqa: E402
-from redrafter.kernels.norm_gate import naive as between_naive  # noqa: E402
-from redrafter.kernels.norm_gate import triton as between_triton  # noqa: E402
-from redrafter.kernels.tree_attention import naive as attention_naive  # noqa: E402
-from redrafter.kernels.tree_attention import triton as attention_triton  # noqa: E402
 
 BIG = DEVICE == "cuda"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of every log of 0
-
-
-def random_tree(batch: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depths (B, n) and ancestors (B, n, n) of random trees whose parents stand before their children."""
-    parents = torch.stack([torch.tensor([0] + [int(torch.randint(i, ())) for i in range(1, n)]) for _ in range(batch)])
-    mask = ancestors(parents, n)
-    return mask.sum(-1) - 1, mask
-
-
-ATTENTION = [  # B, heads, kv heads, n, D, lengths, window
-    (1, 2, 2, 1, 16, [5], None),
-    (2, 4, 2, 7, 16, [0, 37], None),
-    (2, 3, 1, 12, 24, [70, 3], 9),
-    (1, 2, 1, 70, 32, [130], 40),
-]
-LARGE = [
-    (1, 32, 32, 1, 128, [512], None),
-    (1, 32, 32, 64, 128, [700], None),
-    (3, 32, 8, 64, 128, [512, 1, 900], None),
-    (2, 9, 3, 64, 64, [300, 2000], 512),
-    (2, 8, 8, 129, 80, [300, 61], None),
-    (40, 32, 32, 16, 128, [100 + i for i in range(40)], None),
-]
-
-
-@pytest.mark.parametrize("case", ATTENTION + (LARGE if BIG else []), ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
-@pytest.mark.parametrize("turns", [None, "turned", "normed"])
-def test_tree_attention(case, dtype, turns):
-    batch, heads, kv, n, size, lengths, window = case
-    torch.manual_seed(n)
-    depths, mask = random_tree(batch, n)
-    at = torch.tensor(lengths)
-    packed = attention_naive.pack_mask(at, depths, mask, window).to(DEVICE)
-    slots = max(lengths) + n + 3
-    query = torch.randn(batch, n, heads, size, dtype=dtype, device=DEVICE).transpose(1, 2)
-    key, value = (torch.randn(batch, n, kv, size, dtype=dtype, device=DEVICE).transpose(1, 2) for _ in range(2))
-    caches = torch.full((2, batch, kv, slots, size), float("nan"), dtype=dtype, device=DEVICE)
-    for row, length in enumerate(lengths):
-        caches[:, row, :, :length] = torch.randn(2, kv, length, size, dtype=dtype, device=DEVICE)
-    mine = caches.clone()
-    angles = torch.randn(batch, n, size, device=DEVICE)  # of all heads, laid out as a model does
-    scales = [torch.randn(size, device=DEVICE).to(dtype) for _ in range(2)]
-    norms = (*scales, 1.0, 1e-5) if turns == "normed" else None
-    turn = attention_naive.Rotary(angles.cos().to(dtype), angles.sin().to(dtype), norms) if turns else None
-    want = attention_naive.attend(query, key, value, caches[0], caches[1], packed, size**-0.5, turn)
-    arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
-    for _ in range(3 if BIG else 1):  # parts are merged by whoever comes last, which may be another each time
-        got = attention_triton.attend(query, key, value, mine[0], mine[1], packed, arrivals, size**-0.5, turn)
-        assert not arrivals.any()
-    assert torch.isfinite(want).all()
-    tight = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(got, want, **tight)
-    close = {"rtol": 2e-2, "atol": 2e-2} if turns else {"rtol": 0, "atol": 0}  # sums of two may round otherwise
-    torch.testing.assert_close(mine, caches, **close, equal_nan=True)
-
-
-@pytest.mark.parametrize("places", [[4, 1], [1, 4]])
-def test_attention_at_places_of_a_larger_cache(places):
-    """What rows read and write where they stand is what they would have among themselves; others are not touched."""
-    torch.manual_seed(0)
-    depths, mask = random_tree(2, 6)
-    at, stand = torch.tensor([5, 9]), torch.tensor(places)
-    query, key, value = (torch.randn(2, 2, 6, 16, device=DEVICE) for _ in range(3))
-    whole = torch.randn(2, 5, 2, 20, 16, device=DEVICE)
-    alone = whole[:, stand].clone()
-    arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
-    own = attention_naive.pack_mask(at, depths, mask).to(DEVICE)
-    placed = attention_naive.pack_mask(at, depths, mask, None, stand).to(DEVICE)
-    want = attention_naive.attend(query, key, value, alone[0], alone[1], own, 1.0)
-    for attend in (attention_naive.attend, lambda *args: attention_triton.attend(*args[:6], arrivals, *args[6:])):
-        mine = whole.clone()
-        got = attend(query, key, value, mine[0], mine[1], placed, 1.0)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-        assert torch.equal(mine[:, stand], alone)
-        assert torch.equal(mine[:, [0, 2, 3]], whole[:, [0, 2, 3]])
-        if places != sorted(places):  # twin: the same rows, each at the other's place
-            other = attention_naive.pack_mask(at, depths, mask, None, stand.flip(0)).to(DEVICE)
-            assert not torch.allclose(attend(query, key, value, mine[0], mine[1], other, 1.0), want, atol=1e-2)
-
-
-def test_twin_attention_with_a_wrong_bit_differs():
-    depths, mask = random_tree(1, 6)
-    wrong = mask.clone()
-    wrong[0, 5, 5] = False
-    query, key, value = (torch.randn(1, 2, 6, 16, device=DEVICE) for _ in range(3))
-    cache = torch.randn(2, 1, 2, 20, 16, device=DEVICE)
-    arrivals = torch.zeros(attention_triton.PROGRAMS, dtype=torch.int32, device=DEVICE)
-    packs = (attention_naive.pack_mask(torch.tensor([4]), depths, m).to(DEVICE) for m in (mask, wrong))
-    a, b = (attention_triton.attend(query, key, value, cache[0], cache[1], p, arrivals, 1.0) for p in packs)
-    assert (a[:, :5] == b[:, :5]).all()
-    assert not torch.allclose(a[:, 5], b[:, 5])
-
-
-BETWEEN = between_triton, between_naive
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("size", [16, 100, 4096] if BIG else [16, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
-def test_between(rows, size, dtype):
-    torch.manual_seed(size)
-    x = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)[:, :size]  # rows that do not touch
-    weight, parts = torch.randn(size, device=DEVICE).to(dtype), torch.randn(3, rows, size, device=DEVICE)
-    tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    for offset in (0.0, 1.0):
-        got = between_triton.norm(x, weight, offset, 1e-5)
-        torch.testing.assert_close(got, between_naive.norm(x, weight, offset, 1e-5), **tight)
-        for given in (parts, parts[:1].to(dtype)):
-            before, sums = x.clone(), torch.empty(2, rows, 3, size, dtype=dtype, device=DEVICE)[:, :, 1]
-            added, want = (m.norm(x, weight, offset, 1e-5, given, s) for m, s in zip(BETWEEN, sums, strict=True))
-            torch.testing.assert_close(added, want, **tight)
-            torch.testing.assert_close(*sums, **tight)
-            assert torch.equal(x, before)
-            between_triton.norm(before, weight, offset, 1e-5, given, into=before)
-            assert torch.equal(before, sums[0])
-            assert not torch.allclose(added, got, **tight)
-    assert not torch.allclose(got, between_naive.norm(x, weight, 0.0, 1e-5), **tight)
-    joint = (torch.randn(rows, 2 * size, device=DEVICE) * 3).to(dtype)
-    torch.testing.assert_close(between_triton.gate(joint), between_naive.gate(joint), **tight)
-    swapped = torch.cat(joint.chunk(2, -1)[::-1], -1)
-    assert not torch.allclose(between_triton.gate(joint), between_naive.gate(swapped), **tight)
 
 
 @pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2, 5, 9], [0, 1, 4, 0, 0]], ids=str)

@@ -31,7 +31,11 @@ def test_tree_kernel_gives_the_models_own_logits(kind):
 
 def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
     whole = attention.pack_mask
-    monkeypatch.setattr(attention, "pack_mask", lambda n, d, mask, *more: whole(n, d, torch.ones_like(mask), *more))
+
+    def wrong(lengths, depths, mask, *more):  # a chain has no ancestors
+        return whole(lengths, depths, mask if mask is None else torch.ones_like(mask), *more)
+
+    monkeypatch.setattr(attention, "pack_mask", wrong)
     with pytest.raises(UnsupportedTarget, match="other logits"):
         check_tree_kernel(load_target(make_model("llama", torch.float32)))
 

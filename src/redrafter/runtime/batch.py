@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from redrafter.config import RuleConfig, SamplingParams, Shape
-from redrafter.core.cache import KVCache
 from redrafter.core.noise import as_int64
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import Executor, Launched, Results, serving, sizes_up_to
-from redrafter.runtime.prefill import PIECES, PromptReader
+from redrafter.runtime.executor import Executor, Launched, Results, sizes_up_to
+from redrafter.runtime.prefill import PIECES, PromptReader, prefill
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded, row_processor
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
@@ -162,9 +161,7 @@ class Batch:
         begin, stop = row.known, min(prompt, row.known + min(most, PIECES[-1]))
         found = self.reader.read(row.place, row.ids[begin:stop], begin) if self.reader is not None else None
         if found is None:
-            part = self.state.cache.part(row.place, row.place + 1)
-            tokens = torch.tensor([row.ids[:stop]], device=self.target.device)
-            found = self.target.prefill(tokens, [stop], part, self.drafter.layers, begin=begin)
+            found = self._prefill(torch.tensor([row.ids[:stop]], device=self.target.device), [stop], [row], begin)
         logits, hidden = found
         self.state.history[row.place, begin:stop] = hidden[0]
         row.known = stop
@@ -194,20 +191,17 @@ class Batch:
     def _read_together(self, rows: list[Row]) -> list[RowOutput]:
         lengths = [len(row.request.prompt) for row in rows]
         tokens, at = padded([row.request.prompt for row in rows], self.target.device), self._places(rows)
-        verifier, layers = self.executor.verifier, self.drafter.layers
-        if isinstance(verifier, TreeTarget) and verifier.compiles:
-            with serving(verifier, self.state.cache):
-                logits, hidden = verifier.prefill(tokens, lengths, self.state.cache, layers, places=at)
-        else:
-            apart = KVCache(slots=tokens.shape[1])
-            logits, hidden = self.target.prefill(tokens, lengths, apart, layers)
-            self.state.cache.place(apart, at, len(self.at))
+        logits, hidden = self._prefill(tokens, lengths, rows, 0)
         if hidden.shape[2]:
             self.state.history[at, : tokens.shape[1]] = hidden
         for row in rows:
             row.known = len(row.request.prompt)
             self._touch(row)
         return self._begin(rows, logits)
+
+    def _prefill(self, tokens: Tensor, lengths: list[int], rows: list[Row], begin: int) -> tuple[Tensor, Tensor]:
+        places = [row.place for row in rows]
+        return prefill(self.executor.verifier, self.state.cache, tokens, lengths, places, self.drafter.layers, begin)
 
     def _begin(self, rows: list[Row], logits: Tensor) -> list[RowOutput]:
         """Rows whose prompts are read choose their first tokens, from logits (n, V), and take part in steps."""

@@ -17,6 +17,7 @@ class Arena(KVCache):
 
     def __init__(self, target: Target, rows: int, slots: int) -> None:
         super().__init__(slots)
+        self.rows = rows
         layers = target.kv_layout()
         kinds = {kind for pair in layers.values() for kind in pair}
         self.whole: Tensor | None = None

@@ -107,8 +107,9 @@ class Executor:
         """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
-        target = _LogitsKept(self.target)
-        out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
+        target = _LogitsKept(self.verifier)  # the pass of recorded steps: a row may change from one kind to the other
+        with serving(self.verifier, cache):
+            out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
         results = [out.tolist()]
         return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
 
@@ -271,7 +272,7 @@ def _holds_cache(state: Any) -> bool:
 class _LogitsKept:
     """The target, with the logits of its last pass at hand."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Verifies) -> None:
         self.target = target
         self.logits: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""Reads a prompt piece by piece in recorded passes: to launch a pass kernel by kernel takes longer than to run it."""
+"""Reads prompts: piece by piece in recorded passes, since a launch kernel by kernel takes longer; or whole."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
+from redrafter.runtime.cache import Arena
+from redrafter.runtime.executor import serving
 from redrafter.runtime.graph import recorded
+from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,6 @@ class _Piece:
     def __init__(self, size: int, device: torch.device) -> None:
         self.given = torch.zeros(size + 3, dtype=torch.long, device=device)
         self.depths = torch.arange(size, device=device)[None]
-        self.chain = self.depths[:, :, None] >= self.depths[:, None, :]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, reader: PromptReader) -> None:
@@ -75,7 +77,30 @@ class _Piece:
     def _pass(self, reader: PromptReader) -> None:
         begin, place, last = self.given[-3:].view(3, 1)
         tokens = self.given[None, :-3]
-        logits, self.hidden = reader.verifier.forward(
-            tokens, self.depths, self.chain, begin, reader.layers, place, keep=last
-        )
+        logits, self.hidden = reader.verifier.forward(tokens, self.depths, None, begin, reader.layers, place, keep=last)
         self.logits = logits[0]
+
+
+def prefill(
+    verifier: Target | TreeTarget,
+    cache: Arena,
+    tokens: Tensor,
+    lengths: list[int],
+    places: list[int],
+    layers: tuple[int, ...],
+    begin: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """As `Target.prefill`, for rows at these places of the batch.
+
+    The pass is the one that verifies. Where its bits are the same in every pass, a prompt's are too.
+    """
+    at = torch.tensor(places, device=tokens.device)
+    if isinstance(verifier, TreeTarget):
+        with serving(verifier, cache):
+            return verifier.prefill(tokens, lengths, cache, layers, begin, at)
+    if len(places) == 1:
+        return verifier.prefill(tokens, lengths, cache.part(places[0], places[0] + 1), layers, begin)
+    apart = KVCache(slots=tokens.shape[1])
+    found = verifier.prefill(tokens, lengths, apart, layers, begin)
+    cache.place(apart, at, cache.rows)
+    return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.tree_attention.naive import pack_mask
+from redrafter.kernels.tree_attention import pack_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -46,9 +46,12 @@ class AttentionPlan:
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
     def packed(
-        self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None = None
+        self, lengths: Tensor, depths: Tensor, ancestors: Tensor | None, places: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The masks in the tree kernel's format: a few integers per node, independent of the cache's length."""
+        """The masks in the tree kernel's format: a few integers per node, independent of the cache's length.
+
+        Without `ancestors` the nodes are a chain.
+        """
         full = pack_mask(lengths, depths, ancestors, None, places)
         if self.window is None:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)

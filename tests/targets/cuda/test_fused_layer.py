@@ -8,13 +8,13 @@ import torch
 from redrafter.core.cache import KVCache
 from redrafter.kernels import norm_gate
 from redrafter.targets import load_target
-from redrafter.targets.cuda import fused_layer, layer_compile
+from redrafter.targets.cuda import layer_compile, layer_parts
 from redrafter.targets.cuda.tree_target import TreeTarget
 from tests.helpers.zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
-FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
-OTHERS = ("gemma3", "phi3", "olmo2", "gpt-neox", "mixtral")
+FUSED = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3", "gemma3", "phi3", "olmo2")
+OTHERS = ("gpt-neox", "mixtral")
 
 
 def verified(verifier, target, n):
@@ -35,7 +35,8 @@ def own(target, n):
     return target.forward(TOKENS[:, :n], at, at, slot <= at[:, :, None], slot.expand(2, -1), cache, (0, 1, -1))
 
 
-def layers_of(target):
+def fused(target):
+    """The modules whose forwards are replaced."""
     return {m for m, _ in TreeTarget(target).forwards.forwards}
 
 
@@ -43,29 +44,30 @@ def layers_of(target):
 @pytest.mark.parametrize("kind", FUSED)
 def test_a_fused_model_gives_its_own_logits_and_states(kind):
     target = load_target(copy.deepcopy(make_model(kind, torch.float32)))
-    assert layers_of(target) == set(target.model.model.layers)
+    model = target.model.model
+    assert fused(target) == {*model.layers, model.rotary_emb, model.norm, target.output_embedding}
     for got, want in zip(verified(TreeTarget(target), target, 5), own(target, 5), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_layers_keep_their_own_forward(kind):
-    assert not layers_of(load_target(copy.deepcopy(make_model(kind, torch.float32))))
+    assert not fused(load_target(copy.deepcopy(make_model(kind, torch.float32))))
 
 
-@pytest.mark.parametrize("part", ["norm", "gate"])
+@pytest.mark.parametrize("part", ["add_norm", "gate"])
 def test_twin_a_wrong_kernel_is_not_trusted(part, monkeypatch):
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
     right = getattr(norm_gate, part)
     monkeypatch.setattr(norm_gate, part, lambda *args, **kw: right(*args, **kw) * 1.001)
-    assert not layers_of(target)
+    assert not fused(target)
 
 
 def test_hooks_of_others_are_not_passed_over():
     model = copy.deepcopy(make_model("llama", torch.float32))
     model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
     target = load_target(model)
-    assert layers_of(target) == set(model.model.layers[1:])
+    assert fused(target) == set(model.model.layers[1:])
 
 
 @torch.no_grad()
@@ -74,30 +76,6 @@ def test_a_layer_leaves_its_input_as_it_was():
     verifier = TreeTarget(target)
     _, states = verified(verifier, target, 3)
     assert torch.equal(states[..., : target.hidden_size], target.input_embedding(TOKENS[:, :3]))
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "size", "parts"),
-    [
-        (1, 64, 64, 4),
-        (16, 64, 192, 4),
-        (17, 64, 64, 1),  # square and not few: the library does not split it either
-        (64, 64, 192, 4),
-        (65, 64, 192, 1),
-        (2, 33 * 128, 96, 3),  # 132 tiles find room at once: 4 · 33 would, but 96 is not four times a multiple of 16
-        (2, 40 * 128, 192, 3),
-        (2, 52 * 128, 64, 2),
-        (2, 67 * 128, 64, 1),
-        (2, 64, 72, 1),
-    ],
-)
-def test_parts_of_a_product_sum_up_to_it(rows, width, size, parts):
-    torch.manual_seed(0)
-    x, weight = torch.randn(rows, size), torch.randn(width, size)
-    made = fused_layer.split(x, weight)
-    assert made.shape == (parts, rows, width)
-    torch.testing.assert_close(made.sum(0), x @ weight.t(), rtol=1e-4, atol=1e-4)
-    assert parts == 1 or not torch.allclose(made[0], x @ weight.t(), atol=1e-2)
 
 
 def hooks(layers, seen):
@@ -144,8 +122,11 @@ def test_sums_are_deferred_between_fused_neighbours():
     assert [passes[layer].next is not None for layer in passes] == [True, False, True, False]
 
 
-def test_a_layer_norm_is_not_taken_for_an_rms_norm():
-    layer = copy.deepcopy(make_model("llama", torch.float32)).model.layers[0]
-    layer.input_layernorm = torch.nn.LayerNorm(layer.self_attn.q_proj.in_features)
-    with pytest.raises(fused_layer.CannotFuse, match="not an RMS norm"):
-        fused_layer.FusedNorm(layer.input_layernorm)
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "offset"), [("llama", 0.0), ("gemma3", 1.0)])
+def test_a_layer_norm_is_not_taken_for_an_rms_norm(kind, offset):
+    norm = copy.deepcopy(make_model(kind, torch.float32)).model.norm
+    norm.weight.uniform_(0.5, 1.5)
+    assert layer_parts.norm_of(norm).offset == offset
+    with pytest.raises(layer_parts.CannotFuse, match="not an RMS norm"):
+        layer_parts.norm_of(torch.nn.LayerNorm(len(norm.weight)))

@@ -1,26 +1,30 @@
-"""The operations between a decoder layer's products: RMS norm and the MLP's gate. See naive.py."""
+"""The operations between a decoder layer's products: residual sums, RMS norms and the MLP's gate. See naive.py."""
 
+import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
 from redrafter.kernels.norm_gate import naive
+from redrafter.kernels.norm_gate.naive import Activation, Norm
+
+__all__ = ["Activation", "Norm", "add_norm", "gate"]
 
 
-def norm(
-    x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
+def add_norm(
+    x: Tensor, parts: Tensor | None, after: Norm | None, before: Norm | None, into: Tensor | None = None
 ) -> Tensor:
-    """(n, H) -> its RMS norm; with parts (S, n, H), the norm of x plus their sum, which is also written to `into`."""
+    """(n, H) plus the sum of parts (S, n, H), which `after` norms, written to `into`; then normed by `before`."""
     if runs_triton(x.device):
         from redrafter.kernels.norm_gate import triton
 
-        return triton.norm(x, weight, offset, eps, parts, into)
-    return naive.norm(x, weight, offset, eps, parts, into)
+        return triton.add_norm(x, parts, after, before, into)
+    return naive.add_norm(x, parts, after, before, into)
 
 
-def gate(joint: Tensor) -> Tensor:
-    """(n, 2·I) -> (n, I): silu(first half) · second half."""
-    if runs_triton(joint.device):
+def gate(parts: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
+    """Parts (S, n, 2·I) of a product -> (n, I): activation(first half) · second half."""
+    if runs_triton(parts.device):
         from redrafter.kernels.norm_gate import triton
 
-        return triton.gate(joint)
-    return naive.gate(joint)
+        return triton.gate(parts, dtype, activation)
+    return naive.gate(parts, dtype, activation)

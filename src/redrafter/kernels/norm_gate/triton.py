@@ -1,64 +1,94 @@
-"""RMS norm and the MLP's gate, one kernel each."""
+"""Residual sums with RMS norms, and the MLP's gate: one kernel each."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.norm_gate.naive import Activation, Norm
+
 
 @triton.jit
-def _norm(
-    x, parts, weight, out, into, size, part, x_row, into_row, offset, eps, PARTS: tl.constexpr, SIZE: tl.constexpr
-):
+def _summed(parts, at, inside, part, PARTS: tl.constexpr):
+    """The sum of the partial sums at `at`, first to last."""
+    whole = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, PARTS):  # unrolled, so that all loads are issued at once
+        whole += tl.load(parts + i * part + at, mask=inside, other=0.0).to(tl.float32)
+    return whole
+
+
+@triton.jit
+def _normed(x, weight, at, inside, size, offset, eps):
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
+    return x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * scale
+
+
+@triton.jit(do_not_specialize=["part"])
+def _add_norm(
+    x, parts, after, before, out, into, size, part, x_row, into_row, after_offset, after_eps, offset, eps,
+    PARTS: tl.constexpr, AFTER: tl.constexpr, BEFORE: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
     inside = at < size
     raw = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     wide = raw.to(tl.float32)
     if PARTS > 0:
-        for i in tl.static_range(PARTS):  # unrolled, so that all loads are issued at once
-            wide += tl.load(parts + i * part + row * size + at, mask=inside, other=0.0).to(tl.float32)
-        raw = wide.to(raw.dtype)
-        tl.store(into + row * into_row + at, raw, mask=inside)
-        wide = raw.to(tl.float32)
-    unit = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    tl.store(out + row * size + at, (unit * scale).to(out.dtype.element_ty), mask=inside)
+        new = _summed(parts, row * size + at, inside, part, PARTS)
+        if AFTER:
+            new = _normed(new, after, at, inside, size, after_offset, after_eps).to(raw.dtype).to(tl.float32)
+        sums = (wide + new).to(raw.dtype)
+        tl.store(into + row * into_row + at, sums, mask=inside)
+        wide = sums.to(tl.float32)
+    if BEFORE:
+        unit = _normed(wide, before, at, inside, size, offset, eps)
+        tl.store(out + row * size + at, unit.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _gate(joint, out, half, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["part"])
+def _gate(parts, out, half, part, PARTS: tl.constexpr, SILU: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < half
-    opening = tl.load(joint + row * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
-    what = tl.load(joint + row * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
-    opening = opening / (1 + tl.exp(-opening))
+    opening = _summed(parts, row * 2 * half + at, inside, part, PARTS)
+    what = _summed(parts, row * 2 * half + half + at, inside, part, PARTS)
+    if SILU:
+        opening = opening / (1 + tl.exp(-opening))
+    else:  # x · (1 + tanh(u)) / 2 = x · sigmoid(2·u)
+        cubic = tl.fma(opening * opening * opening, tl.full([TILE], 0.044715, tl.float32), opening)
+        opening = opening / (1 + tl.exp(-1.5957691216057308 * cubic))
     tl.store(out + row * half + at, (opening * what).to(out.dtype.element_ty), mask=inside)
 
 
-def norm(
-    x: Tensor, weight: Tensor, offset: float, eps: float, parts: Tensor | None = None, into: Tensor | None = None
+def add_norm(
+    x: Tensor, parts: Tensor | None, after: Norm | None, before: Norm | None, into: Tensor | None = None
 ) -> Tensor:
     """See naive.py; (n, H) with contiguous rows, parts (S, n, H) contiguous."""
+    if parts is None and before is None:
+        return x
     rows, size = x.shape
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format) if before is not None else None
     wide = triton.next_power_of_2(size)
     sums = out if parts is None else into
     assert sums is not None
-    _norm[(rows,)](
-        x, x if parts is None else parts, weight, out, sums, size, rows * size, x.stride(0), sums.stride(0),
-        offset, eps, PARTS=0 if parts is None else len(parts), SIZE=wide, num_warps=max(1, min(16, wide // 512)),
+    first, second = after or Norm(x, 0.0, 0.0), before or Norm(x, 0.0, 0.0)
+    _add_norm[(rows,)](
+        x, x if parts is None else parts, first.weight, second.weight, sums if out is None else out, sums,
+        size, rows * size, x.stride(0), sums.stride(0), first.offset, first.eps, second.offset, second.eps,
+        PARTS=0 if parts is None else len(parts), AFTER=after is not None, BEFORE=before is not None, SIZE=wide,
+        num_warps=max(1, min(16, wide // 512)),
     )  # fmt: skip
-    return out
+    return sums if out is None else out
 
 
 TILE = 1024
 
 
-def gate(joint: Tensor) -> Tensor:
-    """See naive.py; (n, 2·I), contiguous."""
-    rows, half = joint.shape[0], joint.shape[1] // 2
-    out = joint.new_empty(rows, half)
-    _gate[rows, triton.cdiv(half, TILE)](joint, out, half, TILE=TILE, num_warps=4)
+def gate(parts: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
+    """See naive.py; (S, n, 2·I), contiguous."""
+    count, rows, width = parts.shape
+    out = torch.empty(rows, width // 2, dtype=dtype, device=parts.device)
+    _gate[rows, triton.cdiv(width // 2, TILE)](
+        parts, out, width // 2, parts.stride(0), PARTS=count, SILU=activation == "silu", TILE=TILE, num_warps=4
+    )
     return out

@@ -5,29 +5,38 @@ from torch import Tensor
 
 from redrafter.kernels import runs_triton
 from redrafter.kernels.tree_attention import naive
-from redrafter.kernels.tree_attention.naive import Rotary
 
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
     keys: Tensor,
     values: Tensor,
     packed: Tensor,
     scaling: float,
-    turn: Rotary | None,
     counters: dict[torch.device, Tensor],
+    deep: int = 0,
 ) -> Tensor:
-    """Queries (B, G·K, n, D) of n nodes on the cache (P, K, S, D) and their own keys (B, K, n, D) -> (B, n, G·K, D).
+    """Queries (B, n, G·K, D) of n nodes on the cache (P, K, S, D), which holds their keys -> (B, n, G·K, D).
 
     `counters` belongs to the cache and is filled here: the kernel's programs count their arrivals in it, so two passes
-    that run at the same time must not share one.
+    that run at the same time must not share one. `deep` is the largest depth of a node in a tree. Up to 16, a node gets
+    the bits of plain decoding on a GPU.
     """
     if not runs_triton(query.device):
-        return naive.attend(query, key, value, keys, values, packed, scaling, turn).contiguous()
+        return naive.attend(query, keys, values, packed, scaling).contiguous()
     from redrafter.kernels.tree_attention import triton
 
     if query.device not in counters:
-        counters[query.device] = torch.zeros(triton.PROGRAMS, dtype=torch.int32, device=query.device)
-    return triton.attend(query, key, value, keys, values, packed, counters[query.device], scaling, turn)
+        counters[query.device] = torch.zeros(triton.COUNTERS, dtype=torch.int32, device=query.device)
+    return triton.attend(query, keys, values, packed, counters[query.device], scaling, deep)
+
+
+def pack_mask(
+    lengths: Tensor, depths: Tensor, mask: Tensor | None, window: int | None = None, places: Tensor | None = None
+) -> Tensor:
+    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + words) int64: the packed mask of naive.py."""
+    if not runs_triton(lengths.device):
+        return naive.pack_mask(lengths, depths, mask, window, places)
+    from redrafter.kernels.tree_attention import triton_mask
+
+    return triton_mask.pack_mask(lengths, depths, mask, window, places)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrafter.targets.cuda.fused_layer import TRANSFORMERS_HOOKS, FusedLayer, defer_sums, fuse_layers
+from redrafter.targets.cuda.fused_layer import FusedLayer, defer_sums, fuse_layers
 from redrafter.targets.cuda.fused_qkv import Replacement
+from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS, CannotFuse, norm_of
+from redrafter.targets.cuda.model_ends import LONGEST, Head, LastNorm, RotaryTable
 from redrafter.targets.target import Target
 
 Forward = Callable[..., Any]
@@ -38,21 +40,26 @@ def compile_forward(forward: Forward) -> Forward:
 
 
 class LayerForwards:
-    """Faster forwards for a model's layers and for the modules beside them (embedding, rotary embedding, norm)."""
+    """Faster forwards for a model's layers and the modules beside them (embedding, rotary embedding, norm, head)."""
 
     def __init__(self, target: Target, replacements: list[Replacement], compiles: bool) -> None:
         self.forwards: list[tuple[nn.Module, Forward]] = []
+        self.fused = False
         for parent in target.model.modules():
             layers = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == target.layer_count]
             if layers:
                 fused = fuse_layers(target, layers[0], replacements)
                 beside = [m for m in parent.children() if m is not layers[0]]
-                for module in [*layers[0], *beside]:
+                self.fused = len(fused) == target.layer_count
+                ends = _ends(target, beside) if self.fused else {}
+                for module in [*layers[0], *beside, *(m for m in ends if m not in beside)]:
                     if "forward" in vars(module):  # a user's own change stays in place
                         continue
                     if module in fused:
                         self.forwards.append((module, fused[module]))
-                    elif compiles:
+                    elif module in ends:
+                        self.forwards.append((module, ends[module]))
+                    elif compiles and not self.fused:
                         self.forwards.append((module, compile_forward(module.forward)))
                 break
 
@@ -78,3 +85,21 @@ class LayerForwards:
                 module._forward_hooks = hooks
             for module, _ in self.forwards:
                 del module.forward
+
+
+@torch.no_grad()
+def _ends(target: Target, beside: list[nn.Module]) -> dict[nn.Module, Forward]:
+    """Forwards for the modules before and behind fused layers, as far as they are known."""
+    found: dict[nn.Module, Forward] = {}
+    for module in beside:
+        if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
+            if target.max_positions <= LONGEST:
+                found[module] = RotaryTable(target, module.forward)
+        else:
+            try:
+                found[module] = LastNorm(norm_of(module))
+            except CannotFuse:
+                continue
+    if type(target.output_embedding) is nn.Linear and not target.output_embedding._forward_hooks:
+        found[target.output_embedding] = Head(target.output_embedding)
+    return found

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import tree_attention as kernel
-from redrafter.kernels.tree_attention.naive import Rotary
+from redrafter.kernels.tree_attention.naive import write
 from redrafter.targets.attention import attention_implementation
 from redrafter.targets.target import Target
 
@@ -26,6 +26,7 @@ OTHER_MATHS = ("softcap", "s_aux", "head_mask")
 """Arguments of an attention function that the kernel does not support."""
 _active: list[KVCache] = []
 """The KV caches of the `use_tree_attention` blocks under way, innermost last."""
+_deepest = 0
 _arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDictionary()
 """The kernel's counters, a set for each cache: one pass at a time reads a cache."""
 
@@ -41,25 +42,29 @@ def use_tree_attention(target: Target, cache: KVCache) -> Iterator[None]:
             _active.pop()
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: Tensor,
-    layer: int,
-    scaling: float,
-    rotary: Rotary | None = None,
-) -> Tensor:
-    """(B, heads, n, D) queries of n nodes on the active cache and their own keys -> (B, n, heads, D)."""
+def active_layer(layer: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer of the active cache."""
+    return _active[-1].layers[layer]
+
+
+def attend(query: Tensor, packed: Tensor, layer: int, scaling: float) -> Tensor:
+    """(B, n, heads, D) queries of n nodes on the active cache, which holds the nodes' keys -> (B, n, heads, D)."""
     cache = _active[-1]
     keys, values = cache.layers[layer]
     counters = _arrivals.setdefault(cache, {})
-    return kernel.attend(query, key, value, keys, values, packed, scaling, rotary, counters)
+    return kernel.attend(query, keys, values, packed, scaling, counters, _deepest)
+
+
+def set_deepest(depth: int) -> None:
+    """The largest depth of a node in the passes to come. It is known on the host, and the kernel depends on it."""
+    global _deepest
+    _deepest = depth
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, packed: Tensor, layer: int, scaling: float) -> Tensor:
-    return attend(query, key, value, packed, layer, scaling)
+    write(key, value, *active_layer(layer), packed)
+    return attend(query.transpose(1, 2).contiguous(), packed, layer, scaling)
 
 
 @_attend.register_fake

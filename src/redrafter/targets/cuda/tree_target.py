@@ -13,8 +13,8 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
 from redrafter.targets.cuda.fused_qkv import replaced, stack_linears
-from redrafter.targets.cuda.layer_compile import TOGETHER, LayerForwards
-from redrafter.targets.cuda.tree_attention import PassThroughCache, use_tree_attention
+from redrafter.targets.cuda.layer_compile import LayerForwards
+from redrafter.targets.cuda.tree_attention import PassThroughCache, set_deepest, use_tree_attention
 from redrafter.targets.target import Target
 
 PIECE = 512
@@ -33,10 +33,8 @@ class TreeTarget:
                 target.on_release(stack.separate)
         if compiles:  # transformers adds its hooks when hidden states are first asked for: before they are compiled
             target.states(torch.zeros(1, 1, dtype=torch.long, device=target.device), (-1,))
-        self.prepare = self._prepare
-        if compiles:
-            self.prepare = torch.compile(self._prepare, dynamic=True, fullgraph=True, options=TOGETHER)
         self.forwards = LayerForwards(target, self.replacements, compiles)
+        self.same_bits: bool | None = None  # the verdict of `same_bits.same_bits`, None until it was tried
 
     @contextlib.contextmanager
     def using(self, cache: KVCache) -> Iterator[None]:
@@ -47,7 +45,7 @@ class TreeTarget:
     @torch.compiler.disable  # a compiled step calls this method and does not trace it
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As Target.verify; `cache` is the one given to `using`."""
-        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers)
+        return self.forward(tree.tokens, tree.depths, tree.mask, lengths, layers, deepest=tree.length)
 
     def prefill(
         self,
@@ -65,37 +63,32 @@ class TreeTarget:
         hidden: list[Tensor] = []
         for start in range(begin, total, piece):
             stop = min(start + piece, total)
-            first = max(min(start, stop - 2), 0)  # a piece of one token would be compiled separately: read two
-            depths = torch.arange(stop - first, device=tokens.device).expand(batch, -1)
-            chain = depths[:, :, None] >= depths[:, None, :]
-            at = torch.full((batch,), first, device=tokens.device)
-            logits, states = self.forward(tokens[:, first:stop], depths, chain, at, layers, places)
-            hidden.append(states[:, start - first :])
+            depths = torch.arange(stop - start, device=tokens.device).expand(batch, -1)
+            at = torch.full((batch,), start, device=tokens.device)
+            logits, states = self.forward(tokens[:, start:stop], depths, None, at, layers, places)
+            hidden.append(states)
             for row, n in enumerate(lengths):
                 if start < n <= stop:
-                    last[row] = logits[row, n - 1 - first]
+                    last[row] = logits[row, n - 1 - start]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def forward(
         self,
         tokens: Tensor,
         depths: Tensor,
-        ancestors: Tensor,
+        ancestors: Tensor | None,
         lengths: Tensor,
         layers: tuple[int, ...],
         places: Tensor | None = None,
         keep: Tensor | None = None,
+        deepest: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """One pass over nodes (B, n). `places` (B,) are the rows of the KV cache, by default 0, 1, ….
+        """One pass over nodes (B, n); without `ancestors` the nodes are a chain.
 
-        `keep` lists the columns whose logits are wanted, by default all.
+        `places` (B,) are the rows of the KV cache, by default 0, 1, …. `keep` lists the columns whose logits are
+        wanted, by default all. No node of a tree is deeper than `deepest`.
         """
-        positions, masks = self.prepare(lengths, depths, ancestors, places)
-        return self.target.run(tokens, positions, masks, PassThroughCache(), layers, keep)
-
-    def _prepare(
-        self, lengths: Tensor, depths: Tensor, ancestors: Tensor, places: Tensor | None
-    ) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        """The nodes' positions and packed masks."""
         masks = self.target.attention.packed(lengths, depths, ancestors, places)
-        return self.target.clamp_positions(lengths[:, None] + depths), masks
+        positions = self.target.clamp_positions(lengths[:, None] + depths)
+        set_deepest(deepest)
+        return self.target.run(tokens, positions, masks, PassThroughCache(), layers, keep)

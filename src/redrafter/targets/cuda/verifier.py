@@ -1,8 +1,11 @@
-"""Which pass verifies trees in recorded steps: the tree kernel's, or the model's own."""
+"""Which pass verifies trees in recorded steps: the tree kernel's or the model's own; and the bits of its logits."""
 
 import logging
 
+import torch
+
 from redrafter.errors import UnsupportedTarget
+from redrafter.targets.cuda.same_bits import same_bits
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import check_tree_kernel
 from redrafter.targets.target import Target
@@ -10,6 +13,7 @@ from redrafter.targets.target import Target
 log = logging.getLogger(__name__)
 
 
+@torch.no_grad()
 def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     """The target through the tree kernel; or the target itself, where the kernel does not do its attention."""
     known: dict[bool, Target | TreeTarget] = target.verifiers
@@ -21,3 +25,18 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
             known[compiles] = target
     return known[compiles]
+
+
+def has_same_bits(found: TreeTarget) -> bool:
+    """Whether a token's logits have the same bits in every pass of this verifier.
+
+    The first call tries and keeps the verdict. Do not call this function while a CUDA graph is being recorded.
+    """
+    if found.same_bits is None:
+        try:
+            found.same_bits = same_bits(found)
+        except Exception as error:  # of the model, the compiler, Triton or for lack of memory: decoding goes on without
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("the bits of %s cannot be compared (%s)", found.target.name, first)
+            found.same_bits = False
+    return found.same_bits

@@ -1,0 +1,89 @@
+"""A product whose rows have the same bits in every pass.
+
+The weights are on the wide side of a tile and the tokens on the narrow one. A tensor core adds 16 terms at a time, in
+the order of K, whatever the tile. So a row's bits depend on the number of parts alone, and the tile may follow the
+number of tokens.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from redrafter.kernels.product import naive
+from redrafter.kernels.product.naive import BLOCK, PROGRAMS, parts_of
+
+
+@triton.jit(do_not_specialize=["n"])
+def _product(
+    weights, x, bias, out, n, width, size, out_part, out_row,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One tile of one part: WIDE outputs of TOKENS tokens."""
+    tile, wide, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of the same weights run together
+    each = size // PARTS
+    acc = tl.zeros([WIDE, TOKENS], tl.float32)
+    for k in range(part * each, (part + 1) * each, BLOCK):  # behind the last column, loads give zeros
+        acc = tl.dot(weights.load([wide * WIDE, k]), x.load([tile * TOKENS, k]).T, acc)
+    column, row = wide * WIDE + tl.arange(0, WIDE), tile * TOKENS + tl.arange(0, TOKENS)
+    if BIAS and part == 0:
+        acc += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[:, None]
+    into = out + part.to(tl.int64) * out_part + row[None, :].to(tl.int64) * out_row + column[:, None]
+    tl.store(into, acc.to(out.dtype.element_ty), mask=(row < n)[None, :] & (column < width)[:, None])
+
+
+def plan(n: int, width: int, parts: int) -> dict[str, Any]:
+    """Launch parameters, by measurement on an H200: the wide tile unless the narrow one leaves fewer programs idle."""
+    tokens = min(max(16, triton.next_power_of_2(n)), 128)
+
+    def busy(wide: int) -> float:
+        tiles = triton.cdiv(width, wide) * parts * triton.cdiv(n, tokens)
+        return float(tiles / (triton.cdiv(tiles, PROGRAMS) * PROGRAMS))
+
+    wide = 64 if busy(64) > busy(128) and n <= 128 else 128
+    block, stages = (64, 1024 // wide - 2 * (wide // 128)) if tokens == 128 else (BLOCK, 5 if wide == 64 else 4)
+    return {"WIDE": wide, "TOKENS": tokens, "BLOCK": block, "num_warps": 4, "num_stages": min(stages, 8)}
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See naive.py; 16-bit floats whose last axes are contiguous."""
+    if library_agrees(len(x), weight):
+        return naive.product(x, weight, bias)
+    return own_product(x, weight, bias)
+
+
+def own_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The kernel's product, for any number of tokens."""
+    (n, size), width = x.shape, weight.shape[0]
+    parts = parts_of(weight)
+    shared = plan(n, width, parts)
+    x = x.contiguous()
+    out = torch.empty(parts, n, width, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
+    of_weights = TensorDescriptor(weight, [width, size], [weight.stride(0), 1], [shared["WIDE"], shared["BLOCK"]])
+    of_tokens = TensorDescriptor(x, [n, size], [size, 1], [shared["TOKENS"], shared["BLOCK"]])
+    _product[triton.cdiv(n, shared["TOKENS"]), triton.cdiv(width, shared["WIDE"]), parts](
+        of_weights, of_tokens, weight if bias is None else bias, out, n, width, size, out.stride(0), out.stride(1),
+        BIAS=bias is not None, PARTS=parts, **shared,
+    )  # fmt: skip
+    return out
+
+
+MANY = (256, 512, 1024, 2048)
+"""Numbers of tokens for which the library is tried: its product is then a few percent faster than the kernel's."""
+_agreed: dict[tuple[Any, ...], bool] = {}
+
+
+def library_agrees(n: int, weight: Tensor) -> bool:
+    """Whether the library's product of n tokens gives the kernel's bits: tried at the first use of the shape."""
+    if n not in MANY or not weight.is_cuda:
+        return False
+    key = (n, *weight.shape, weight.dtype, weight.device)
+    if key not in _agreed:
+        if torch.cuda.is_current_stream_capturing():  # a recording cannot compare; the pass before it did
+            return False
+        x = torch.randn(n, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        _agreed[key] = torch.equal(naive.product(x, weight), own_product(x, weight))
+    return _agreed[key]

@@ -1,0 +1,94 @@
+"""Whether a token's logits have the same bits in every pass: alone, in a tree, in a prompt, beside other rows.
+
+Decided by trying, on the model itself with random tokens. A kernel that sums in another order, or a layer that is not
+fused, shows here.
+"""
+
+import torch
+from torch import Tensor
+
+from redrafter.core.cache import KVCache
+from redrafter.core.tree import Tree, candidate_nodes, pack, root_tree
+from redrafter.targets.cuda.tree_target import TreeTarget
+
+LENGTHS = (5, 530)
+"""Tokens before the tree: fewer than the newest keys, and several blocks and parts of keys."""
+WIDTH, DEPTH, NODES = 12, 6, 63
+
+
+@torch.no_grad()
+def same_bits(verifier: TreeTarget) -> bool:
+    """Whether nodes that are read one after the other, or as a prompt, get the bits that the tree's pass gives them."""
+    if not verifier.forwards.fused:
+        return False
+    return all(_same_after(verifier, n) for n in LENGTHS if n + NODES + 1 < verifier.target.max_positions)
+
+
+def _same_after(verifier: TreeTarget, length: int) -> bool:
+    target = verifier.target
+    random = torch.Generator().manual_seed(length)
+
+    def tokens(*shape: int) -> Tensor:
+        return torch.randint(target.vocab_size, shape, generator=random).to(target.device)
+
+    tree = _random_tree(tokens(1, WIDTH, DEPTH), tokens(1), random)
+    caches = {rows: _random_cache(verifier, rows, length) for rows in (1, 3)}
+    together = _logits(verifier, caches[1], tree, [length])[0]
+    real = tree.valid[0]
+    beside = _logits(verifier, caches[3], _repeated(tree, 3), [length, length // 2, length])
+    if not (torch.equal(beside[0][real], together[real]) and torch.equal(beside[2][real], together[real])):
+        return False
+    inner = set(tree.parents[0, 1:].tolist())
+    leaves = [n for n in range(tree.nodes + 1) if bool(tree.valid[0, n]) and n not in inner]
+    some = leaves[:: max(1, len(leaves) // 3)]
+    return all(_same_alone(verifier, caches[1], tree, leaf, length, together) for leaf in some)
+
+
+def _same_alone(verifier: TreeTarget, cache: KVCache, tree: Tree, leaf: int, length: int, want: Tensor) -> bool:
+    """The path to a leaf, read token by token and as a piece of a prompt."""
+    path = tree.mask[0, leaf].nonzero()[:, 0]
+    at = torch.tensor([length], device=verifier.target.device)
+    depths = torch.arange(len(path), device=verifier.target.device)[None]
+    with verifier.using(cache):
+        read, _ = verifier.forward(tree.tokens[:, path], depths, None, at, ())
+    if not torch.equal(read[0], want[path]):
+        return False
+    one_by_one = (
+        _logits(verifier, cache, root_tree(tree.tokens[:, node]), [length + i])[0, 0]
+        for i, node in enumerate(path.tolist())
+    )
+    return all(torch.equal(got, want[node]) for got, node in zip(one_by_one, path.tolist(), strict=True))
+
+
+def _repeated(tree: Tree, rows: int) -> Tree:
+    """The tree of one row as the trees of several."""
+    tokens, parents, depths, valid, mask = (
+        x.expand(rows, *x.shape[1:]) for x in (tree.tokens, tree.parents, tree.depths, tree.valid, tree.mask)
+    )
+    return Tree(tokens, parents, depths, valid, mask, tree.length)
+
+
+def _random_tree(beam: Tensor, last: Tensor, random: torch.Generator) -> Tree:
+    scores = torch.rand(beam.shape, generator=random).to(beam.device).cumsum(-1).neg()
+    tree, _ = pack(candidate_nodes(beam, scores)[0], last, NODES)
+    return tree
+
+
+def _random_cache(verifier: TreeTarget, rows: int, length: int) -> KVCache:
+    """Rows with the same random keys and values."""
+    cache = KVCache(slots=length + NODES + 1)
+    random = torch.Generator().manual_seed(1)
+    for layer, kinds in verifier.target.kv_layout().items():
+        made = []
+        for heads, size, dtype, device in kinds:
+            one = torch.randn(1, heads, cache.slots, size, generator=random).to(device, dtype)
+            made.append(one.repeat(rows, 1, 1, 1))
+        cache.layers[layer] = (made[0], made[1])
+    return cache
+
+
+def _logits(verifier: TreeTarget, cache: KVCache, tree: Tree, lengths: list[int]) -> Tensor:
+    with verifier.using(cache):
+        at = torch.tensor(lengths, device=verifier.target.device)
+        found: tuple[Tensor, Tensor] = verifier.verify(tree, at, cache, ())
+    return found[0]

@@ -1,0 +1,204 @@
+"""Tree attention and the packed mask against their oracle: in Triton's interpreter on a CPU, for real on a GPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from redrafter.core.tree import ancestors
+from redrafter.kernels.tree_attention import naive, triton_mask
+from redrafter.kernels.tree_attention import triton as kernel
+
+BIG = torch.cuda.is_available()
+DEVICE = "cuda" if BIG else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of inf - inf
+BORDERS = [0, 15, 17, 128, 143, 145]
+"""Lengths around the newest keys, the first part, and both together."""
+
+
+def random_tree(batch: int, n: int, deep: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depths (B, n) and ancestors (B, n, n) of random trees, parents before their children, none too deep."""
+    parents = torch.zeros(batch, n, dtype=torch.long)
+    depths = torch.zeros(batch, n, dtype=torch.long)
+    for row in range(batch):
+        for i in range(1, n):
+            choice = (depths[row, :i] < deep).nonzero()[:, 0]
+            parents[row, i] = choice[torch.randint(len(choice), ())]
+            depths[row, i] = depths[row, parents[row, i]] + 1
+    return depths.to(DEVICE), ancestors(parents, n).to(DEVICE)
+
+
+def chains(batch: int, n: int) -> tuple[torch.Tensor, None]:
+    return torch.arange(n, device=DEVICE).expand(batch, -1), None
+
+
+def random_cache(places: int, kv: int, slots: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Keys and values (2, P, K, S, D), nowhere written."""
+    return torch.full((2, places, kv, slots, size), float("nan"), dtype=dtype, device=DEVICE)
+
+
+def filled(cache: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """Random keys and values in each row's slots up to the last node's."""
+    for length, place in packed[:, 0, 0, [naive.LENGTH, naive.PLACE]].tolist():
+        there = cache[:, place, :, : length + packed.shape[2]]
+        there.copy_(torch.randn(there.shape, device=DEVICE))
+    return cache
+
+
+def attended(query, cache, packed, deep=0):
+    """What the kernel gives; programs count their arrivals, and the count is zero again afterwards."""
+    arrivals = torch.zeros(kernel.COUNTERS, dtype=torch.int32, device=DEVICE)
+    for _ in range(3 if BIG else 1):  # the last program to come merges, which may be another each time
+        got = kernel.attend(query, cache[0], cache[1], packed, arrivals, query.shape[-1] ** -0.5, deep)
+        assert not arrivals.any()
+    return got
+
+
+def check(got, want, dtype=torch.float32):
+    assert torch.isfinite(want).all()
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(got, want, **close)
+
+
+CASES = [  # kind, heads, kv heads, n, D, lengths, window
+    ("tree", 1, 1, 5, 16, BORDERS, None),
+    ("tree", 2, 1, 7, 24, [3, 37], 9),
+    ("tree", 1, 1, 70, 16, [0, 130], 40),
+    ("chain", 1, 1, 5, 16, BORDERS, None),
+    ("chain", 2, 1, 40, 16, [0, 120], 20),
+    ("tree", 2, 2, 1, 16, [0, 16, 145], None),
+    ("chain", 1, 1, 1, 16, [16, 144], 3),
+]
+LARGE = [
+    ("tree", 32, 32, 1, 128, [512], None),
+    ("tree", 32, 32, 64, 128, [700], None),
+    ("tree", 32, 8, 64, 128, [512, 1, 900], None),
+    ("tree", 9, 3, 64, 64, [300, 2000], 512),
+    ("tree", 8, 8, 129, 80, [300, 61], None),
+    ("tree", 8, 4, 64, 256, [300, 5000], 1024),
+    ("tree", 32, 32, 16, 128, [100 + i for i in range(40)], None),
+    ("chain", 32, 8, 512, 128, [0, 1024], None),
+    ("chain", 8, 4, 300, 256, [4000], 1024),
+]
+
+
+@pytest.mark.parametrize("case", CASES + (LARGE if BIG else []), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if BIG else [torch.float32])
+@pytest.mark.parametrize("programs", ["many", "one"])
+def test_attention(case, dtype, programs, monkeypatch):
+    kind, heads, kv, n, size, lengths, window = case
+    if programs == "one":
+        monkeypatch.setattr(kernel, "PROGRAMS", 1)  # one program computes all parts
+    torch.manual_seed(n)
+    depths, mask = (random_tree if kind == "tree" else chains)(len(lengths), n)
+    packed = naive.pack_mask(torch.tensor(lengths, device=DEVICE), depths, mask, window)
+    cache = filled(random_cache(len(lengths), kv, max(lengths) + n + 3, size, dtype), packed)
+    query = torch.randn(len(lengths), n, heads, size, device=DEVICE).to(dtype)
+    want = naive.attend(query, *cache, packed, size**-0.5)
+    got = attended(query, cache, packed)
+    check(got, want, dtype)
+    shorter = naive.pack_mask(torch.tensor(lengths, device=DEVICE), depths, mask, 2)
+    assert not torch.allclose(got, naive.attend(query, *cache, shorter, size**-0.5), atol=5e-2), "twin: a window of 2"
+
+
+@pytest.mark.parametrize("long", [0, 2048], ids=["32 queries per program", "16 queries per program"])
+def test_programs_of_other_sizes_give_the_same(long, monkeypatch):
+    """Which launch parameters are used follows the size of the cache and the number of queries."""
+    monkeypatch.setattr(kernel, "LONG", long)
+    depths, mask = random_tree(1, 20)
+    packed = naive.pack_mask(torch.tensor([260], device=DEVICE), depths, mask)
+    cache, query = filled(random_cache(1, 1, 300, 16), packed), torch.randn(1, 20, 2, 16, device=DEVICE)
+    assert kernel.plan(1, 40, 300, torch.float32, 16)["M"] == (32 if long == 0 else 16)
+    got, want = attended(query, cache, packed), naive.attend(query, *cache, packed, 0.25)
+    check(got, want)
+    cache[:, :, :, 200] += 1  # twin: a key of the second part
+    assert not torch.allclose(got, naive.attend(query, *cache, packed, 0.25), atol=1e-4)
+
+
+def test_a_tree_deeper_than_the_newest_keys():
+    """20 levels and branches at each: 16 newest keys would take nodes beside the path for older keys."""
+    parents = torch.tensor([[0, *(i // 2 * 2 for i in range(39))]])  # node 2 i + 1 is a leaf beside node 2 i + 2
+    mask = ancestors(parents, 20).to(DEVICE)
+    depths = mask.sum(-1) - 1
+    assert int(depths.max()) == 20
+    packed = naive.pack_mask(torch.tensor([30], device=DEVICE), depths, mask)
+    cache, query = filled(random_cache(1, 1, 80, 16), packed), torch.randn(1, 40, 1, 16, device=DEVICE)
+    want = naive.attend(query, *cache, packed, 0.25)
+    check(attended(query, cache, packed, deep=20), want)
+    assert not torch.allclose(attended(query, cache, packed, deep=16), want, atol=1e-2), "twin: not told how deep"
+
+
+@pytest.mark.parametrize("places", [[4, 1], [1, 4]])
+@pytest.mark.parametrize("kind", [random_tree, chains])
+def test_rows_at_places_of_a_larger_cache(kind, places):
+    """Rows read where their places say; in a cache of their own they would get the same."""
+    depths, mask = kind(2, 6)
+    at, stand = torch.tensor([5, 19], device=DEVICE), torch.tensor(places, device=DEVICE)
+    placed = naive.pack_mask(at, depths, mask, None, stand)
+    cache = filled(random_cache(5, 2, 30, 16), placed)
+    query = torch.randn(2, 6, 4, 16, device=DEVICE)
+    want = naive.attend(query, *cache[:, stand], naive.pack_mask(at, depths, mask), 0.25)
+    for got in (naive.attend(query, *cache, placed, 0.25), attended(query, cache, placed)):
+        check(got, want)
+    both = filled(cache, naive.pack_mask(at.flip(0), depths, mask, None, stand))
+    swapped = naive.pack_mask(at, depths, mask, None, stand.flip(0))
+    assert not torch.allclose(attended(query, both, swapped), want, atol=1e-2), "twin: at each other's places"
+
+
+def test_twin_attention_with_a_wrong_bit_differs():
+    depths, mask = random_tree(1, 6)
+    wrong = mask.clone()
+    wrong[0, 5, 5] = False
+    right, other = (naive.pack_mask(torch.tensor([4], device=DEVICE), depths, m) for m in (mask, wrong))
+    cache, query = filled(random_cache(1, 2, 20, 16), right), torch.randn(1, 6, 2, 16, device=DEVICE)
+    a, b = attended(query, cache, right), attended(query, cache, other)
+    assert torch.equal(a[:, :5], b[:, :5])
+    assert not torch.allclose(a[:, 5], b[:, 5])
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 70])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("places", [None, [7, 2]])
+def test_pack_mask(n, window, places):
+    rows = 2 if n < 64 or BIG else 1  # the interpreter is slow
+    lengths = torch.tensor([1 << 33, 5], device=DEVICE)[:rows]
+    stand = None if places is None else torch.tensor(places, device=DEVICE)[:rows]
+    for depths, mask in (random_tree(rows, n), chains(rows, n)):
+        got, want = (m.pack_mask(lengths, depths, mask, window, stand) for m in (triton_mask, naive))
+        assert got.dtype == want.dtype == torch.long
+        assert torch.equal(got, want)
+        assert not torch.equal(got, naive.pack_mask(lengths, depths, mask, 8, stand)), "twin: another window"
+        if mask is not None:
+            wrong = mask.clone()
+            wrong[-1, n - 1, n - 1] = False
+            assert not torch.equal(got, naive.pack_mask(lengths, depths, wrong, window, stand)), "twin: a bit"
+
+
+@pytest.mark.skipif(not BIG, reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 40, 600])
+@pytest.mark.parametrize(("heads", "kv", "size"), [(8, 8, 128), (8, 2, 64), (4, 2, 256)])
+def test_a_node_has_the_bits_of_its_path_in_plain_decoding(dtype, window, heads, kv, size, monkeypatch):
+    """Keys are moved to the slots that plain decoding gives them; then each node of the path is read alone."""
+    depths, mask = random_tree(1, 64, deep=6)
+    path = mask[0, int(depths.argmax())].nonzero()[:, 0]
+    for length in (0, 5, *BORDERS[1:], 512, 513, 527, 528, 2047, 2064, 3000):
+        packed = naive.pack_mask(torch.tensor([length], device=DEVICE), depths, mask, window)
+        cache = filled(random_cache(1, kv, length + 70, size, dtype), packed)
+        query = torch.randn(1, 64, heads, size, device=DEVICE).to(dtype)
+        together = attended(query, cache, packed, deep=6)[0, path]
+        plain = cache.clone()
+        plain[:, :, :, length : length + len(path)] = cache[:, :, :, length + path]
+        plain[:, :, :, length + len(path) :] = float("nan")
+        ones = torch.ones(1, 1, 1, dtype=torch.bool, device=DEVICE)
+
+        def alone(i, node, length=length, query=query, plain=plain, ones=ones):
+            at = naive.pack_mask(torch.tensor([length + i], device=DEVICE), depths[:, :1], ones, window)
+            return attended(query[:, node : node + 1], plain, at)[0, 0]
+
+        assert all(torch.equal(alone(i, node), together[i]) for i, node in enumerate(path.tolist())), length
+        at = naive.pack_mask(torch.tensor([length], device=DEVICE), *chains(1, len(path)), window)
+        assert torch.equal(attended(query[:, path], plain, at)[0], together), length
+    if window is None:  # twin: the border of older keys depends on the pass
+        monkeypatch.setattr(kernel, "NEWEST", 64)
+        assert not all(torch.equal(alone(i, node), together[i]) for i, node in enumerate(path.tolist()))
