@@ -17,6 +17,10 @@ class UnsupportedTarget(RedrafterError):
     """The model cannot be verified as a tree, with the reason."""
 
 
+class NotExact(RedrafterError):
+    """The user requires the tokens of plain decoding without exception, and this cannot be promised."""
+
+
 class DrafterMismatch(RedrafterError):
     """The drafter was made for a target of another shape or tokenizer."""
 

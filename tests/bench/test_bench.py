@@ -15,6 +15,7 @@ from redrafter.bench.entries import TargetSetup
 from redrafter.bench.runs import BenchmarkRun, RunConfig, read_answers
 from redrafter.bench.statistics import by_depth, summaries
 from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.engine.ties import Difference
 from redrafter.errors import ConfigError, CorruptCheckpoint
 from redrafter.questions import Question
 from tests.helpers.letters import make_target
@@ -216,6 +217,21 @@ def test_a_text_that_differs_is_told(tmp_path, playing):
     run = play(tmp_path / "run", [playing[0], Wrong("ngram", playing[1].engine)], stop_after=1)
     wrong = [r for r in run.records if r["contender"] == "ngram"]
     assert [(r["equal"], r["tie"], r["parts_at"]) for r in wrong] == [(False, False, 0)]
+
+
+@pytest.mark.parametrize("promised", ["bitwise", "ties"])
+def test_a_tie_is_no_excuse_where_the_promise_is_bitwise(tmp_path, playing, monkeypatch, promised):
+    """Also the twin of a run that ignores the promise."""
+
+    class Wrong(Ours):
+        def answer(self, task):
+            return [replace(a, tokens=[(a.tokens[0] + 1) % 30, *a.tokens[1:]]) for a in super().answer(task)]
+
+    monkeypatch.setattr(Engine, "exactness", promised)
+    monkeypatch.setattr(runs, "explain", lambda *a: Difference(0, 0.0, 1.0) if a[2] != a[3] else None)
+    run = play(tmp_path / "run", [playing[0], Wrong("ngram", playing[1].engine)], stop_after=1)
+    [wrong] = [r for r in run.records if r["contender"] == "ngram"]
+    assert (wrong["equal"], wrong["tie"], wrong["exactness"]) == (False, promised == "ties", promised)
 
 
 def test_a_batch_leaves_out_who_takes_one_row_only(tmp_path, playing):

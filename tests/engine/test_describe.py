@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import redrafter
-from redrafter import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.engine import describe as module
+from redrafter.engine import exactness
 from redrafter.engine.describe import RunDescription, describe
 from redrafter.targets import load_target
 from redrafter.targets.default import NAME
@@ -77,35 +77,40 @@ def test_a_profile_of_the_default_needs_its_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
     monkeypatch.setattr(module, "cache_folder", lambda: tmp_path)
     (tmp_path / module.FOLDER).mkdir()
-    assert not module._default_needs_weights()
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert not module._default_needs_weights(cpu, "auto")
+    assert module._default_needs_weights(gpu, "auto"), "its exactness is found by trying"
+    assert not module._default_needs_weights(gpu, "eager")
     store.save_profile(make_profile(target_name="another"))
-    assert not module._default_needs_weights()
+    assert not module._default_needs_weights(cpu, "auto")
     store.save_profile(make_profile(target_name=NAME))
-    assert module._default_needs_weights()
+    assert module._default_needs_weights(cpu, "auto")
 
 
-def run_of(device: str, dtype: torch.dtype, shape: Shape | None = TREE) -> RunDescription:
-    return RunDescription(
-        model="m",
-        drafter="d",
-        shape=shape,
-        tuned=False,
-        runtime="r",
-        device=torch.device(device),
-        dtype=dtype,
-        kernels="",
-    )
+@pytest.mark.parametrize("verdict", [True, False])
+def test_exactness_is_what_the_engine_promises(folders, monkeypatch, verdict):
+    """Also the twin of a description that ignores the verdict."""
+    monkeypatch.setattr(exactness, "why_ties", lambda *a, **k: "" if verdict else "it rained")
+    for drafter in ("ngram", "none"):
+        found = describe(folders[0], drafter)
+        assert found.exactness == redrafter.load(folders[0], drafter).exactness == ("bitwise" if verdict else "ties")
+        assert ("because it rained" in found.exactness_text) != verdict
+        assert found.exactness_text.startswith(f"{found.exactness}: text equals plain decoding")
 
 
-def test_exactness_is_stated_honestly():
-    assert "equals plain decoding token for token, except at ties (scores less than 0.001" in (
-        run_of("cpu", torch.float32).exactness
-    )
-    for device, dtype in (("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.bfloat16)):
-        assert "may differ from plain decoding" in run_of(device, dtype).exactness
-    for device in ("cpu", "cuda"):
-        assert "not bit-exact" in run_of(device, torch.bfloat16).exactness
-    assert "plain decoding" in run_of("cuda", torch.bfloat16, None).exactness
+def test_exactness_on_a_cpu(folders):
+    for found in (describe(device="cpu"), describe(folders[0], "ngram"), describe(folders[0], "ngram", dtype="bf16")):
+        assert found.exactness == "ties"
+        assert "because on a CPU the last bits" in found.exactness_text
+    assert "scores less than 0.25 apart" in found.exactness_text
+
+
+def test_exactness_of_a_model_that_was_not_read():
+    """On a GPU only a trial tells; weights that were never unpacked are not unpacked for it."""
+    gpu = torch.device("cuda")
+    for runtime, words in (("auto", "the first use of the model tries"), ("eager", "in the eager runtime")):
+        found = module._description(NAME, NoDrafter(), TREE, False, runtime, gpu, torch.bfloat16, None)
+        assert words in found.exactness_text
 
 
 def test_gpu_kernels_depend_on_the_runtime():

@@ -9,6 +9,7 @@ import torch
 
 from redrafter.bench.specs import REFERENCE as REFERENCE
 from redrafter.engine import Engine
+from redrafter.engine.exactness import Exactness
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,15 @@ class Contender(Protocol):
 
     seeded: uses the same random numbers as plain decoding, so that sampled texts can be compared.
     one_row: cannot answer a batch.
+    exactness: what the engine promises about its tokens, see `redrafter.engine.exactness`; None for other engines.
     """
 
     name: str
     seeded: bool
     one_row: bool
+
+    @property
+    def exactness(self) -> Exactness | None: ...
 
     def answer(self, batch: PromptBatch) -> list[TimedAnswer]: ...
 
@@ -53,6 +58,10 @@ class Ours:
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.engine = name, engine
+
+    @property
+    def exactness(self) -> Exactness | None:
+        return self.engine.exactness
 
     def answer(self, batch: PromptBatch) -> list[TimedAnswer]:
         requests = self.engine.requests(
@@ -75,7 +84,7 @@ class Ours:
 class Transformers:
     """transformers' `generate`: plain, with prompt lookup, or with an assistant model. One row at a time."""
 
-    seeded, one_row = False, True
+    seeded, one_row, exactness = False, True, None
 
     def __init__(self, name: str, model: Any, eos: Sequence[int], **options: Any) -> None:
         self.name, self.model, self.eos, self.options = name, model, list(eos), options
@@ -131,7 +140,7 @@ class _Steps:
 class LlamaCpp:
     """llama.cpp through llama-cpp-python. Its arithmetic differs, so texts are not compared. One row at a time."""
 
-    seeded, one_row = False, True
+    seeded, one_row, exactness = False, True, None
 
     def __init__(self, name: str, model: Any, eos: Sequence[int]) -> None:
         self.name, self.model, self.eos = name, model, set(eos)

@@ -28,6 +28,7 @@ class TargetSetup:
     target: Target
     folder: str  # the same weights
     runtime: str
+    exact: str = "auto"
 
 
 Maker = Callable[[TargetSetup, str, str, Shape | None], Contender]
@@ -35,7 +36,7 @@ Maker = Callable[[TargetSetup, str, str, Shape | None], Contender]
 
 
 def _engine(setup: TargetSetup, drafter: Any, shape: Shape | None) -> Engine:
-    return Engine(setup.target, drafter, shape=shape, runtime=setup.runtime)  # type: ignore[arg-type]
+    return Engine(setup.target, drafter, shape=shape, runtime=setup.runtime, exact=setup.exact)  # type: ignore[arg-type]
 
 
 def _kind(drafter: Any) -> str:

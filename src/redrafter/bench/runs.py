@@ -159,13 +159,15 @@ class BenchmarkRun:
                     "first_tokens": one.first_tokens,
                     "accepted": one.accepted,
                     "equal": None,
+                    "exactness": contender.exactness,
                     "text": engine.target.tokenizer.decode(one.tokens, skip_special_tokens=True),
                 }
                 if contender.seeded or (temperature == 0 and contender.name != "llama.cpp"):
                     difference = explain(engine.target, requests[place], plain[place].tokens, one.tokens)
                     record["equal"] = difference is None
                     if difference is not None:
-                        record |= {"parts_at": difference.index, "gap": difference.gap, "tie": difference.is_tie}
+                        excused = difference.is_tie and not engine.exactness == contender.exactness == "bitwise"
+                        record |= {"parts_at": difference.index, "gap": difference.gap, "tie": excused}
                 records.append(record)
         with (self.folder / ANSWERS).open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(r) + "\n" for r in records))  # the whole turn at once

@@ -2,9 +2,9 @@
 
 A record is one answer of one contender: `suite`, `question`, `category`, `turn`, `temperature`, `batch`, `contender`,
 `tokens` (their number), `seconds`, `first_seconds`, `accepted` (drafted tokens accepted in each step), `equal`
-(whether the text equals that of plain decoding; None if not comparable), `tie`. The prefill gives the first token
-(`first_tokens`, if it also drafts), the steps give the others. In a batch of `rows`, `seconds` is the batch's time
-divided by the number of rows.
+(whether the text equals that of plain decoding; None if not comparable), `exactness`, `tie` (never where the
+exactness is bitwise). The prefill gives the first token (`first_tokens`, if it also drafts), the steps give the others.
+In a batch of `rows`, `seconds` is the batch's time divided by the number of rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from redrafter.bench.specs import CONTENDERS, REFERENCE, names_of, split_shape
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
-from redrafter.cli.options import RUNTIMES, add_target
+from redrafter.cli.options import RUNTIMES, add_exact, add_target
 from redrafter.config import SamplingParams, Shape, check_text_options, require
 from redrafter.results import check_new, write_results
 
@@ -67,6 +67,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON too")
     parser.add_argument("--overwrite", action="store_true", help="allow --save to replace a file")
+    add_exact(parser)
     add_target(parser)
 
 
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     with console.status("loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
-        setup = TargetSetup(target, args.model or str(default_model()), args.runtime)
+        setup = TargetSetup(target, args.model or str(default_model()), args.runtime, args.exact)
         contenders = make(setup, args.contenders, shapes)
     config = RunConfig(
         suite=args.suite if args.suite in SUITES else Path(args.suite).name,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -21,6 +21,7 @@ from redrafter.results import check_new, write_results
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
+    from redrafter.engine.exactness import Exactness
     from redrafter.engine.request import Part, Request, Stats
     from redrafter.engine.ties import Difference
 
@@ -90,6 +91,20 @@ class Comparison:
     difference: "Difference | None"
     """Where the two texts differ first; None if they are equal."""
 
+    @property
+    def exactness(self) -> "Exactness | None":
+        """What both runs promise together."""
+        from redrafter.engine.exactness import weakest
+
+        return weakest(run.stats.exactness for run in (self.plain, self.speculative) if run.stats)
+
+    @property
+    def equality(self) -> Literal["equal", "tie", "DIFFERS"]:
+        """Where the promise is bitwise, no difference is excused as a tie."""
+        if self.difference is None:
+            return "equal"
+        return "tie" if self.difference.is_tie and self.exactness != "bitwise" else "DIFFERS"
+
     def row(self) -> dict[str, Any]:
         stats = self.speculative.stats
         assert stats is not None
@@ -102,6 +117,7 @@ class Comparison:
             "speculative_seconds": self.speculative.seconds,
             "speedup": self.plain.seconds / self.speculative.seconds,
             "equal": self.difference is None,
+            "exactness": self.exactness,
             "tie_gap": None if self.difference is None else self.difference.gap,
         }
 
@@ -134,6 +150,10 @@ def run(args: argparse.Namespace) -> None:
     if args.save:
         write_results(args.save, headline(comparisons), [c.row() for c in comparisons])
         console.print(f"[dim]written to {args.save}[/dim]")
+    wrong = sum(c.equality != "equal" for c in comparisons if c.exactness == "bitwise")
+    if wrong:
+        console.print(f"[red]ERROR: {wrong} of {len(comparisons)} texts differ although the exactness is bitwise[/red]")
+        raise SystemExit(1)
 
 
 def warm_up(engine: "Engine", request: "Request") -> None:
@@ -177,8 +197,8 @@ def synchronizer(device: Any) -> Callable[[], None]:
 
 
 def headline(comparisons: list[Comparison]) -> dict[str, float]:
-    tied = sum(c.difference is not None and c.difference.is_tie for c in comparisons)
-    same = sum(c.difference is None for c in comparisons)
+    tied = sum(c.equality == "tie" for c in comparisons)
+    same = sum(c.equality == "equal" for c in comparisons)
     stats = [c.speculative.stats for c in comparisons if c.speculative.stats]
     steps = sum(s.steps for s in stats)
     return {
@@ -196,10 +216,7 @@ def summary(comparisons: list[Comparison], width: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for c in comparisons:
         row = c.row()
-        if c.difference is None:
-            text = "equal"
-        else:
-            text = f"{'tie' if c.difference.is_tie else 'DIFFERS'} at {c.difference.index}"
+        text = c.equality if c.difference is None else f"{c.equality} at {c.difference.index}"
         table.add_row(
             shortened(c.prompt, max(8, min(40, width - 72))),  # the other columns need 72 characters
             str(row["tokens"]),
@@ -219,11 +236,16 @@ def shortened(text: str, size: int) -> Text:
 
 def verdict(comparisons: list[Comparison], engine: "Engine") -> str:
     figures = headline(comparisons)
-    equal = sum(c.difference is None for c in comparisons)
+    equal = sum(c.equality == "equal" for c in comparisons)
     line = (
         f"speedup {figures['speedup']:.2f}×, {figures['tokens_per_step']:.2f} tokens/step; "
-        f"{equal} of {len(comparisons)} texts equal, {figures['ties']:.0f} differ at a numerical tie"
+        f"{equal} of {len(comparisons)} texts equal"
     )
+    promised = [c for c in comparisons if c.exactness == "bitwise"]
+    if len(promised) < len(comparisons):
+        line += f", {figures['ties']:.0f} differ at a numerical tie"
+    if any(c.exactness is not None for c in comparisons):
+        line += f"; exactness {'bitwise' if len(promised) == len(comparisons) else 'ties'}"
     if not engine.rule_config.lossless:
         return f"{line} (the rule {engine.rule_config.name} is LOSSY: differences are expected)"
     if engine.rule_config.name == "rejection":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   redrafter doctor
   redrafter doctor --model my-model --drafter my-drafter
-The default model is described without reading its weights. A model given with --model is loaded."""
+On a CPU, the default model is described without reading its weights. A model given with --model is loaded."""
 
 OLDEST_TRANSFORMERS = (5, 16)
 
@@ -110,7 +110,7 @@ def run_findings(args: argparse.Namespace) -> list[Finding]:
         ("would run", f"{found.model} on {found.device} in {dtype}, {found.runtime} runtime", ""),
         ("drafter", describe_drafter(found), ""),
         ("faster path", found.kernels, ""),
-        ("exactness", f"rule seeded: {found.exactness}", ""),
+        ("exactness", f"rule seeded: {found.exactness_text}", ""),
     ]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BUILT_IN = ("auto", "ngram", "none")
 """Drafters that need no folder."""
 RUNTIMES = ("auto", "compiled", "graphs", "eager")
+EXACT = ("auto", "require")
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -45,6 +46,16 @@ def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
+def add_exact(group: Any) -> None:
+    group.add_argument(
+        "--exact",
+        default="auto",
+        choices=EXACT,
+        help="require: run only if the text is that of plain decoding without exception (exactness bitwise; "
+        "redrafter doctor says where); auto (default): differences at ties are allowed",
+    )
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument(
@@ -64,6 +75,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="compiled (fastest on a GPU; the first use compiles for about a minute), graphs (ready in seconds) or "
         "eager (default: compiled on a GPU, eager on a CPU)",
     )
+    add_exact(group)
     group.add_argument(
         "--gamma",
         metavar="HOW",
@@ -138,12 +150,12 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
-    engine = load(args.model, drafter, shape=None if tuned else asked, **how)
     if tuned:
-        return engine
+        return load(args.model, drafter, exact=args.exact, **how)
+    engine = load(args.model, drafter, shape=asked, **how)
     default = engine.drafter.default_shape
     chosen = Shape(**({"width": default.width, "length": default.length} | given)) if given else default
-    return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime)
+    return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime, exact=args.exact)
 
 
 def as_prompt(engine: "Engine", text: str, raw: bool) -> Any:

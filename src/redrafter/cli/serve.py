@@ -90,7 +90,10 @@ def run(args: argparse.Namespace) -> None:
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
-        console.print(f"{served.name}: {batch.rows} rows of {batch.context} tokens, drafter {describe(engine)}")
+        promised = f", exactness {served.promise.exactness}" if served.promise.exactness else ""
+        console.print(
+            f"{served.name}: {batch.rows} rows of {batch.context} tokens, drafter {describe(engine)}{promised}"
+        )
         console.print(f"page {where}/   API {where}/v1   Ctrl-C stops the server", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()

@@ -41,7 +41,9 @@ def figures(stats: "Stats") -> str:
         f"{stats.tokens} tokens in {stats.steps} steps, {stats.tokens_per_step:.2f} tokens/step, "
         f"{stats.tokens_per_second:.1f} tokens/s"
     )
-    return line if stats.lossless else f"{line}, LOSSY rule {stats.rule}"
+    if not stats.lossless:
+        return f"{line}, LOSSY rule {stats.rule}"
+    return line if stats.exactness is None else f"{line}, exactness {stats.exactness}"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.sampling import Processor
+from redrafter.engine.exactness import Promise
 from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
@@ -19,11 +20,11 @@ from redrafter.targets import Target
 class RequestWriter:
     """Turns what passes give a request's row into text and statistics."""
 
-    def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any) -> None:
-        self.index, self.request = index, request
+    def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any, promise: Promise) -> None:
+        self.index, self.request, self.promise = index, request, promise
         self.ids = [*request.pads, *request.prompt]
         self.text = TextWriter(tokenizer, request.stop)
-        self.stats = Stats(rule=rule.name, lossless=rule.lossless)
+        self.stats = Stats(rule=rule.name, lossless=rule.lossless, exactness=promise.exactness)
         self.finish_reason: FinishReason | None = None
 
     def take(self, output: RowOutput, elapsed: float) -> Part:
@@ -69,6 +70,7 @@ def decode(
     rule: RuleConfig,
     processors: Sequence[Any],
     rows: int,
+    promise: Promise,
 ) -> Iterator[list[Part]]:
     """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request."""
     waiting = deque(enumerate(requests))
@@ -80,7 +82,7 @@ def decode(
         fresh = []
         while waiting and len(writers) < rows:
             index, request = waiting.popleft()
-            writer = RequestWriter(index, request, rule, batch.target.tokenizer)
+            writer = RequestWriter(index, request, rule, batch.target.tokenizer, promise)
             row = batch.open(request, reuses=False, processor=writer.processor(processors))
             writers[row], opened[row] = writer, elapsed
             fresh.append(row)

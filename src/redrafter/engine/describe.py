@@ -1,7 +1,7 @@
 """What `load` would run with these options: drafter, shape, runtime, kernels, and how exact the text is.
 
-The default model is described without reading its weights. Any other model is loaded first, because its drafter and
-its profile are found by its weights.
+The default model is described without reading its weights, if they decide nothing. Any other model is loaded first,
+because its drafter and its profile are found by its weights, and its exactness by trying.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter.config import Shape
+from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter, checkpoint, shipped
 from redrafter.drafters.load import bind
+from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
-from redrafter.engine.ties import tie
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import native
 from redrafter.targets import Target, load_target
@@ -41,15 +41,18 @@ class RunDescription:
     kernels: str
     """The faster path that is used in place of the model's own forward passes, if any."""
 
+    promise: Promise | None
+    """None: the first use of the model tries and decides."""
+
     @property
-    def exactness(self) -> str:
-        """How far speculative text equals plain text. No path is bit-exact yet."""
-        gap = f"scores less than {tie(self.dtype):g} apart"
-        if self.shape is None:
-            return "this is plain decoding: nothing to compare"
-        if self.device.type == "cpu" and self.dtype in (torch.float32, torch.float64):
-            return f"logits are not bit-exact; text equals plain decoding token for token, except at ties ({gap})"
-        return f"logits are not bit-exact; text may differ from plain decoding, but only at ties ({gap})"
+    def exactness(self) -> Exactness | None:
+        return None if self.promise is None else self.promise.exactness
+
+    @property
+    def exactness_text(self) -> str:
+        if self.promise is None:
+            return "bitwise or ties: the first use of the model tries and decides"
+        return self.promise.sentence(self.dtype)
 
 
 def describe(
@@ -61,8 +64,8 @@ def describe(
     runtime: str = "auto",
 ) -> RunDescription:
     """For the seeded rule and no explicit shape, like `load` with these arguments."""
-    if model is None and drafter in ("auto", "ngram", "none") and not _default_needs_weights():
-        where = torch.device(parse_device(device))
+    where = torch.device(parse_device(device)) if model is None else None
+    if where is not None and drafter in ("auto", "ngram", "none") and not _default_needs_weights(where, runtime):
         kind = parse_dtype(dtype, where.type)
         found = _default_drafter(drafter, where, kind)
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None)
@@ -74,9 +77,19 @@ def describe(
     return _description(target.name, found, shape, tuned, runtime, target.device, target.dtype, target)
 
 
-def _default_needs_weights() -> bool:
-    """A profile may fit the default model, and only the weights tell."""
-    return (cache_folder() / FOLDER).exists() and any(p.target_name == NAME for p in saved_profiles())
+def _default_needs_weights(device: torch.device, runtime: str) -> bool:
+    """Only the weights tell whether a profile fits the default model, and how exact its recorded passes are.
+
+    Weights that were never unpacked are not unpacked to describe them.
+    """
+    if not (cache_folder() / FOLDER).exists():
+        return False
+    return _records(device, runtime) or any(p.target_name == NAME for p in saved_profiles())
+
+
+def _records(device: torch.device, runtime: str) -> bool:
+    """As `Engine.recorded`."""
+    return device.type == "cuda" and resolve_runtime(device.type, runtime) != "eager"
 
 
 def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype) -> Drafter:
@@ -128,6 +141,12 @@ def _description(
     target: Target | None,
 ) -> RunDescription:
     plain = isinstance(drafter, NoDrafter)
+    recorded, compiles = _records(device, runtime), runtime in ("auto", "compiled")
+    promise = None
+    if target is not None:
+        promise = make_promise(target, drafter, RuleConfig(), [shape], recorded=recorded, compiles=compiles)
+    elif not recorded:
+        promise = Promise("ties", unrecorded(device))
     runtime = resolve_runtime(device.type, runtime)
     kernels = _gpu_kernels(device, runtime) if device.type == "cuda" else _cpu_kernels(dtype, target)
     return RunDescription(
@@ -139,6 +158,7 @@ def _description(
         device=device,
         dtype=dtype,
         kernels=kernels,
+        promise=promise,
     )
 
 

@@ -14,6 +14,7 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
+from redrafter.engine.exactness import Exact, Exactness, Promise, check_exact, make_promise
 from redrafter.engine.processors import check_processor
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
@@ -40,6 +41,7 @@ def load(
     rule: RuleConfig | None = None,
     gamma: Gamma | str | None = None,
     runtime: Runtime = "auto",
+    exact: Exact = "auto",
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
@@ -58,12 +60,14 @@ def load(
         "confidence", or a `Gamma`.
     runtime: "compiled" (torch.compile and CUDA graphs: the fastest, after a minute or so at first use), "graphs"
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
+    exact: "require" refuses an engine whose `exactness` is not "bitwise"; "auto" takes any.
     """
+    check_exact(exact)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = apply_profile(target, guesses, runtime)
-    return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime)
+    return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime, exact=exact)
 
 
 class Engine:
@@ -77,7 +81,10 @@ class Engine:
         shape: Shape | None = None,
         rule: RuleConfig | None = None,
         runtime: Runtime = "auto",
+        exact: Exact | None = "auto",
     ) -> None:
+        """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised."""
+        check_exact(exact)
         if runtime not in get_args(Runtime):
             raise ConfigError(f"runtime must be one of {', '.join(get_args(Runtime))}, got {runtime!r}")
         self.target = target
@@ -96,11 +103,33 @@ class Engine:
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._closed = False
         self._plain: Engine | None = None
+        self.exact = exact
+        if exact == "require":
+            self.promise().check()
+
+    @property
+    def exactness(self) -> Exactness | None:
+        """ "bitwise" or "ties": how far texts equal those of plain decoding. None if the rule promises no tokens."""
+        return self.promise().exactness
+
+    def promise(self, shapes: Sequence[Shape] | None = None) -> Promise:
+        """The exactness and its reason, for the engine's own shape or for all that will be drafted."""
+        if self.exact is None:
+            return Promise("ties", "nothing was tried")
+        return make_promise(
+            self.target,
+            self.drafter,
+            self.rule_config,
+            [self.shape] if shapes is None else shapes,
+            recorded=self.recorded,
+            compiles=self.compiles_step,
+            required=self.exact == "require",
+        )
 
     def plain(self) -> "Engine":
         """The same target under the same rule of choice, decoding token by token."""
         if self._plain is None:
-            self._plain = Engine(self.target, NoDrafter(), runtime=self.runtime)
+            self._plain = Engine(self.target, NoDrafter(), runtime=self.runtime, exact=self.exact)
         return self._plain
 
     def encode(self, prompt: str | Messages) -> list[int]:
@@ -211,10 +240,11 @@ class Engine:
         return self._run(requests, processors, min(rows or len(requests), len(requests)))
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
+        promise = self.promise()  # before anything is recorded
         batch = self._batch(requests, rows)
         shape, keep = None if type(self.drafter) is NoDrafter else self.shape, True
         try:
-            yield from decode(batch, requests, shape, self.rule_config, processors, rows)
+            yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise)
         except torch.OutOfMemoryError as error:
             keep = False  # room is needed
             self._idle.clear()

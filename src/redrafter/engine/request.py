@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from redrafter.engine.exactness import Exactness
 from redrafter.runtime.row import Request
 
 __all__ = ["Completion", "FinishReason", "Part", "Request", "Stats"]
@@ -27,6 +28,8 @@ class Stats:
     seconds: float = 0.0
     """Spent decoding; what the reader of a stream does in between is not counted."""
     first_token_seconds: float = 0.0
+    exactness: Exactness | None = "ties"
+    """What is promised about the tokens; see `engine.exactness`. None: the rule makes no such promise."""
 
     @property
     def tokens_per_step(self) -> float:

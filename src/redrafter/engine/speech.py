@@ -22,6 +22,7 @@ from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.engine.decode import RequestWriter
+from redrafter.engine.exactness import make_promise
 from redrafter.engine.request import Request, Stats
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from redrafter.interop import ctranslate2
@@ -222,7 +223,8 @@ class Transcriber:
         """A loop of its own: the rows' encoder states lie in this cache, and the running batch has no room for them."""
         target, device, rule, batch = self.target, self.target.device, self.rule, len(cache.encoder_states)
         drafter = self._drafter(features, cache.encoder_states)
-        writers = [RequestWriter(i, request, rule.config, target.tokenizer) for i in range(batch)]
+        promise = make_promise(target, drafter, rule.config, (), recorded=False, compiles=False)
+        writers = [RequestWriter(i, request, rule.config, target.tokenizer, promise) for i in range(batch)]
         began = time.perf_counter()
         prompt = torch.tensor([list(request.prompt)] * batch, device=device)
         every = torch.full((batch,), prompt.shape[1], device=device)

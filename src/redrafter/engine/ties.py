@@ -14,7 +14,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.noise import SEEDED, as_int64, gumbel
 from redrafter.core.sampling import Sampling, penalise, restrict
 from redrafter.core.tree import root_tree
-from redrafter.engine.request import Request
+from redrafter.runtime.row import Request
 from redrafter.targets import Target
 
 

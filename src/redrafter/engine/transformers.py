@@ -123,7 +123,7 @@ def _generate(
     ]
     target = load_target(model)
     try:
-        engine = Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule)
+        engine = Engine(target, resolve_drafter(drafter, target), shape=shape, rule=rule, exact=None)
         steps: Any = engine.run(requests, processors)
         with closing(steps):  # before the model is released, also after an error
             for parts in steps:

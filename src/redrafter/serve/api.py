@@ -125,6 +125,7 @@ def _add_watching(app: FastAPI, served: Served) -> None:
             rows=batch.rows,
             slots_used=batch.used,
             slots=batch.rows * batch.context,
+            exactness=served.promise.exactness,
         )
         return "\n".join(lines) + "\n"
 
@@ -136,6 +137,7 @@ def _model(served: Served) -> dict[str, Any]:
         "created": 0,
         "owned_by": "redrafter",
         "max_model_len": served.context,
+        "exactness": served.promise.exactness,
     }
 
 

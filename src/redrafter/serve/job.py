@@ -7,6 +7,7 @@ from typing import Any
 
 from redrafter.config import RuleConfig
 from redrafter.engine.decode import RequestWriter
+from redrafter.engine.exactness import Promise
 from redrafter.engine.request import Part, Request
 from redrafter.runtime.row import Row, RowOutput
 
@@ -34,6 +35,7 @@ class Job:
         *,
         tokenizer: Any = None,
         rule: RuleConfig | None = None,
+        promise: Promise | None = None,
         drafts: bool = True,
         logprobs: int | None = None,
         reuses: bool = True,
@@ -41,7 +43,7 @@ class Job:
     ) -> None:
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
         self.reuses = reuses
-        self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer)
+        self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer, promise or Promise("ties"))
         self.processor = self.writer.processor(processors)
         self.row: Row | None = None
         self.cancelled = self.finished = False

@@ -4,8 +4,10 @@ import bisect
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from redrafter.config import Shape
+from redrafter.engine.exactness import Exactness
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 RECENT = 64
@@ -82,7 +84,9 @@ class Metrics:
     def answer_seconds(self) -> float:
         return sum(self.recent) / len(self.recent) if self.recent else 1.0
 
-    def lines(self, *, waiting: int, running: int, rows: int, slots_used: int, slots: int) -> list[str]:
+    def lines(
+        self, *, waiting: int, running: int, rows: int, slots_used: int, slots: int, exactness: Exactness | None
+    ) -> list[str]:
         """In Prometheus' text form; the arguments are what holds right now."""
         found: list[str] = []
 
@@ -101,6 +105,8 @@ class Metrics:
         tell("rows", "gauge", "Rows there are.", str(rows))
         tell("cache_slots_used", "gauge", "Cache slots that open rows fill.", str(slots_used))
         tell("cache_slots", "gauge", "Cache slots there are.", str(slots))
+        values = [f'{{promise="{name}"}} {int(name == exactness)}' for name in get_args(Exactness)]
+        tell("exactness", "gauge", "1 for what is promised about the tokens of answers.", *values)
         tell("prompt_tokens_total", "counter", "Prompt tokens.", str(self.prompt_tokens))
         tell("prompt_tokens_reused_total", "counter", "Of these, taken over from another row.", str(self.reused_tokens))
         tell("tokens_total", "counter", "Tokens written.", str(self.tokens))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from redrafter.engine import Engine
+from redrafter.engine.exactness import Promise
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Scheduler
@@ -14,8 +15,10 @@ from redrafter.serve.schema import Asked, ChatAsked, CompletionAsked
 class Served:
     """A scheduler and the words around it."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, name: str, prompt_limit: int | None = None) -> None:
-        self.engine, self.scheduler, self.name = engine, scheduler, name
+    def __init__(
+        self, engine: Engine, scheduler: Scheduler, name: str, promise: Promise, prompt_limit: int | None = None
+    ) -> None:
+        self.engine, self.scheduler, self.name, self.promise = engine, scheduler, name, promise
         self.context = scheduler.batch.context
         self.prompt_limit = min(prompt_limit or self.context - 1, self.context - 1)
         self.tokenizer = engine.target.tokenizer
@@ -40,6 +43,7 @@ class Served:
                         lambda event, index=index: listener(index, event),  # type: ignore[misc]
                         tokenizer=self.tokenizer,
                         rule=self.engine.rule_config,
+                        promise=self.promise,
                         drafts=asked.speculative,
                         logprobs=asked.alternatives,
                         reuses=asked.reuse,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from redrafter.engine.exactness import weakest
 from redrafter.serve.job import Event, Job
 
 Content = dict[str, Any]
@@ -95,6 +96,7 @@ class Answer:
                 "accepted_tokens": accepted,
                 "drafted_nodes": nodes,
                 "lossless": all(s.lossless for s in stats),
+                "exactness": weakest(s.exactness for s in stats),
             },
         }
 

@@ -47,7 +47,10 @@ class Asked(Strict):
     model: str
     n: int = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt; each is a row of its own")
     seed: int | None = Field(
-        None, ge=-SEED, le=SEED - 1, description="same seed, same text: alone or under load, but for numerical ties"
+        None,
+        ge=-SEED,
+        le=SEED - 1,
+        description="same seed, same text, alone or under load; except at ties unless exactness is bitwise",
     )
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)

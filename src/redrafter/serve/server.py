@@ -50,7 +50,9 @@ def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batc
 def build(engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig) -> Served:
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
     scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
-    return Served(engine, scheduler, config.name or Path(engine.target.name).name, config.prompt_limit)
+    promise = engine.promise(chooser.drafted_shapes)
+    promise.check()
+    return Served(engine, scheduler, config.name or Path(engine.target.name).name, promise, config.prompt_limit)
 
 
 class Server(uvicorn.Server):

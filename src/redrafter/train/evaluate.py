@@ -79,7 +79,7 @@ def evaluate(
     result = []
     temperature = requests[0].sampling.temperature
     for shape in shapes:
-        contender = Engine(engine.target, engine.drafter, shape=shape, rule=engine.rule_config)
+        contender = Engine(engine.target, engine.drafter, shape=shape, rule=engine.rule_config, exact=engine.exact)
         done: list[Completion] = []
         for start in range(0, len(requests), batch_size):
             done += contender.complete(requests[start : start + batch_size])

@@ -1,0 +1,80 @@
+"""The server says what it promises: in its models, its metrics and in the usage of each answer."""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from redrafter import Engine, RuleConfig, Shape
+from redrafter.engine import exactness
+from redrafter.errors import NotExact
+from redrafter.serve.config import ServeConfig
+from redrafter.serve.server import build, make_batch
+from redrafter.tuning.chooser import ShapeChooser
+from tests.helpers.letters import make_target
+from tests.helpers.profiles import TREE, make_profile
+from tests.helpers.promises import promise_bitwise
+from tests.helpers.serving import NAME, SHAPE, make_served, running
+from tests.helpers.zoo import recurrent_drafter
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> str:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("promised", ["bitwise", "ties"])
+def test_models_metrics_and_usage(monkeypatch, promised):
+    """Also the twin of a server that ignores the promise: both values are told."""
+    if promised == "bitwise":
+        promise_bitwise(monkeypatch)
+    with running(make_served()) as url:
+        [model] = json.loads(ask(f"{url}/v1/models"))["data"]
+        assert model["exactness"] == promised
+        assert json.loads(ask(f"{url}/v1/models/{NAME}"))["exactness"] == promised
+        lines = ask(f"{url}/metrics").splitlines()
+        for name in ("bitwise", "ties"):
+            assert f'redrafter_exactness{{promise="{name}"}} {int(name == promised)}' in lines
+        done = json.loads(ask(f"{url}/v1/completions", {"model": NAME, "prompt": "ab", "n": 2}))
+        assert done["usage"]["speculative"]["exactness"] == promised
+
+
+def test_an_answer_with_a_pass_that_is_not_recorded_is_not_bitwise(monkeypatch):
+    monkeypatch.setattr(exactness, "why_ties", lambda *a, **k: "")
+    with running(make_served()) as url:
+        assert json.loads(ask(f"{url}/v1/models"))["data"][0]["exactness"] == "bitwise"
+        done = json.loads(ask(f"{url}/v1/completions", {"model": NAME, "prompt": "ab", "logprobs": 1}))
+        assert done["usage"]["speculative"]["exactness"] == "ties"
+
+
+def served(chooser: ShapeChooser, **options: Any) -> Any:
+    target = make_target()
+    engine = Engine(target, recurrent_drafter(target), shape=SHAPE, **options)
+    config = ServeConfig(rows=2, context=90, name=NAME)
+    return build(engine, make_batch(engine, config, [SHAPE]), chooser, config)
+
+
+def test_a_rule_without_a_promise():
+    found = served(ShapeChooser(None, SHAPE), rule=RuleConfig(name="typical"))
+    assert found.promise.exactness is None
+
+
+def test_require_looks_at_every_shape_of_the_chooser(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        exactness,
+        "why_ties",
+        lambda t, d, shapes, **k: (asked.append(shapes), "too deep" if len(shapes) > 1 else "")[1],
+    )
+    profile = make_profile()
+    shapes = [c.shape for c in profile.step_costs if c.shape is not None]
+    assert TREE in shapes
+    assert ShapeChooser(profile).drafted_shapes == shapes
+    served(ShapeChooser(None, SHAPE), exact="require")
+    assert asked[-1] == [SHAPE]
+    two = ShapeChooser(None, SHAPE)
+    monkeypatch.setattr(ShapeChooser, "drafted_shapes", [SHAPE, Shape(width=1, length=17)])
+    with pytest.raises(NotExact, match="too deep"):
+        served(two, exact="require")
