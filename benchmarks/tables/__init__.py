@@ -58,6 +58,7 @@ BLOCKS: dict[str, Block] = {
     "batch": (("gpu_7b_batch.json",), decoding.batch),
     "packing": (("packing.json", "gpu_7b.json"), decoding.packing),
     "equality": (("equality_cpu.json",), decoding.equality),
+    "exact_gpu": (("exact_gpu.json",), decoding.exact_gpu),
     "refactor": (("refactor.json",), decoding.refactor),
     "bf16": (("bf16_divergence.json",), decoding.bf16_divergence),
     "serve_equality": (("serve_equality.json",), decoding.serve_equality),

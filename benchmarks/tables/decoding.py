@@ -248,3 +248,19 @@ def refactor(result: Result) -> str:
         for r in result["rows"]
     ]
     return "\n".join(lines)
+
+
+def exact_gpu(result: Result) -> str:
+    """Speculative texts compared with plain ones on a GPU, token by token."""
+    lines = ["| target | dtype | T | prompts, tokens | texts | equal | tokens/step |", "|---|---|---|---|---|---|---|"]
+    for r in result["rows"]:
+        if r["part"] == "served":
+            about = f"{r['requests']} requests, {r['rows']} rows | {r['texts']} | {r['equal']} | |"
+            lines.append(f"| {r['target']} under load | {r['dtype']} | mixed | {about}")
+            continue
+        low, high = r["prompt_tokens"]
+        lines.append(
+            f"| {r['target']} | {r['dtype']} | {r['temperature']:g} | {low:,} to {high:,} | {r['texts']} | {r['equal']} "
+            f"| {r['tokens_per_step']:.2f} |"
+        )
+    return "\n".join(lines)
