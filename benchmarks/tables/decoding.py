@@ -260,7 +260,7 @@ def exact_gpu(result: Result) -> str:
             continue
         low, high = r["prompt_tokens"]
         lines.append(
-            f"| {r['target']} | {r['dtype']} | {r['temperature']:g} | {low:,} to {high:,} | {r['texts']} | {r['equal']} "
-            f"| {r['tokens_per_step']:.2f} |"
+            f"| {r['target']} | {r['dtype']} | {r['temperature']:g} | {low:,} to {high:,} | {r['texts']} "
+            f"| {r['equal']} | {r['tokens_per_step']:.2f} |"
         )
     return "\n".join(lines)
