@@ -15,8 +15,6 @@ if not __package__:  # run as `python benchmarks/exact_gpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse
-import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import arguments, first_turns, parse
-from benchmarks.mixed_load import KINDS, SYSTEM, EveryShape
+from benchmarks.mixed_load import KINDS, EveryShape, MixedLoad
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import SMOKE, load_wide
 from redrafter import Engine, Shape, load
@@ -33,7 +31,6 @@ from redrafter.engine.request import Request
 from redrafter.engine.ties import first_difference
 from redrafter.results import check_new, write_results
 from redrafter.runtime.batch import Batch
-from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.targets import Target, load_target
 
@@ -187,43 +184,17 @@ def served(bench: ExactBenchmark) -> None:
     shapes = [Shape.of(s) for s in SERVED_SHAPES]
     batch = Batch(engine.target, engine.drafter, rows=args.rows, context=1024, kept=args.rows // 4, shapes=shapes)
     scheduler = Scheduler(batch, EveryShape(shapes), Limits(queue=2 * args.requests, chunk=64))
-    chance = random.Random(0)
-    requests: list[Request] = []
-    jobs: list[Job] = []
-    answers: list[list[int]] = []
-    for i, messages in enumerate(first_turns(args.questions, args.requests)):
-        options = KINDS[i % len(KINDS)] | {
-            "max_new_tokens": chance.randint(min(8, args.tokens), args.tokens),
-            "seed": i,
-        }
-        requests += engine.requests([[SYSTEM, *messages] if i % 2 else messages], **options)
-        tokens: list[int] = []
-        answers.append(tokens)
-
-        def listener(event: Event, tokens: list[int] = tokens) -> None:
-            if event.part is not None:
-                tokens += event.part.tokens
-
-        jobs.append(Job(requests[-1], listener, tokenizer=engine.target.tokenizer, drafts=chance.random() < 0.85))
-    scheduler.start()
+    mixed = MixedLoad(engine, args.questions, args.requests, args.tokens)
     began = time.perf_counter()
-    for job in jobs:
-        scheduler.submit([job])
-    for job in jobs:
-        if chance.random() < 0.15:
-            threading.Timer(chance.random() * args.seconds, scheduler.cancel, [[job]]).start()
-    while not scheduler.idle:
-        time.sleep(0.05)
-    scheduler.stop()
+    finished = mixed.run(scheduler, 0.15, args.seconds)
     seconds = time.perf_counter() - began
     plain = engine.plain()
-    finished = [i for i, job in enumerate(jobs) if job.writer.finish_reason is not None]
     differences = []
     for i in finished:
-        alone = plain.complete([requests[i]])[0].tokens
-        if alone != answers[i]:
-            at = first_difference(alone, answers[i])
-            differences.append({"request": i, "kind": i % len(KINDS), "token": at, "drafts": jobs[i].drafts})
+        alone = plain.complete([mixed.requests[i]])[0].tokens
+        if alone != mixed.answers[i]:
+            at = first_difference(alone, mixed.answers[i])
+            differences.append({"request": i, "kind": i % len(KINDS), "token": at, "drafts": mixed.jobs[i].drafts})
     metrics = scheduler.metrics
     bench.rows.append(
         {
@@ -231,7 +202,7 @@ def served(bench: ExactBenchmark) -> None:
             "target": engine.target.name,
             "dtype": str(engine.target.dtype).removeprefix("torch."),
             "rows": args.rows,
-            "requests": len(jobs),
+            "requests": len(mixed.jobs),
             "texts": len(finished),
             "equal": len(finished) - len(differences),
             "cancelled": metrics.finished["cancelled"],

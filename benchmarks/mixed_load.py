@@ -1,8 +1,17 @@
-"""Requests with mixed parameters, and a choice of shapes that tries them all: load for tests of equality."""
+"""Load for tests of equality: requests with mixed parameters, some cancelled, under all shapes in turn."""
 
+import random
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
+from benchmarks.common import first_turns
 from redrafter.config import Shape
+from redrafter.engine import Engine
+from redrafter.engine.request import Request
+from redrafter.serve.job import Event, Job
+from redrafter.serve.scheduler import Scheduler
 from redrafter.tuning.chooser import ShapeChooser
 
 KINDS: list[dict[str, Any]] = [
@@ -29,3 +38,39 @@ class EveryShape(ShapeChooser):
 
     def shapes(self, rows: int) -> list[Shape | None]:
         return [self.choose(rows)]
+
+
+class MixedLoad:
+    """Requests of all KINDS in turn, every second one with a system prompt, most of them drafting."""
+
+    def __init__(self, engine: Engine, questions: Path, count: int, tokens: int) -> None:
+        self.chance = random.Random(0)
+        self.requests: list[Request] = []
+        self.jobs: list[Job] = []
+        self.answers: list[list[int]] = []
+        for i, messages in enumerate(first_turns(questions, count)):
+            length = self.chance.randint(min(4, tokens), tokens)
+            options = KINDS[i % len(KINDS)] | {"max_new_tokens": length, "seed": i}
+            self.requests += engine.requests([[SYSTEM, *messages] if i % 2 else messages], **options)
+            answer: list[int] = []
+            self.answers.append(answer)
+
+            def listener(event: Event, answer: list[int] = answer) -> None:
+                if event.part is not None:
+                    answer += event.part.tokens
+
+            drafts = self.chance.random() < 0.85
+            self.jobs.append(Job(self.requests[-1], listener, tokenizer=engine.target.tokenizer, drafts=drafts))
+
+    def run(self, scheduler: Scheduler, cancelled: float, seconds: float) -> list[int]:
+        """Submit all at once, cancel a share of them within some seconds; the indices of the finished ones."""
+        scheduler.start()
+        for job in self.jobs:
+            scheduler.submit([job])
+        for job in self.jobs:
+            if self.chance.random() < cancelled:
+                threading.Timer(self.chance.random() * seconds, scheduler.cancel, [[job]]).start()
+        while not scheduler.idle:
+            time.sleep(0.05)
+        scheduler.stop()
+        return [i for i, job in enumerate(self.jobs) if job.writer.finish_reason is not None]

@@ -12,21 +12,17 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/serve_equality.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import random
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import arguments, first_turns, parse
-from benchmarks.mixed_load import KINDS, SYSTEM, EveryShape
+from benchmarks.common import arguments, parse
+from benchmarks.mixed_load import KINDS, EveryShape, MixedLoad
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.job import Event, Job
 from redrafter.serve.server import build, ladder, make_batch
 
 
@@ -50,34 +46,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     shapes = ladder(engine)
     config = ServeConfig(rows=args.rows, context=1024, queue=2 * args.requests)
     scheduler = build(engine, make_batch(engine, config, shapes), EveryShape(shapes), config).scheduler
-    chance = random.Random(0)
-    requests, jobs, answers = [], [], []
-    for i, messages in enumerate(first_turns(args.questions, args.requests)):
-        prompt = [SYSTEM, *messages] if i % 2 else messages
-        options = KINDS[i % len(KINDS)] | {"max_new_tokens": chance.randint(4, args.tokens), "seed": i}
-        requests += engine.requests([prompt], **options)
-        tokens: list[int] = []
-        answers.append(tokens)
-
-        def listener(event: Event, tokens: list[int] = tokens) -> None:
-            if event.part is not None:
-                tokens += event.part.tokens
-
-        jobs.append(Job(requests[-1], listener, tokenizer=engine.target.tokenizer, drafts=chance.random() < 0.85))
-    scheduler.start()
-    for job in jobs:
-        scheduler.submit([job])
-    for job in jobs:
-        if chance.random() < args.cancelled:
-            threading.Timer(chance.random() * args.seconds, scheduler.cancel, [[job]]).start()
-    while not scheduler.idle:
-        time.sleep(0.2)
-    scheduler.stop()
+    mixed = MixedLoad(engine, args.questions, args.requests, args.tokens)
+    finished = mixed.run(scheduler, args.cancelled, args.seconds)
+    requests, jobs, answers = mixed.requests, mixed.jobs, mixed.answers
     assert scheduler.batch.free == args.rows
     plain = engine.plain()
     equal = ties = 0
     rows: list[dict[str, Any]] = []
-    finished = [i for i, job in enumerate(jobs) if job.writer.finish_reason is not None]
     for i in finished:
         alone = plain.complete([requests[i]])[0].tokens
         found = explain(engine.target, requests[i], alone, answers[i]) if alone != answers[i] else None

@@ -5,7 +5,7 @@ transformers copies this file into a cache and executes the copy, so the file im
 
 from typing import Any
 
-from redrafter import custom_generate
+from redrafter.engine import custom_generate
 
 
 def generate(model: Any, streamer: Any = None, **options: Any) -> Any:
