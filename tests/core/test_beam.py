@@ -70,9 +70,9 @@ def test_noise_of_a_rule_is_zero_at_temperature_0():
     rule = make_rule(RuleConfig(), Shape(width=2, length=3), V, torch.float32)
     params = [SamplingParams(temperature=1.0), SamplingParams()]
     made = rule.search(Sampling.of(params, V, "cpu"), torch.tensor([1, 1]), torch.tensor([4, 4]))
-    assert made.noise().shape == (2, 4, V)
-    assert bool((made.noise()[0] != 0).all())
-    assert bool((made.noise()[1] == 0).all())
+    assert made.noise(4).shape == (2, 4, V)
+    assert bool((made.noise(4)[0] != 0).all())
+    assert bool((made.noise(4)[1] == 0).all())
 
 
 def test_scores_are_fp32_even_for_a_bf16_drafter():

@@ -11,7 +11,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, peer_drafter, recurrent_drafter
 
@@ -21,6 +21,7 @@ DRAFTERS = {
     "ngram": lambda t: NgramDrafter(2, 1),
     "recurrent": lambda t: recurrent_drafter(t),
     "memory": lambda t: recurrent_drafter(t, memory_heads=2, memory_size=8),
+    "recurrent+ngram": lambda t: WithNgrams(recurrent_drafter(t, memory_heads=2, memory_size=8)),
     "medusa": lambda t: peer_drafter("medusa", t),
     "eagle": lambda t: peer_drafter("eagle", t),
     "model": lambda t: ModelDrafter(t, t),

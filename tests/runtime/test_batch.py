@@ -9,7 +9,7 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig, SamplingParams
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.batch import Batch, StepResult
 from redrafter.runtime.row import Request, Row, RowOutput
@@ -116,13 +116,14 @@ def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> N
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("name", ["ngram", "none", "recurrent", "medusa", "eagle"])
+@pytest.mark.parametrize("name", ["ngram", "none", "recurrent", "recurrent+ngram", "medusa", "eagle"])
 def test_other_targets_and_drafters(kind: str, name: str) -> None:
     target = Target(make_model(kind))
     if name in ("medusa", "eagle"):
         drafter = peer_drafter(name, target)
     else:
         drafter = {"ngram": NgramDrafter(2, 1), "none": NoDrafter()}.get(name) or recurrent_drafter(target)
+        drafter = WithNgrams(drafter) if name == "recurrent+ngram" else drafter
     chance = random.Random(kind + name)
     every = requests(target, 12, chance)
     assert serve(make_batch(target, drafter), every, chance) == dict(enumerate(alone(target, every)))

@@ -11,7 +11,7 @@ from redrafter import Engine, RuleConfig, Shape
 from redrafter.config import SamplingParams
 from redrafter.core.noise import SEEDED, gumbel, uniform
 from redrafter.core.rules import make_rule
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
@@ -45,6 +45,11 @@ def test_noise_is_that_of_the_cpu():
     )
 
 
+def drafters_for(target):
+    own = recurrent_drafter(target)
+    return (own, ModelDrafter(target, target), NgramDrafter(2, 1), WithNgrams(own))
+
+
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_speculative_is_plain_and_is_the_cpus(kind):
     target = cuda_target(kind)
@@ -54,7 +59,7 @@ def test_speculative_is_plain_and_is_the_cpus(kind):
         for runtime in ("eager", "graphs"):
             plain = [c.tokens for c in Engine(target, NoDrafter(), runtime=runtime).generate(PROMPTS, **options)]
             assert plain == [c.tokens for c in cpu]
-            for drafter in (recurrent_drafter(target), ModelDrafter(target, target), NgramDrafter(2, 1)):
+            for drafter in drafters_for(target):
                 engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime=runtime)
                 assert [c.tokens for c in engine.generate(PROMPTS, **options)] == plain
 
@@ -66,7 +71,7 @@ def test_compiled_texts_are_the_cpus(dtype):
     for options in ({}, {"temperature": 1.0, "seed": 5}):
         options = options | {"max_new_tokens": 16}
         cpu = [c.tokens for c in Engine(load_target(model), NoDrafter()).generate(PROMPTS[:2], **options)]
-        for drafter in (NoDrafter(), recurrent_drafter(target)):
+        for drafter in (NoDrafter(), recurrent_drafter(target), WithNgrams(recurrent_drafter(target))):
             engine = Engine(target, drafter, shape=Shape(width=3, length=4, nodes=9), runtime="compiled")
             assert [c.tokens for c in engine.generate(PROMPTS[:2], **options)] == cpu
             assert engine.recorded
@@ -80,15 +85,16 @@ def test_a_cache_too_large_is_refused_in_a_line():
 
 
 @pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
-@pytest.mark.parametrize("draft", ["recurrent", "ngram"])
+@pytest.mark.parametrize("draft", ["recurrent", "ngram", "recurrent+ngram"])
 def test_a_step_never_waits_for_the_host(rule, draft):
     """torch raises on any synchronising call inside the step."""
-    if rule == "rejection" and draft == "ngram":
+    if rule == "rejection" and draft != "recurrent":
         pytest.skip("refused: n-grams have no probabilities")
     target = cuda_target()
     made = {
         "recurrent": lambda: recurrent_drafter(target),
         "ngram": lambda: NgramDrafter(2, 1),
+        "recurrent+ngram": lambda: WithNgrams(recurrent_drafter(target)),
     }
     drafter, shape = made[draft](), Shape(width=3, length=3)
     params = SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1)

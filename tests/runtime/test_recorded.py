@@ -9,7 +9,7 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.errors import UnsupportedTarget
 from redrafter.runtime import batch as batch_module
 from redrafter.runtime import prefill
@@ -61,7 +61,8 @@ def test_texts_are_those_of_eager_steps(kind, dtype, options):
     target = load_target(make_model(kind, dtype))
     options = options | {"max_new_tokens": 20}
     plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
-    for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1)):
+    joint = WithNgrams(recurrent_drafter(target))
+    for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1), joint):
         engine = recorded(
             target, drafter, None if isinstance(drafter, NoDrafter) else Shape(width=3, length=4, nodes=9)
         )

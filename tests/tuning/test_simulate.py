@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from redrafter import Shape
-from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter.drafters import NgramDrafter, NoDrafter, RecurrentDrafter, WithNgrams
 from redrafter.engine import Engine
 from redrafter.targets import Target
 from redrafter.train.setup import make_net
@@ -20,7 +20,8 @@ def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float
     texts = make_texts(target, temperature=temperature)
     shape = Shape(width=4, length=3, nodes=7)
     net = make_net(target, texts, OPTIONS, seed=1)
-    for drafter in (RecurrentDrafter(net, target), NgramDrafter(), NoDrafter()):
+    own = RecurrentDrafter(net, target)
+    for drafter in (own, WithNgrams(own), NgramDrafter(), NoDrafter()):
         found = simulate(target, drafter, texts, shape)
         engine = Engine(target, drafter, shape=shape)
         steps = tokens = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
-from redrafter.interop.find import find
+from redrafter.interop.find import WITH_NGRAMS, find
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
@@ -62,7 +62,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         help="'auto' (default: the drafter shipped for this model, else 'ngram'), 'ngram' (needs no training), 'none', "
-        "or a folder or Hugging Face id of a trained drafter or of a smaller causal LM",
+        "or a folder or Hugging Face id of a trained drafter or of a smaller causal LM; with '+ngram' at the end, a "
+        "recurrent or EAGLE drafter also guesses what followed the same words earlier in the text",
     )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
@@ -126,6 +127,8 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def find_drafter(name: str) -> str:
     """A built-in name, or the folder of a drafter. A missing folder is refused here, before a model is loaded."""
+    if name.endswith(WITH_NGRAMS):
+        return find_drafter(name.removesuffix(WITH_NGRAMS)) + WITH_NGRAMS
     return name if name in BUILT_IN else str(find(name))
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from redrafter.core.chain import Chain, append_chain, extend_with_chain
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
 from redrafter.kernels.beam_topk import extend
@@ -26,6 +27,7 @@ class Beam:
     tokens: Tensor  # (B, L, W) target token ids
     parents: Tensor  # (B, L, W) index of the parent among the W of the depth before
     scores: Tensor  # (B, L, W) fp32 (or fp64) log-probability of the path
+    follows: Tensor | None = None  # (B, W) bool: which path of the last depth has followed the chain all along
 
 
 def beam_search(
@@ -38,15 +40,17 @@ def beam_search(
     temperature: Tensor,
     noise: Tensor,
     token_ids: Tensor | None = None,
+    chain: Chain | None = None,
 ) -> Beam:
     """Guess `length` tokens after `last` (B,), following the `width` best paths.
 
     `noise` (B, L+1, V) is the noise that the target will choose with, 0 at temperature 0. Under the same noise the
-    drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids. The beam
-    is shorter if `advance` ends it.
+    drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids; a `chain`
+    of tokens is mixed in. The beam is shorter if `advance` ends it.
     """
     tokens, parents = last[:, None], torch.zeros_like(last)[:, None]
     total = noise.new_zeros(last.shape[0], 1)
+    follows = None if chain is None else torch.ones_like(parents, dtype=torch.bool)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for depth in range(length):
         logits, state = advance(state, tokens, parents)  # (B, w, V')
@@ -54,23 +58,32 @@ def beam_search(
             break
         if width > logits.shape[-1]:
             raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
-        total, parents, tokens = extend(logits, total, temperature, noise[:, depth], token_ids, width)
+        beams = (logits, total, temperature, noise[:, depth], token_ids, width)
+        if chain is None or follows is None or depth >= chain.length:
+            (total, parents, tokens), follows = extend(*beams), None
+        else:
+            here = (chain.tokens[:, depth], chain.odds[:, depth], follows)
+            total, parents, tokens, follows = extend_with_chain(*beams, *here)
         found.append((tokens, parents, total))
-    return Beam(*(torch.stack(x, dim=1) for x in zip(*found, strict=True)))
+    all_tokens, all_parents, scores = (torch.stack(x, dim=1) for x in zip(*found, strict=True))
+    return Beam(all_tokens, all_parents, scores, follows)
 
 
-def visited_nodes(beam: Beam) -> Nodes:
-    """All W·L visited nodes. They are unique, since a beam holds each (parent, token) once."""
+def visited_nodes(beam: Beam, chain: Chain | None = None) -> Nodes:
+    """All W·L visited nodes, and the chain's tokens beyond the beam. Unique: a beam holds each (parent, token) once."""
     batch, length, width = beam.tokens.shape
     depth = torch.arange(length, device=beam.tokens.device)[:, None]
     parents = torch.where(depth == 0, 0, 1 + (depth - 1) * width + beam.parents)
-    return Nodes(
+    nodes = Nodes(
         tokens=beam.tokens.flatten(1),
         parents=parents.flatten(1),
         depths=(depth + 1).expand(length, width).reshape(1, -1).expand(batch, -1),
         scores=beam.scores.flatten(1),
         length=length,
     )
+    if chain is None or beam.follows is None:
+        return nodes
+    return append_chain(nodes, chain, beam.follows, beam.scores[:, -1])
 
 
 def candidates(beam: Beam) -> Tensor:

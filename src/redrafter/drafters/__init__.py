@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from redrafter.drafters.ngram import NgramDrafter
     from redrafter.drafters.none import NoDrafter
     from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
+    from redrafter.drafters.with_ngrams import WithNgrams
 
 _MODULES = {
     "EagleConfig": "eagle",
@@ -28,6 +29,7 @@ _MODULES = {
     "RecurrentConfig": "recurrent",
     "RecurrentDrafter": "recurrent",
     "RecurrentNet": "recurrent",
+    "WithNgrams": "with_ngrams",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "RecurrentConfig",
     "RecurrentDrafter",
     "RecurrentNet",
+    "WithNgrams",
 ]
 
 

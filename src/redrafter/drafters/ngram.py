@@ -21,6 +21,36 @@ class NgramState:
     lengths: Tensor  # (B,)
 
 
+@dataclass(frozen=True)
+class Matches:
+    """Earlier places in the text that end like the text itself, the longest, then most recent, first."""
+
+    starts: Tensor  # (B, W) where the continuation of each match starts
+    sizes: Tensor  # (B, W) matched tokens; 0: no such match
+
+
+def find_matches(state: NgramState, longest: int, shortest: int, count: int) -> Matches:
+    batch, slots = state.tokens.shape
+    device = state.tokens.device
+    place = torch.arange(slots, device=device)
+    matched = torch.ones(batch, slots, dtype=torch.bool, device=device)
+    run = torch.zeros(batch, slots, dtype=torch.long, device=device)
+    for back in range(1, longest + 1):  # run[b, e]: tokens before e that equal the text's end
+        at_end = state.tokens.gather(1, (state.lengths - back).clamp(min=0)[:, None])
+        matched = matched & (state.tokens.roll(back, 1) == at_end) & (place >= back)
+        run = run + matched
+    usable = (run >= shortest) & (place < state.lengths[:, None])
+    best, starts = torch.where(usable, run * slots + place, -1).topk(min(count, slots), dim=1)
+    return Matches(starts, torch.where(best >= 0, best // slots, 0))
+
+
+def continuations(state: NgramState, starts: Tensor, length: int) -> Tensor:
+    """(B, W, L) what followed; if the text ends before the guess does, repeat: the text is in a loop."""
+    period = (state.lengths[:, None] - starts).clamp(min=1)[..., None]
+    where = starts[..., None] + torch.arange(length, device=starts.device) % period
+    return state.tokens.gather(1, where.flatten(1)).view_as(where)
+
+
 class NgramDrafter:
     """Needs no training and no weights. Guesses nothing where the text does not repeat."""
 
@@ -46,25 +76,11 @@ class NgramDrafter:
 
     def draft(self, state: NgramState, last: Tensor, search: Search) -> Tree:
         """The continuations of the longest, then most recent, earlier matches of the text's end."""
-        width, length = search.shape.width, search.shape.length
-        batch, slots = state.tokens.shape
-        place = torch.arange(slots, device=last.device)
-        matched = torch.ones(batch, slots, dtype=torch.bool, device=last.device)
-        run = torch.zeros(batch, slots, dtype=torch.long, device=last.device)
-        for back in range(1, self.longest + 1):  # run[b, e]: tokens before e that equal the text's end
-            at_end = state.tokens.gather(1, (state.lengths - back).clamp(min=0)[:, None])
-            matched = matched & (state.tokens.roll(back, 1) == at_end) & (place >= back)
-            run = run + matched
-        usable = (run >= self.shortest) & (place < state.lengths[:, None])
-        rank = torch.where(usable, run * slots + place, -1)
-        best, start = rank.topk(min(width, slots), dim=1)  # (B, W) where each continuation starts
-        # Copy what followed the match. If the text ends before the guess does, repeat: the text is in a loop.
-        period = (state.lengths[:, None] - start).clamp(min=1)[..., None]
-        where = start[..., None] + torch.arange(length, device=last.device) % period  # (B, W, L)
-        beam = state.tokens.gather(1, where.flatten(1)).view_as(where)
-        real = (best >= 0)[..., None].expand(where.shape)
+        found = find_matches(state, self.longest, self.shortest, search.shape.width)
+        beam = continuations(state, found.starts, search.shape.length)
+        real = (found.sizes > 0)[..., None].expand(beam.shape)
         # Every token of the first candidate ranks before any token of the second.
-        order = -torch.arange(where.shape[1], device=last.device, dtype=torch.float32)[:, None].expand(where.shape)
+        order = -torch.arange(beam.shape[1], device=last.device, dtype=torch.float32)[:, None].expand(beam.shape)
         return search.candidates(beam, order.masked_fill(~real, -torch.inf), last)
 
     def keep(self, state: NgramState, rows: Tensor) -> NgramState:

@@ -5,18 +5,19 @@ from typing import Any
 
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, shipped
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
 from redrafter.drafters.load import bind
 from redrafter.errors import ConfigError
 from redrafter.interop import folders
-from redrafter.interop.find import find
+from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
     """None or "none", "auto", "ngram", a folder or Hub id (of a drafter as we read them, or a causal LM), or a drafter.
 
-    `gamma` says how far a causal LM guesses, and no other drafter has it.
+    A name that ends in "+ngram" mixes n-grams into that drafter. `gamma` says how far a causal LM guesses, and no other
+    drafter has it.
     """
     if isinstance(gamma, str):
         gamma = Gamma.of(gamma)
@@ -31,6 +32,9 @@ def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = No
 def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     if drafter is None or drafter == "none":
         return NoDrafter()
+    if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
+        inner = _resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma)
+        return inner if isinstance(inner, NgramDrafter) else WithNgrams(inner)
     if drafter == "auto":
         drafter = shipped.find(target) or "ngram"
     if drafter == "ngram":

@@ -4,6 +4,9 @@ from pathlib import Path
 
 from redrafter.errors import ModelNotFound
 
+WITH_NGRAMS = "+ngram"
+"""At the end of a drafter's name: mix the text's own n-grams into what this drafter guesses."""
+
 
 def find(drafter: str) -> Path:
     """A local folder, or the downloaded folder of a Hugging Face id."""

@@ -18,6 +18,7 @@ from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.with_ngrams import DEEPEST
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
@@ -111,7 +112,7 @@ def time_steps(
 
 def tokens_per_round(shapes: Sequence[Shape]) -> int:
     """The most tokens that a row gains from one plain step and one step of each shape."""
-    return 1 + sum(shape.length + 1 for shape in shapes)
+    return 1 + sum(max(shape.length, min(DEEPEST, shape.budget)) + 1 for shape in shapes)
 
 
 def context_for(shapes: Sequence[Shape], steps: int, prompt_tokens: int) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.errors import CacheUnavailable, ConfigError
@@ -77,6 +77,8 @@ def drafter_identity(drafter: Drafter) -> str:
             flat = weight.detach().flatten()
             digest.update(flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes())
         return f"{drafter.name} {digest.hexdigest()[:16]}"
+    if isinstance(drafter, WithNgrams):
+        return f"{drafter_identity(drafter.inner)} with n-grams"
     if isinstance(drafter, ModelDrafter):
         return f"model {identity(drafter.model)['weights']}"
     if isinstance(drafter, NgramDrafter):

@@ -10,6 +10,7 @@ from torch import Tensor
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
+from redrafter.core.chain import Chain
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rules.protocols import Search
@@ -18,16 +19,19 @@ from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
 from redrafter.kernels import verify
 
 
-class Once:
-    """A tensor that is made at the first call. A plain step on a GPU needs no noise here: its kernel makes its own."""
+class NoiseAhead:
+    """Noise that is made when first needed. A plain step on a GPU needs none here: its kernel makes its own."""
 
-    def __init__(self, make: Callable[[], Tensor]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[int, int], Tensor]) -> None:
+        self.make = make  # (first, end) -> noise of these depths
         self.made: Tensor | None = None
 
-    def __call__(self) -> Tensor:
+    def __call__(self, count: int) -> Tensor:
+        """(B, n, V) for the first n >= `count` positions after the last token."""
         if self.made is None:
-            self.made = self.make()
+            self.made = self.make(0, count)
+        elif self.made.shape[1] < count:
+            self.made = torch.cat([self.made, self.make(self.made.shape[1], count)], 1)
         return self.made
 
 
@@ -37,9 +41,10 @@ class BeamSearch:
 
     shape: Shape
     sampling: Sampling
-    noise: Callable[[], Tensor]  # (B, L+1, V) for the positions after the last token; made when it is first needed
+    noise: Callable[[int], Tensor]  # n -> (B, n or more, V) for the positions after the last token
     seeds: Tensor  # (B,) the noise is made from these
     positions: Tensor  # (B,) of the last tokens
+    chain: Chain | None = None  # mixed into what `tree` searches
 
     @property
     def visited(self) -> int:
@@ -53,19 +58,21 @@ class BeamSearch:
             width=self.shape.width,
             length=self.shape.length,
             temperature=self.sampling.temperature,
-            noise=self.noise(),
+            noise=self.noise(self.shape.length + 1),
             token_ids=token_ids,
+            chain=self.chain,
         )
 
     def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
-        return self._pack(visited_nodes(self.beam(advance, state, last, token_ids)), last)
+        chain = None if self.chain is None else self.chain.upto(self.shape.budget)
+        return self._pack(visited_nodes(self.beam(advance, state, last, token_ids), chain), last)
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         nodes, _ = candidate_nodes(beam, scores)
         return self._pack(nodes, last)
 
     def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
-        noise = self.noise()[:, : tree.length]
+        noise = self.noise(tree.length + 1)[:, : tree.length]
         noise = noise if token_ids is None else noise[..., token_ids]
         temperature = self.sampling.temperature[:, None, None]
         scale = torch.where(temperature > 0, temperature, 1.0).to(noise.dtype)
@@ -91,15 +98,14 @@ class BeamRule(ABC):
         return self.shape.budget
 
     def search(self, sampling: Sampling, seeds: Tensor, lengths: Tensor) -> BeamSearch:
-        ahead = lengths[:, None] + 1 + torch.arange(self.shape.length + 1, device=lengths.device)
-
-        def noise() -> Tensor:
+        def noise(first: int, end: int) -> Tensor:
+            ahead = lengths[:, None] + 1 + torch.arange(first, end, device=lengths.device)
             if not sampling.samples:
                 return torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
             drawn = gumbel(seeds, ahead, self.vocab_size, stream=SEEDED, dtype=self.dtype)
             return torch.where(sampling.temperature[:, None, None] > 0, drawn, 0.0)
 
-        return BeamSearch(self.shape, sampling, Once(noise), seeds, lengths)
+        return BeamSearch(self.shape, sampling, NoiseAhead(noise), seeds, lengths)
 
     @abstractmethod
     def accept(self, search: Search, tree: Tree, logits: Tensor, counts: Tensor | None) -> Accepted:
@@ -119,5 +125,5 @@ def target_choices(search: BeamSearch, tree: Tree, logits: Tensor) -> Tensor:
         search.positions,
         floor(logits, sampling),
         SEEDED,
-        search.noise,
+        lambda: search.noise(tree.length + 1),
     )

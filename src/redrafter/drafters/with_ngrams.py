@@ -1,0 +1,117 @@
+"""Two sources in one tree: a drafter's beam search, with the text's own n-grams mixed in.
+
+Where the end of the text occurred before, the tokens that followed there are a chain of guesses. The beam search mixes
+the chain into the drafter's distribution (core/chain.py). Where nothing matches, the tree is the drafter's alone.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.chain import Chain
+from redrafter.core.rows import keep_rows
+from redrafter.core.rules import BeamSearch, Search
+from redrafter.core.step import Drafter
+from redrafter.core.tree import Tree
+from redrafter.drafters.base import NetDrafter
+from redrafter.drafters.medusa import MedusaDrafter
+from redrafter.drafters.ngram import NgramDrafter, NgramState, continuations, find_matches
+from redrafter.errors import ConfigError
+
+SHORTEST, LONGEST = 2, 5
+"""Tokens of a match."""
+DEEPEST = 16
+"""Tokens of a chain. The GPU's tree attention adds up the keys of deeper trees in another order than plain decoding."""
+ODDS = {
+    "greedy": ((0.60, 0.75), (0.70, 0.80), (0.80, 0.85), (0.90, 0.95)),
+    "sampled": ((0.35, 0.60), (0.45, 0.65), (0.55, 0.70), (0.75, 0.85)),
+}
+"""Probability that a copied token is right if all copied tokens before it were, by match length (2, 3, 4, 5 or more):
+for the first token of the chain and for later ones. Measured on answers of SmolLM2-135M-Instruct."""
+FORGETS = 0.9
+"""How much of the count of hits remains after each step with a match."""
+PRIOR = 2.0
+"""Copied tokens, all of them right, that a row's count of hits begins with."""
+
+
+@dataclass(frozen=True)
+class WithNgramsState:
+    """The drafter's own state, the text, and the chain for the next step."""
+
+    inner: Any  # a dataclass of tensors
+    text: NgramState
+    chain: Tensor  # (B, D) the tokens after the longest, most recent match of the text's end
+    match: Tensor  # (B,) its length; 0: none
+    hits: Tensor  # (B, 2) recent copied tokens that were right, and all recent copied tokens that were decided
+
+
+class WithNgrams:
+    """A drafter that searches token by token (recurrent, EAGLE), with n-grams mixed into its beam."""
+
+    def __init__(self, inner: Drafter) -> None:
+        if not isinstance(inner, NetDrafter) or isinstance(inner, MedusaDrafter):
+            raise ConfigError(
+                f"n-grams mix into a recurrent or an EAGLE drafter, not into {type(inner).__name__}: leave out +ngram"
+            )
+        self.inner = inner
+        self.text = NgramDrafter(LONGEST, SHORTEST)
+        sizes = LONGEST - SHORTEST + 1
+        odds = torch.empty(2, sizes, DEEPEST)
+        for table, by_size in zip(odds, ODDS.values(), strict=True):
+            for row, (first, later) in zip(table, by_size, strict=True):
+                row[0], row[1:] = first, later
+        self.odds = odds.to(inner.vocabulary.device)  # (greedy or sampled, match length, depth)
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name}+ngram"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.inner.layers
+
+    @property
+    def default_shape(self) -> Shape:
+        return self.inner.default_shape
+
+    def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> WithNgramsState:
+        text = self.text.begin(tokens, lengths, hidden, slots)
+        hits = torch.full((len(tokens), 2), PRIOR, device=tokens.device)
+        return self._matched(self.inner.begin(tokens, lengths, hidden, slots), text, hits)
+
+    def advance(self, state: WithNgramsState, accepted: Accepted, hidden: Tensor) -> WithNgramsState:
+        hits = updated_hits(state.hits, state.chain, state.match, accepted)
+        text = self.text.advance(state.text, accepted, hidden)
+        return self._matched(self.inner.advance(state.inner, accepted, hidden), text, hits)
+
+    def _matched(self, inner: Any, text: NgramState, hits: Tensor) -> WithNgramsState:
+        found = find_matches(text, LONGEST, SHORTEST, 1)
+        return WithNgramsState(inner, text, continuations(text, found.starts, DEEPEST)[:, 0], found.sizes[:, 0], hits)
+
+    def draft(self, state: WithNgramsState, last: Tensor, search: Search) -> Tree:
+        if not isinstance(search, BeamSearch):
+            raise ConfigError(
+                "n-grams mix into the beam of the rules seeded and typical: leave out +ngram for this rule"
+            )
+        sampled = (search.sampling.temperature > 0).long()
+        odds = self.odds[sampled, (state.match - SHORTEST).clamp(min=0)]  # (B, D)
+        odds = odds * (state.hits[:, :1] / state.hits[:, 1:])
+        odds = torch.where((state.match > 0)[:, None], odds, 0.0)
+        return self.inner.draft(state.inner, last, replace(search, chain=Chain(state.chain, odds)))
+
+    def keep(self, state: WithNgramsState, rows: Tensor) -> WithNgramsState:
+        return keep_rows(state, rows)
+
+
+def updated_hits(hits: Tensor, chain: Tensor, match: Tensor, accepted: Accepted) -> Tensor:
+    """Count the copied tokens that the new tokens have decided: those that were right, and the first wrong one."""
+    width = min(chain.shape[1], accepted.tokens.shape[1])
+    new = torch.arange(width, device=chain.device) < accepted.count[:, None]
+    right = ((chain[:, :width] == accepted.tokens[:, :width]) & new).long().cumprod(1).sum(1)
+    decided = torch.minimum(right + 1, accepted.count.clamp(max=width))
+    counts = FORGETS * hits + torch.stack([right, decided], 1)
+    return torch.where(((match > 0) & (accepted.count > 0))[:, None], counts, hits)

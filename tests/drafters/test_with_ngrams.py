@@ -1,0 +1,165 @@
+"""A drafter with n-grams mixed in: exact text, more tokens per step where the text repeats."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import redrafter
+from redrafter import Engine, RuleConfig, Shape
+from redrafter.core.accept import Accepted
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, with_ngrams
+from redrafter.drafters.checkpoint import write
+from redrafter.drafters.with_ngrams import DEEPEST, FORGETS, PRIOR, updated_hits
+from redrafter.errors import ConfigError
+from redrafter.targets import load_target
+from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, peer_drafter, recurrent_drafter
+
+SHAPES = (
+    Shape(width=1, length=3),
+    Shape(width=5, length=4, nodes=12),
+    Shape(width=8, length=3),
+    Shape(width=24, length=1),
+)
+HOT = {"temperature": 1.0, "seed": 5}
+PENALISED = HOT | {"repetition_penalty": 1.3, "presence_penalty": 0.4}
+LOOP = [3, 8, 5, 9, 2, 7] * 4
+
+
+def texts(engine: Engine, **options):
+    return [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=40, **options)]
+
+
+@pytest.mark.parametrize("options", [{}, HOT, PENALISED], ids=["greedy", "hot", "penalised"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_speculative_is_plain(kind, options):
+    target = load_target(make_model(kind))
+    plain = texts(Engine(target, NoDrafter()), **options)
+    drafter = WithNgrams(recurrent_drafter(target, draft_vocab_size=30, memory_heads=2, memory_size=8))
+    for shape in SHAPES:
+        assert texts(Engine(target, drafter, shape=shape), **options) == plain, shape
+
+
+@pytest.mark.parametrize("options", [{}, HOT], ids=["greedy", "hot"])
+def test_an_eagle_drafter_takes_ngrams_too(options):
+    target = load_target(make_model())
+    plain = texts(Engine(target, NoDrafter()), **options)
+    drafter = WithNgrams(peer_drafter("eagle", target, draft_vocab_size=30))
+    assert texts(Engine(target, drafter, shape=SHAPES[1]), **options) == plain
+
+
+def test_noise_of_deep_nodes_matters(monkeypatch):
+    """The twin of the tests above: wrong noise below the beam's length changes sampled text."""
+    from redrafter.core.rules import beam_search
+
+    target = load_target(make_model("gpt2"))
+    drafter = WithNgrams(recurrent_drafter(target))
+    drafter.odds.fill_(0.97)
+    engine = Engine(target, drafter, shape=Shape(width=8, length=1))
+    cool = {"temperature": 0.2, "seed": 5}
+    plain = texts(Engine(target, NoDrafter()), **cool)
+    assert texts(engine, **cool) == plain
+    true = beam_search.NoiseAhead.__call__
+
+    def reversed_below(self, count):
+        made = true(self, count)
+        return torch.cat([made[:, :2], made[:, 2:].flip(2)], 1) if count > 2 else made
+
+    monkeypatch.setattr(beam_search.NoiseAhead, "__call__", reversed_below)
+    assert texts(engine, **cool) != plain
+
+
+def repeating(target) -> tuple[Engine, Engine]:
+    """The recurrent drafter alone and with n-grams, for a target that repeats its prompt."""
+    shape = Shape(width=4, length=3, nodes=12)
+    drafter = recurrent_drafter(target)
+    return Engine(target, drafter, shape=shape), Engine(target, WithNgrams(drafter), shape=shape)
+
+
+def copying_target():
+    """A model whose next token depends on the last one alone, so that its text soon goes round in a loop."""
+    model = make_model("llama", num_hidden_layers=2)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    return load_target(model)
+
+
+@pytest.fixture(scope="module")
+def copier():
+    return copying_target()
+
+
+def tokens_per_step(engine: Engine) -> float:
+    return float(engine.generate(PROMPTS[0], max_new_tokens=60).stats.tokens_per_step)
+
+
+def test_a_text_that_repeats_takes_fewer_steps(copier):
+    alone, joint = repeating(copier)
+    plain = alone.plain().generate(PROMPTS[0], max_new_tokens=60).tokens
+    assert len(set(plain[30:])) < 20, "the text must repeat"
+    assert joint.generate(PROMPTS[0], max_new_tokens=60).tokens == plain
+    assert tokens_per_step(joint) > 2 * tokens_per_step(alone)
+
+
+def test_the_chain_reaches_below_the_beam(copier):
+    _, joint = repeating(copier)
+    accepted = joint.generate(PROMPTS[0], max_new_tokens=60).stats.accepted_per_step
+    assert max(accepted) > joint.shape.length
+
+
+def test_copied_tokens_in_the_wrong_places_do_not(copier, monkeypatch):
+    """The twin: the chain starts one token late."""
+    alone, joint = repeating(copier)
+    true = with_ngrams.continuations
+    monkeypatch.setattr(with_ngrams, "continuations", lambda s, starts, n: true(s, starts, n).roll(1, -1))
+    assert tokens_per_step(joint) < 2 * tokens_per_step(alone)
+
+
+def accepted(tokens: list[list[int]], counts: list[int]) -> Accepted:
+    new, count = torch.tensor(tokens), torch.tensor(counts)
+    return Accepted(0 * new, new, count, 0 * count, 0 * count)
+
+
+def test_hits_are_counted_up_to_the_first_wrong_token():
+    chain = torch.tensor([[1, 2, 3, 4]] * 5)
+    before = torch.full((5, 2), PRIOR)
+    match = torch.tensor([2, 2, 2, 0, 2])
+    steps = accepted([[1, 2, 9], [9, 2, 3], [1, 2, 9], [1, 2, 3], [1, 2, 3]], [3, 3, 2, 3, 0])
+    after = updated_hits(before, chain, match, steps) - FORGETS * PRIOR
+    assert after[:3].round().tolist() == [[2, 3], [0, 1], [2, 2]]
+    rest: Tensor = after[3:] + FORGETS * PRIOR
+    assert torch.equal(rest, before[3:]), "no match, or a row that has ended: nothing is learned"
+
+
+def test_a_row_whose_copies_fail_trusts_them_less():
+    target = load_target(make_model())
+    drafter = WithNgrams(recurrent_drafter(target))
+    ids = torch.tensor([LOOP, LOOP])
+    state = drafter.begin(ids, torch.tensor([24, 24]), torch.zeros(2, 24, 32, dtype=torch.float64), 60)
+    assert state.match.tolist() == [5, 5]
+    assert state.chain.tolist() == [(LOOP * 2)[:DEEPEST]] * 2
+    state = drafter.advance(state, accepted([[3], [4]], [1, 1]), torch.zeros(2, 1, 32, dtype=torch.float64))
+    right, wrong = (state.hits[:, 0] / state.hits[:, 1]).tolist()
+    assert right == 1.0 > wrong
+    assert state.match.tolist() == [5, 0]
+
+
+def test_names(tmp_path):
+    target = load_target(make_model())
+    write(tmp_path / "mine", recurrent_drafter(target).net, target)
+    engine = redrafter.load(target.model, drafter=f"{tmp_path / 'mine'}+ngram")
+    assert isinstance(engine.drafter, WithNgrams)
+    assert engine.drafter.name == "recurrent+ngram"
+    assert engine.shape == engine.drafter.inner.default_shape
+    other = redrafter.load(target.model, drafter="auto+ngram")  # no drafter comes with the package for this model
+    assert isinstance(other.drafter, NgramDrafter)
+
+
+def test_what_ngrams_cannot_mix_into_is_refused():
+    target = load_target(make_model())
+    for drafter in (NoDrafter(), peer_drafter("medusa", target), ModelDrafter(target, target)):
+        with pytest.raises(ConfigError, match=f"not into {type(drafter).__name__}: leave out"):
+            WithNgrams(drafter)
+    rule = RuleConfig(name="rejection")
+    with pytest.raises(ConfigError, match="the rules seeded and typical"):
+        Engine(target, WithNgrams(recurrent_drafter(target)), rule=rule).generate(PROMPTS[0], max_new_tokens=4)
