@@ -68,6 +68,7 @@ MODEL = [
     (["--drafter", "./nowhere"], "no drafter './nowhere'"),
     (["--drafter", "nobody/nothing"], "no drafter 'nobody/nothing'"),
     (["--drafter", __file__], "is a file"),
+    (["--drafter", "./nowhere+ngram"], "no drafter './nowhere'"),
     (["--width", "0"], "beam width must be at least 1, got 0"),
     (["--gamma", "often"], "gamma must be one of"),
     (["--gamma", "heuristic", "--drafter", "ngram"], "for a drafter that is a causal LM"),

@@ -7,29 +7,24 @@ from torch import Tensor
 import redrafter
 from redrafter import Engine, RuleConfig, Shape
 from redrafter.core.accept import Accepted
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, with_ngrams
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, WithNgrams, with_ngrams
 from redrafter.drafters.checkpoint import write
 from redrafter.drafters.with_ngrams import DEEPEST, FORGETS, PRIOR, updated_hits
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, peer_drafter, recurrent_drafter
 
-SHAPES = (
-    Shape(width=1, length=3),
-    Shape(width=5, length=4, nodes=12),
-    Shape(width=8, length=3),
-    Shape(width=24, length=1),
-)
+SHAPES = (Shape(width=5, length=3, nodes=12), Shape(width=24, length=1))
 HOT = {"temperature": 1.0, "seed": 5}
 PENALISED = HOT | {"repetition_penalty": 1.3, "presence_penalty": 0.4}
 LOOP = [3, 8, 5, 9, 2, 7] * 4
 
 
-def texts(engine: Engine, **options):
-    return [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=40, **options)]
+def texts(engine: Engine, new: int = 28, **options):
+    return [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=new, **options)]
 
 
-@pytest.mark.parametrize("options", [{}, HOT, PENALISED], ids=["greedy", "hot", "penalised"])
+@pytest.mark.parametrize("options", [{}, PENALISED], ids=["greedy", "penalised"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_speculative_is_plain(kind, options):
     target = load_target(make_model(kind))
@@ -44,7 +39,7 @@ def test_an_eagle_drafter_takes_ngrams_too(options):
     target = load_target(make_model())
     plain = texts(Engine(target, NoDrafter()), **options)
     drafter = WithNgrams(peer_drafter("eagle", target, draft_vocab_size=30))
-    assert texts(Engine(target, drafter, shape=SHAPES[1]), **options) == plain
+    assert texts(Engine(target, drafter, shape=SHAPES[0]), **options) == plain
 
 
 def test_noise_of_deep_nodes_matters(monkeypatch):
@@ -55,7 +50,7 @@ def test_noise_of_deep_nodes_matters(monkeypatch):
     drafter = WithNgrams(recurrent_drafter(target))
     drafter.odds.fill_(0.97)
     engine = Engine(target, drafter, shape=Shape(width=8, length=1))
-    cool = {"temperature": 0.2, "seed": 5}
+    cool = {"temperature": 0.2, "seed": 5, "new": 60}
     plain = texts(Engine(target, NoDrafter()), **cool)
     assert texts(engine, **cool) == plain
     true = beam_search.NoiseAhead.__call__
@@ -113,6 +108,19 @@ def test_copied_tokens_in_the_wrong_places_do_not(copier, monkeypatch):
     true = with_ngrams.continuations
     monkeypatch.setattr(with_ngrams, "continuations", lambda s, starts, n: true(s, starts, n).roll(1, -1))
     assert tokens_per_step(joint) < 2 * tokens_per_step(alone)
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["table of all tokens", "table of guessed tokens"])
+def test_a_precomputed_table_continues_after_copied_tokens(read, monkeypatch):
+    """What a GPU decodes with. The twin: a table without the copied tokens guesses something else after them."""
+    if not read:
+        monkeypatch.setattr(RecurrentDrafter, "read_every_token", lambda self: None)
+    target = load_target(make_model())
+    direct, folded = (recurrent_drafter(target, first_state="zero", draft_vocab_size=12) for _ in range(2))
+    folded._precompute()
+    WithNgrams(folded)
+    every = torch.arange(target.vocab_size)
+    assert torch.allclose(folded.token_input(every), direct.token_input(every)) == read
 
 
 def accepted(tokens: list[list[int]], counts: list[int]) -> Accepted:

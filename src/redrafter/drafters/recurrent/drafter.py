@@ -72,11 +72,20 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             self.logits = lambda x: F.linear(x, self.vocabulary)
         if config.cell != "none":
             ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
-            guessed = ids if net.token_ids is None else net.token_ids
-            places = torch.arange(len(guessed), device=ids.device)
-            place = self.place = torch.zeros_like(ids).index_copy_(0, guessed, places)
-            table = self.table = net.token_input(net.token(self.embed(guessed)))  # (V', 1 or 2 states)
-            self.token_input = lambda tokens: table[place[tokens]]
+            self._make_table(ids if net.token_ids is None else net.token_ids)
+
+    def _make_table(self, tokens: Tensor) -> None:
+        """The cell's input for each of these tokens (n,), computed once."""
+        every = torch.zeros(self.net.config.vocab_size, dtype=torch.long, device=tokens.device)
+        place = self.place = every.index_copy_(0, tokens, torch.arange(len(tokens), device=tokens.device))
+        table = self.table = self.net.token_input(self.net.token(self.embed(tokens)))  # (n, 1 or 2 states)
+        self.token_input = lambda tokens: table[place[tokens]]
+
+    @torch.no_grad()
+    def read_every_token(self) -> None:
+        """Continue after tokens that the drafter itself never guesses: a chain of copied tokens may hold them."""
+        if self.table is not None and len(self.table) < self.net.config.vocab_size:
+            self._make_table(torch.arange(self.net.config.vocab_size, device=self.table.device))
 
     def save(self, folder: str | Path, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
         checkpoint.write(Path(folder), self.net, target, overwrite, storage)
@@ -97,7 +106,9 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         share = net.share(state.context)[:, None]  # (B, 1, exit)
 
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-            if states is None:  # the last token may be any token; all later ones are guessed by this drafter
+            if (
+                states is None
+            ):  # the last token may be any token; the table may hold only tokens guessed by this drafter
                 states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
             elif self.table is not None and narrow(states, tokens.numel()):
                 unit = net.cell_u
