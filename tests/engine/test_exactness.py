@@ -18,6 +18,7 @@ from redrafter.kernels.tree_attention.naive import NEWEST
 from redrafter.runtime.batch import Batch
 from redrafter.targets import load_target
 from redrafter.targets.cuda import verifier as verifier_module
+from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.cuda.verifier import verifier
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
 
@@ -160,6 +161,29 @@ def test_twin_a_pass_with_the_models_own_attention_is_noticed(target, monkeypatc
     monkeypatch.setattr(type(target), "forward", lambda *a, **k: pytest.fail("a pass with the model's own attention"))
     with pytest.raises(pytest.fail.Exception):
         engine.generate([1, 2, 3], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("verdict", [False, True])
+def test_a_verifier_that_fails_is_passed_by_where_bits_differ_anyway(target, tried, monkeypatch, verdict):
+    tried.verdict = verdict
+    want = recorded(target, NgramDrafter()).generate(PROMPTS[0], max_new_tokens=6).tokens
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(TreeTarget, "forward", fail)
+    engine = recorded(target, NgramDrafter())
+    if verdict:  # the twin: the model's own attention would break the promise
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            engine.generate(PROMPTS[0], max_new_tokens=6)
+    else:
+        assert engine.generate(PROMPTS[0], max_new_tokens=6).tokens == want
+
+
+def test_a_drafter_that_runs_the_same_model_keeps_its_own_cache(target, tried):
+    want = Engine(target, NoDrafter()).generate(PROMPTS[0], max_new_tokens=8).tokens
+    engine = recorded(target, ModelDrafter(target, target), shape=Shape(width=2, length=2, nodes=3))
+    assert engine.generate(PROMPTS[0], max_new_tokens=8).tokens == want
 
 
 def test_require(target, tried, monkeypatch):

@@ -200,8 +200,12 @@ class Batch:
         return self._begin(rows, logits)
 
     def _prefill(self, tokens: Tensor, lengths: list[int], rows: list[Row], begin: int) -> tuple[Tensor, Tensor]:
+        """A pass over prompts that no recorded pass reads."""
+        reads, verifier = self.executor.unrecorded, self.executor.verifier
+        if len(rows) > 1 and isinstance(verifier, TreeTarget) and verifier.compiles:
+            reads = verifier
         places = [row.place for row in rows]
-        return prefill(self.executor.verifier, self.state.cache, tokens, lengths, places, self.drafter.layers, begin)
+        return prefill(reads, self.state.cache, tokens, lengths, places, self.drafter.layers, begin)
 
     def _begin(self, rows: list[Row], logits: Tensor) -> list[RowOutput]:
         """Rows whose prompts are read choose their first tokens, from logits (n, V), and take part in steps."""

@@ -20,6 +20,7 @@ from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, step
 from redrafter.core.step import Target as Verifies
+from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.graph import recorded
@@ -101,15 +102,20 @@ class Executor:
             self.rules[shape] = self.make_rule(shape or self.plain.default_shape)
         return self.rules[shape]
 
+    @property
+    def unrecorded(self) -> Target | TreeTarget:
+        """What runs passes that are not recorded: the verifier if it keeps a token's bits, else the target itself."""
+        exact = isinstance(self.verifier, TreeTarget) and self.verifier.same_bits
+        return self.verifier if exact else self.target
+
     def run(
         self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, extent: int, heard: bool
     ) -> Launched:
         """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
-        target = _LogitsKept(self.verifier)  # the pass of recorded steps: a row may change from one kind to the other
-        with serving(self.verifier, cache):
-            out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
+        target = _LogitsKept(self.unrecorded)
+        out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
         results = [out.tolist()]
         return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
 
@@ -272,10 +278,11 @@ def _holds_cache(state: Any) -> bool:
 class _LogitsKept:
     """The target, with the logits of its last pass at hand."""
 
-    def __init__(self, target: Verifies) -> None:
+    def __init__(self, target: Target | TreeTarget) -> None:
         self.target = target
         self.logits: Tensor | None = None
 
-    def verify(self, *arguments: Any) -> tuple[Tensor, Tensor]:
-        self.logits, hidden = self.target.verify(*arguments)
+    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        with serving(self.target, cache):  # not around the whole step: a drafter may run the same model
+            self.logits, hidden = self.target.verify(tree, lengths, cache, layers)
         return self.logits, hidden

@@ -82,7 +82,7 @@ class _Piece:
 
 
 def prefill(
-    verifier: Target | TreeTarget,
+    target: Target | TreeTarget,
     cache: Arena,
     tokens: Tensor,
     lengths: list[int],
@@ -90,17 +90,14 @@ def prefill(
     layers: tuple[int, ...],
     begin: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """As `Target.prefill`, for rows at these places of the batch.
-
-    The pass is the one that verifies. Where its bits are the same in every pass, a prompt's are too.
-    """
+    """As `Target.prefill`, for rows at these places of the batch."""
     at = torch.tensor(places, device=tokens.device)
-    if isinstance(verifier, TreeTarget):
-        with serving(verifier, cache):
-            return verifier.prefill(tokens, lengths, cache, layers, begin, at)
+    if isinstance(target, TreeTarget):
+        with serving(target, cache):
+            return target.prefill(tokens, lengths, cache, layers, begin, at)
     if len(places) == 1:
-        return verifier.prefill(tokens, lengths, cache.part(places[0], places[0] + 1), layers, begin)
+        return target.prefill(tokens, lengths, cache.part(places[0], places[0] + 1), layers, begin)
     apart = KVCache(slots=tokens.shape[1])
-    found = verifier.prefill(tokens, lengths, apart, layers, begin)
+    found = target.prefill(tokens, lengths, apart, layers, begin)
     cache.place(apart, at, cache.rows)
     return found

@@ -11,9 +11,11 @@ __all__ = ["parts_of", "product", "supports"]
 
 
 def supports(weight: Tensor) -> bool:
-    """Whether the kernel takes these weights (O, K): 16-bit floats with contiguous rows of 16, 32, 48, ... columns."""
-    dtypes = (torch.bfloat16, torch.float16)
-    return weight.dtype in dtypes and weight.stride(-1) == 1 and weight.shape[1] % 16 == 0
+    """Whether the kernel takes these weights (O, K): plain 16-bit floats, rows of 16, 32, 48, ... at 16 bytes each."""
+    plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.dtype in (torch.bfloat16, torch.float16)
+    if not plain or weight.stride(-1) != 1 or weight.shape[1] % 16:
+        return False
+    return weight.stride(0) % 8 == 0 and weight.data_ptr() % 16 == 0
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -315,6 +315,8 @@ PROGRAMS = 396
 """Enough programs to fill a GPU; if rows and heads make fewer, the keys are split among programs."""
 COUNTERS = 1 << 16
 """The most tiles of one pass."""
+MOST = 128 << 20
+"""Bytes of partial sums at most; one program per tile needs none."""
 LONG = 2048
 """Slots of a cache above which reading keys costs more than merging parts."""
 
@@ -355,6 +357,8 @@ def attend(
     d = max(16, triton.next_power_of_2(size))
     shared = plan(batch * kv_heads, groups * n, keys.shape[2], query.dtype, d)
     tiles, workers = triton.cdiv(groups * n, shared["M"]), shared.pop("workers")
+    if 4 * batch * heads * n * size * (parts_of(keys.shape[2]) + 1) > MOST:
+        workers = 0
     assert batch * kv_heads * tiles <= COUNTERS
     stored = parts_of(keys.shape[2]) if workers else 0
     sums = torch.empty(batch * kv_heads, stored + 1, groups * n, size, dtype=torch.float32, device=query.device)

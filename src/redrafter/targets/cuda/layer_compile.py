@@ -93,7 +93,7 @@ def _ends(target: Target, beside: list[nn.Module]) -> dict[nn.Module, Forward]:
     found: dict[nn.Module, Forward] = {}
     for module in beside:
         if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
-            if target.max_positions <= LONGEST:
+            if target.max_positions <= LONGEST and not _follows_length(target.config):
                 found[module] = RotaryTable(target, module.forward)
         else:
             try:
@@ -103,3 +103,9 @@ def _ends(target: Target, beside: list[nn.Module]) -> dict[nn.Module, Forward]:
     if type(target.output_embedding) is nn.Linear and not target.output_embedding._forward_hooks:
         found[target.output_embedding] = Head(target.output_embedding)
     return found
+
+
+def _follows_length(config: Any) -> bool:
+    """Whether the rotary angles of a position depend on the length of the text."""
+    said = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    return any(kind in str(said) for kind in ("longrope", "dynamic"))

@@ -4,6 +4,8 @@ Decided by trying, on the model itself with random tokens. A kernel that sums in
 fused, shows here.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from redrafter.targets.cuda.tree_target import TreeTarget
 LENGTHS = (5, 530)
 """Tokens before the tree: fewer than the newest keys, and several blocks and parts of keys."""
 WIDTH, DEPTH, NODES = 12, 6, 63
+PROMPT = 512
 
 
 @torch.no_grad()
@@ -21,7 +24,29 @@ def same_bits(verifier: TreeTarget) -> bool:
     """Whether nodes that are read one after the other, or as a prompt, get the bits that the tree's pass gives them."""
     if not verifier.forwards.fused:
         return False
-    return all(_same_after(verifier, n) for n in LENGTHS if n + NODES + 1 < verifier.target.max_positions)
+    longest = verifier.target.max_positions - NODES - 2
+    if longest < 1:
+        return False
+    return all(_same_after(verifier, min(n, longest)) for n in LENGTHS) and _same_in_pieces(verifier)
+
+
+def _same_in_pieces(verifier: TreeTarget) -> bool:
+    """A prompt read at once and in pieces. The library may compute products of as many tokens as are read at once."""
+    size = min(PROMPT, verifier.target.max_positions)
+    random = torch.Generator().manual_seed(0)
+    prompt = torch.randint(verifier.target.vocab_size, (1, size), generator=random).to(verifier.target.device)
+
+    def read(pieces: Sequence[int]) -> Tensor:
+        cache, found, begin = _random_cache(verifier, 1, size), [], 0
+        for n in pieces:
+            at = torch.tensor([begin], device=prompt.device)
+            depths = torch.arange(n, device=prompt.device)[None]
+            with verifier.using(cache):
+                found.append(verifier.forward(prompt[:, begin : begin + n], depths, None, at, ())[0])
+            begin += n
+        return torch.cat(found, dim=1)
+
+    return torch.equal(read([size]), read([size // 3, size // 2, size - size // 3 - size // 2]))
 
 
 def _same_after(verifier: TreeTarget, length: int) -> bool:
