@@ -21,6 +21,7 @@ MEASURING = (
     "cpu",
     "drafter",
     "equality",
+    "exact_gpu",
     "family",
     "gather",
     "gpu",

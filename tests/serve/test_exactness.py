@@ -41,12 +41,12 @@ def test_models_metrics_and_usage(monkeypatch, promised):
         assert done["usage"]["speculative"]["exactness"] == promised
 
 
-def test_an_answer_with_a_pass_that_is_not_recorded_is_not_bitwise(monkeypatch):
+def test_log_probabilities_keep_the_promise(monkeypatch):
     monkeypatch.setattr(exactness, "why_ties", lambda *a, **k: "")
     with running(make_served()) as url:
         assert json.loads(ask(f"{url}/v1/models"))["data"][0]["exactness"] == "bitwise"
         done = json.loads(ask(f"{url}/v1/completions", {"model": NAME, "prompt": "ab", "logprobs": 1}))
-        assert done["usage"]["speculative"]["exactness"] == "ties"
+        assert done["usage"]["speculative"]["exactness"] == "bitwise"
 
 
 def served(chooser: ShapeChooser, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
-from redrafter.drafters.with_ngrams import DEEPEST
+from redrafter.drafters.with_ngrams import DEEPEST, WithNgrams
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
@@ -82,7 +82,7 @@ def time_steps(
     Rows whose context is full are opened again with their prompts.
     """
     candidates: list[Shape | None] = [None, *shapes]
-    per_round = tokens_per_round(shapes)
+    per_round = tokens_per_round(shapes, DEEPEST if isinstance(batch.drafter, WithNgrams) else 0)
     steps = max(1, min(budget.steps, batch.context // (2 * per_round) - 1))
     room = batch.context - (steps + 1) * per_round - 1  # tokens a row may hold before a turn begins
     if room < 1:
@@ -110,9 +110,12 @@ def time_steps(
     return plain, [plain * ratio for ratio in ratios]
 
 
-def tokens_per_round(shapes: Sequence[Shape]) -> int:
-    """The most tokens that a row gains from one plain step and one step of each shape."""
-    return 1 + sum(max(shape.length, min(DEEPEST, shape.budget)) + 1 for shape in shapes)
+def tokens_per_round(shapes: Sequence[Shape], deepest: int = 0) -> int:
+    """The most tokens that a row gains from one plain step and one step of each shape.
+
+    A drafter may add a chain that is at most `deepest` tokens deep.
+    """
+    return 1 + sum(max(shape.length, min(deepest, shape.budget)) + 1 for shape in shapes)
 
 
 def context_for(shapes: Sequence[Shape], steps: int, prompt_tokens: int) -> int:

@@ -86,7 +86,7 @@ class BeamSearchedRejection(RejectionRule):
         length = len(self.branching)
         noise = torch.zeros(len(lengths), length + 1, V, dtype=torch.float64)
         return _SearchedNotSampled(
-            BeamSearch(Shape(width=1, length=length), sampling, lambda: noise, seeds, lengths), sampled
+            BeamSearch(Shape(width=1, length=length), sampling, lambda count: noise, seeds, lengths), sampled
         )
 
     def accept(self, search, tree, logits, counts):
