@@ -21,7 +21,7 @@ class RequestWriter:
     """Turns what passes give a request's row into text and statistics."""
 
     def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any, promise: Promise) -> None:
-        self.index, self.request, self.promise = index, request, promise
+        self.index, self.request = index, request
         self.ids = [*request.pads, *request.prompt]
         self.text = TextWriter(tokenizer, request.stop)
         self.stats = Stats(rule=rule.name, lossless=rule.lossless, exactness=promise.exactness)

@@ -6,15 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redrafter.kernels.norm_gate.naive import Activation, Norm
-
-
-@triton.jit
-def _summed(parts, at, inside, part, PARTS: tl.constexpr):
-    """The sum of the partial sums at `at`, first to last."""
-    whole = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
-    for i in tl.static_range(1, PARTS):  # unrolled, so that all loads are issued at once
-        whole += tl.load(parts + i * part + at, mask=inside, other=0.0).to(tl.float32)
-    return whole
+from redrafter.kernels.product.triton import summed
 
 
 @triton.jit
@@ -34,7 +26,7 @@ def _add_norm(
     raw = tl.load(x + row * x_row + at, mask=inside, other=0.0)
     wide = raw.to(tl.float32)
     if PARTS > 0:
-        new = _summed(parts, row * size + at, inside, part, PARTS)
+        new = summed(parts, row * size + at, inside, part, PARTS)
         if AFTER:
             new = _normed(new, after, at, inside, size, after_offset, after_eps).to(raw.dtype).to(tl.float32)
         sums = (wide + new).to(raw.dtype)
@@ -50,8 +42,8 @@ def _gate(parts, out, half, part, PARTS: tl.constexpr, SILU: tl.constexpr, TILE:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < half
-    opening = _summed(parts, row * 2 * half + at, inside, part, PARTS)
-    what = _summed(parts, row * 2 * half + half + at, inside, part, PARTS)
+    opening = summed(parts, row * 2 * half + at, inside, part, PARTS)
+    what = summed(parts, row * 2 * half + half + at, inside, part, PARTS)
     if SILU:
         opening = opening / (1 + tl.exp(-opening))
     else:  # x · (1 + tanh(u)) / 2 = x · sigmoid(2·u)

@@ -35,6 +35,15 @@ def _product(
     tl.store(into, acc.to(out.dtype.element_ty), mask=(row < n)[None, :] & (column < width)[:, None])
 
 
+@triton.jit
+def summed(parts, at, inside, part, PARTS: tl.constexpr):
+    """For the kernels that read a product: the sum of the partial sums at `at`, first to last."""
+    whole = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, PARTS):  # unrolled, so that all loads are issued at once
+        whole += tl.load(parts + i * part + at, mask=inside, other=0.0).to(tl.float32)
+    return whole
+
+
 RESERVED = 2048
 """Bytes of shared memory that a program needs besides its tiles."""
 

@@ -5,16 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.product.triton import summed
 from redrafter.kernels.rotary.naive import Heads
-
-
-@triton.jit
-def _summed(parts, at, inside, part, PARTS: tl.constexpr):
-    """The sum of the partial sums at `at`, first to last."""
-    whole = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
-    for i in tl.static_range(1, PARTS):
-        whole += tl.load(parts + i * part + at, mask=inside, other=0.0).to(tl.float32)
-    return whole
 
 
 @triton.jit(do_not_specialize=["n", "part"])
@@ -34,8 +26,8 @@ def _rotate(
     inside = (head < heads + 2 * kv_heads)[:, None] & (d < size)[None, :]
     is_query, is_value = head < heads, head >= heads + kv_heads
     start = token * p_row + head[:, None] * size
-    own = _summed(parts, start + d[None, :], inside, part, PARTS)
-    other = _summed(parts, start + across[None, :], inside, part, PARTS)
+    own = summed(parts, start + d[None, :], inside, part, PARTS)
+    other = summed(parts, start + across[None, :], inside, part, PARTS)
     plain = own
     if NORM > 0:
         if NORM == 1:
@@ -43,9 +35,9 @@ def _rotate(
             q_at, k_at = tl.zeros_like(head), tl.zeros_like(head)
         else:
             at_q, at_k = tl.arange(0, Q), tl.arange(0, K)
-            whole = _summed(parts, token * p_row + at_q, at_q < heads * size, part, PARTS)
+            whole = summed(parts, token * p_row + at_q, at_q < heads * size, part, PARTS)
             q_unit = tl.rsqrt(tl.sum(whole * whole, 0) / (heads * size) + eps)
-            whole = _summed(parts, token * p_row + heads * size + at_k, at_k < kv_heads * size, part, PARTS)
+            whole = summed(parts, token * p_row + heads * size + at_k, at_k < kv_heads * size, part, PARTS)
             k_unit = tl.rsqrt(tl.sum(whole * whole, 0) / (kv_heads * size) + eps)
             unit = tl.where(is_query, q_unit, k_unit)
             q_at, k_at = head * size, (head - heads) * size

@@ -107,5 +107,5 @@ def _ends(target: Target, beside: list[nn.Module]) -> dict[nn.Module, Forward]:
 
 def _follows_length(config: Any) -> bool:
     """Whether the rotary angles of a position depend on the length of the text."""
-    said = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    return any(kind in str(said) for kind in ("longrope", "dynamic"))
+    scaling = str([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
+    return "longrope" in scaling or "dynamic" in scaling
