@@ -4,8 +4,9 @@
 
 Both contenders are compiled and recorded as CUDA graphs. They take turns, prompt by prompt; figures are medians over
 the rounds. Parts: `speed` (wall-clock time and tokens/step), `profile` (the time of each stage of a step, from a
-profiler trace), `memory`, `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams unpacked and
-packed into trees), `batch` (beam widths × rows). Results are written after each part.
+profiler trace), `memory`, `start` (from a loaded model to the first token in a new process, with empty and with filled
+compiler caches), `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams unpacked and packed
+into trees), `batch` (beam widths × rows). Results are written after each part.
 """
 
 import sys
@@ -16,7 +17,10 @@ if not __package__:  # run as `python benchmarks/gpu.py`
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,7 +41,7 @@ from redrafter.results import check_new, write_results
 from redrafter.runtime.batch import Batch
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 
-PARTS = ("speed", "profile", "memory", "equality", "long", "packing", "batch")
+PARTS = ("speed", "profile", "memory", "start", "equality", "long", "packing", "batch")
 CONTEXTS = (512, 2048, 4096, 8000)
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 10, 20, 40, 80)
 PACKED_ROWS = (1, 4, 16, 40)
@@ -56,6 +60,7 @@ class GpuBenchmark:
         self.prompts = first_turns(args.questions, args.prompts)
         self.rows: list[dict[str, Any]] = []
         self.headline: dict[str, float] = {}
+        self.words: list[str] = []
 
     @property
     def contenders(self) -> dict[str, Engine]:
@@ -64,12 +69,15 @@ class GpuBenchmark:
     def prepare(self) -> None:
         """Compile and record the steps that the first parts need."""
         for name, engine in self.contenders.items():
+            if self.args.only_start and name == "plain":
+                continue
             before, began = torch.cuda.memory_allocated(), time.perf_counter()
-            once(engine, self.prompts[0], 16)
+            first = once(engine, self.prompts[0], 16)["prompt"]
             self.rows.append(
                 {
                     "part": "prepare",
                     "contender": name,
+                    "first_token_seconds": round(first, 1),
                     "seconds": round(time.perf_counter() - began, 1),
                     "recorded": engine.recorded,
                     "gigabytes": (torch.cuda.memory_allocated() - before) / 1e9,
@@ -148,7 +156,7 @@ def speed(bench: GpuBenchmark) -> None:
     row = compare(bench, bench.prompts, bench.args.tokens, bench.args.rounds)
     row["efficiency"] = row["speedup"] / row["tokens_per_step"]
     bench.rows.append({"part": "speed", "temperature": 0.0} | row)
-    for key in ("speedup", "speedup_with_prompt", "tokens_per_step", "efficiency", "plain_ms"):
+    for key in ("speedup", "speedup_with_prompt", "tokens_per_step", "efficiency", "plain_ms", "step_ms"):
         bench.headline[key] = round(row[key], 4)
 
 
@@ -194,6 +202,20 @@ def memory(bench: GpuBenchmark) -> None:
             "peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9,
         }
     )
+
+
+def start(bench: GpuBenchmark) -> None:
+    """Time the first tokens of speculative decoding in new processes: with empty compiler caches, then with these."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        for name in ("cold", "warm"):
+            saved = Path(folder) / f"{name}.json"
+            words = [*bench.words, "--only-start", "--save", str(saved)]
+            subprocess.run([sys.executable, __file__, *words], env=os.environ | caches, check=True)
+            row = json.loads(saved.read_text())["rows"][0]
+            bench.rows.append(row | {"part": "start", "caches": name})
+            bench.headline[f"{name}_start_s"] = row["first_token_seconds"]
+            bench.headline[f"{name}_16_tokens_s"] = row["seconds"]
 
 
 def equality(bench: GpuBenchmark) -> None:
@@ -316,6 +338,7 @@ RUN: dict[str, Callable[[GpuBenchmark], None]] = {
     "speed": speed,
     "profile": trace,
     "memory": memory,
+    "start": start,
     "equality": equality,
     "long": long,
     "packing": packing,
@@ -328,7 +351,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
     words += ["--shape", SMOKE, "--budget", 200_000, "--beam", "2x3:4", "--runtime", "eager"]
     words += ["--prompts", 1, "--tokens", 6, "--rounds", 1, "--texts", 1, "--long-prompts", 1, "--contexts", 64]
     words += ["--rows", 2, "--widths", 2, "--packed-rows", 1]
-    return [*words, "--parts", "speed", "memory", "equality", "long", "packing", "batch"]  # `profile` needs a GPU
+    return [*words, "--parts", "speed", "memory", "equality", "long", "packing", "batch"]  # others need a GPU
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -350,11 +373,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="beam widths in the part `batch`")
     parser.add_argument("--packed-rows", type=int, nargs="+", default=PACKED_ROWS, help="rows in the part `packing`")
     parser.add_argument("--parts", nargs="+", default=list(PARTS[:-2]), choices=PARTS)
+    parser.add_argument("--only-start", action="store_true", help="only time the first tokens: what `start` runs")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     bench = GpuBenchmark(args)
+    bench.words = list(sys.argv[1:] if argv is None else argv)
     bench.prepare()
-    for part in args.parts:
+    bench.save()
+    for part in [] if args.only_start else args.parts:
         RUN[part](bench)
         print(part, {k: v for k, v in bench.rows[-1].items() if k != "differences"}, flush=True)
         bench.save()

@@ -4,7 +4,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import profile
 
 ATTENTION = "_tree_attention"
-PRODUCTS = ("gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
+PRODUCTS = ("_product", "gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
 Kernel = tuple[str, float, float]
 """Name, start and duration in microseconds."""
 

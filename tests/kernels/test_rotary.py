@@ -79,7 +79,7 @@ def test_a_token_has_the_same_bits_in_every_pass(wide):
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     cache = torch.zeros(2, 1, 8, 200, 128, device=DEVICE, dtype=torch.bfloat16)
     depths = torch.arange(64, device=DEVICE)[None]
-    together = kernel.rotate(parts, cos, sin, heads, *cache, pack_mask(depths[:, :1] + 100, depths, None))
+    together = kernel.rotate(parts, cos, sin, heads, *cache, pack_mask(depths[:, 0] + 100, depths, None))
     for i in range(64):
         at = torch.tensor([i], device=DEVICE)
         packed = pack_mask(at, depths[:, :1], None)

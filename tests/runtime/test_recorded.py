@@ -17,7 +17,7 @@ from redrafter.runtime.cache import Arena
 from redrafter.runtime.executor import Executor, RecordedStep
 from redrafter.targets import attention, load_target
 from redrafter.targets.cuda import tree_target as tree
-from redrafter.targets.selfcheck import check_tree_kernel
+from redrafter.targets.selfcheck import checked_tree_target
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 
 
@@ -25,7 +25,7 @@ from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_draf
 def test_tree_kernel_gives_the_models_own_logits(kind):
     target = load_target(make_model(kind, torch.float32))
     before = target.config._attn_implementation
-    check_tree_kernel(target)
+    checked_tree_target(target)
     assert target.config._attn_implementation == before
 
 
@@ -37,7 +37,7 @@ def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
 
     monkeypatch.setattr(attention, "pack_mask", wrong)
     with pytest.raises(UnsupportedTarget, match="other logits"):
-        check_tree_kernel(load_target(make_model("llama", torch.float32)))
+        checked_tree_target(load_target(make_model("llama", torch.float32)))
 
 
 def recorded(target, drafter, shape=None) -> Engine:

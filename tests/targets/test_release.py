@@ -13,7 +13,7 @@ from redrafter.targets import Target, load_target
 from redrafter.targets import load as load_module
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.selfcheck import check_tree_kernel
+from redrafter.targets.selfcheck import checked_tree_target
 from tests.helpers.zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
@@ -58,7 +58,7 @@ def test_the_gpu_path_hands_a_users_model_back(kind):
     model.model.norm.eval()
 
     target = load_target(model)
-    check_tree_kernel(target)
+    checked_tree_target(target)
     tree = TreeTarget(target)
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7], cache, ())

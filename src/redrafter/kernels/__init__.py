@@ -6,7 +6,7 @@ decided here and nowhere else. What a fast implementation cannot do (a dtype, a 
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ Implementation = Literal["triton", "cpp", "naive"]
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _forced: Implementation | None = None
+_compiles_only = False
 
 
 def runs_triton(device: torch.device) -> bool:
@@ -42,3 +43,28 @@ def force(implementation: Implementation) -> Iterator[None]:
         yield
     finally:
         _forced = before
+
+
+def compile_kernels(run: Callable[[], object], device: torch.device) -> None:
+    """Compile the Triton kernels that `run` launches on a GPU, many at once, without running them.
+
+    What the kernels would write is arbitrary then. Errors are left to the real run.
+    """
+    if device.type != "cuda" or not runs_triton(device):
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    import triton
+
+    global _compiles_only
+    with contextlib.suppress(Exception), ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        _compiles_only = True
+        try:
+            run()
+        finally:
+            _compiles_only = False
+
+
+def compiles_only() -> bool:
+    """Whether `compile_kernels` is under way: results mean nothing and are not to be compared or kept."""
+    return _compiles_only

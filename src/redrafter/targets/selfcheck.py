@@ -94,18 +94,22 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def check_tree_kernel(target: Target) -> None:
-    """Raise UnsupportedTarget unless the tree kernel gives the logits that the model's own attention gives."""
+def checked_tree_target(target: Target, compiles: bool = False) -> TreeTarget:
+    """The target through the tree kernel, which must give the logits of the model's own attention.
+
+    Raises UnsupportedTarget if the kernel does not.
+    """
     if target.dtype == torch.float64:
         raise UnsupportedTarget("the tree kernel does not support fp64")
-
-    def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        tree_target = TreeTarget(target)
-        with tree_target.using(cache):
-            found: tuple[Tensor, Tensor] = tree_target.verify(tree, lengths, cache, layers)
-            return found
-
     try:
+        made = TreeTarget(target, compiles)
+        tried = made if made.forwards.fused else TreeTarget(target)  # compiling layers for the check alone takes long
+
+        def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+            with tried.using(cache):
+                found: tuple[Tensor, Tensor] = tried.verify(tree, lengths, cache, layers)
+                return found
+
         gap = _tree_gap(target, verify)
     except UnsupportedTarget:
         raise
@@ -114,6 +118,7 @@ def check_tree_kernel(target: Target) -> None:
         raise UnsupportedTarget(f"the tree kernel fails: {type(error).__name__}: {reason}") from error
     if not gap <= tolerance(target.dtype):
         raise UnsupportedTarget(f"the tree kernel gives other logits (difference {gap:.2g})")
+    return made
 
 
 def _tree_gap(target: Target, verify: Callable[..., tuple[Tensor, Tensor]]) -> float:

@@ -8,7 +8,7 @@ import torch
 from redrafter.core.cache import KVCache
 from redrafter.kernels import norm_gate
 from redrafter.targets import load_target
-from redrafter.targets.cuda import layer_compile, layer_parts
+from redrafter.targets.cuda import fused_layer, layer_compile, layer_parts
 from redrafter.targets.cuda.tree_target import TreeTarget
 from tests.helpers.zoo import make_model
 
@@ -55,11 +55,11 @@ def test_other_layers_keep_their_own_forward(kind):
     assert not fused(load_target(copy.deepcopy(make_model(kind, torch.float32))))
 
 
-@pytest.mark.parametrize("part", ["add_norm", "gate"])
-def test_twin_a_wrong_kernel_is_not_trusted(part, monkeypatch):
+@pytest.mark.parametrize(("module", "part"), [(norm_gate, "add_norm"), (fused_layer, "gated_product")])
+def test_twin_a_wrong_kernel_is_not_trusted(module, part, monkeypatch):
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)))
-    right = getattr(norm_gate, part)
-    monkeypatch.setattr(norm_gate, part, lambda *args, **kw: right(*args, **kw) * 1.001)
+    right = getattr(module, part)
+    monkeypatch.setattr(module, part, lambda *args, **kw: right(*args, **kw) * 1.001)
     assert not fused(target)
 
 

@@ -12,7 +12,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.targets import load_target
 from redrafter.targets.cuda.fused_qkv import LinearSlice, replaced, stack_linears
 from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.selfcheck import check_tree_kernel
+from redrafter.targets.selfcheck import checked_tree_target
 from tests.helpers.zoo import make_model
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -72,14 +72,14 @@ def test_what_others_changed_stays_theirs():
 def test_a_wrong_part_is_found(monkeypatch):
     # mixtral: its layers are not fused
     target = load_target(make_model("mixtral", torch.float32))
-    check_tree_kernel(target)
+    checked_tree_target(target)
 
     def shifted(self, x):
         return self.stack(x).roll(1, -1)[..., self.start : self.stop]
 
     monkeypatch.setattr(LinearSlice, "forward", shifted)
     with pytest.raises(UnsupportedTarget, match="other logits"):
-        check_tree_kernel(target)
+        checked_tree_target(target)
 
 
 def test_a_failure_inside_leaves_the_model_as_it_was():

@@ -17,6 +17,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree, ancestors
 from redrafter.kernels import norm_gate
 from redrafter.kernels import tree_attention as attention
+from redrafter.kernels.gated_product import naive as naive_gated_product
 from redrafter.kernels.product import naive as naive_product
 from redrafter.kernels.product import parts_of
 from redrafter.kernels.tree_attention.naive import BITS, DEPTH, LENGTH, PLACE, visible
@@ -316,7 +317,7 @@ def attention_by_node(query, keys, values, packed, scaling):
 @pytest.fixture
 def fixed_order(monkeypatch):
     """On a CPU: products and attention whose sums have one order."""
-    for module in (fused_layer, model_ends):
+    for module in (fused_layer, model_ends, naive_gated_product):
         monkeypatch.setattr(module, "product", product_by_row)
     monkeypatch.setattr(attention.naive, "attend", attention_by_node)
 

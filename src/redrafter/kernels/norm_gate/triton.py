@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.norm_gate.naive import Activation, Norm
 from redrafter.kernels.product.triton import summed
 
@@ -19,7 +20,9 @@ def _normed(x, weight, at, inside, size, offset, eps):
 def _add_norm(
     x, parts, after, before, out, into, size, part, x_row, into_row, after_offset, after_eps, offset, eps,
     PARTS: tl.constexpr, AFTER: tl.constexpr, BEFORE: tl.constexpr, SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
     inside = at < size
@@ -37,18 +40,23 @@ def _add_norm(
         tl.store(out + row * size + at, unit.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def activated(x, SILU: tl.constexpr):
+    """SiLU or GELU: x · (1 + tanh(u)) / 2 = x · sigmoid(2·u)."""
+    cubic = tl.fma(x * x * x, tl.full(x.shape, 0.044715, tl.float32), x)
+    exponent = -x if SILU else -1.5957691216057308 * cubic
+    return x / (1 + tl.exp(exponent))
+
+
 @triton.jit(do_not_specialize=["part"])
-def _gate(parts, out, half, part, PARTS: tl.constexpr, SILU: tl.constexpr, TILE: tl.constexpr):
+def _gate(parts, out, half, part, PARTS: tl.constexpr, SILU: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < half
     opening = summed(parts, row * 2 * half + at, inside, part, PARTS)
     what = summed(parts, row * 2 * half + half + at, inside, part, PARTS)
-    if SILU:
-        opening = opening / (1 + tl.exp(-opening))
-    else:  # x · (1 + tanh(u)) / 2 = x · sigmoid(2·u)
-        cubic = tl.fma(opening * opening * opening, tl.full([TILE], 0.044715, tl.float32), opening)
-        opening = opening / (1 + tl.exp(-1.5957691216057308 * cubic))
+    opening = activated(opening, SILU)
     tl.store(out + row * half + at, (opening * what).to(out.dtype.element_ty), mask=inside)
 
 
@@ -64,7 +72,8 @@ def add_norm(
     sums = out if parts is None else into
     assert sums is not None
     first, second = after or Norm(x, 0.0, 0.0), before or Norm(x, 0.0, 0.0)
-    _add_norm[(rows,)](
+    launch(
+        _add_norm, (rows,), x.device,
         x, x if parts is None else parts, first.weight, second.weight, sums if out is None else out, sums,
         size, rows * size, x.stride(0), sums.stride(0), first.offset, first.eps, second.offset, second.eps,
         PARTS=0 if parts is None else len(parts), AFTER=after is not None, BEFORE=before is not None, SIZE=wide,
@@ -80,7 +89,8 @@ def gate(parts: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> 
     """See naive.py; (S, n, 2·I), contiguous."""
     count, rows, width = parts.shape
     out = torch.empty(rows, width // 2, dtype=dtype, device=parts.device)
-    _gate[rows, triton.cdiv(width // 2, TILE)](
-        parts, out, width // 2, parts.stride(0), PARTS=count, SILU=activation == "silu", TILE=TILE, num_warps=4
-    )
+    launch(
+        _gate, (rows, triton.cdiv(width // 2, TILE)), parts.device,
+        parts, out, width // 2, parts.stride(0), PARTS=count, SILU=activation == "silu", TILE=TILE, num_warps=4,
+    )  # fmt: skip
     return out

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from redrafter.kernels import compiles_only
+from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.product import naive
 from redrafter.kernels.product.naive import BLOCK, PROGRAMS, parts_of
 
@@ -21,10 +23,12 @@ from redrafter.kernels.product.naive import BLOCK, PROGRAMS, parts_of
 def _product(
     weights, x, bias, out, n, width, size, out_part, out_row,
     BIAS: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of one part: WIDE outputs of TOKENS tokens."""
     tile, wide, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of the same weights run together
     each = size // PARTS
+    wait_for_previous(EARLY)
     acc = tl.zeros([WIDE, TOKENS], tl.float32)
     for k in range(part * each, (part + 1) * each, BLOCK):  # behind the last column, loads give zeros
         acc = tl.dot(weights.load([wide * WIDE, k]), x.load([tile * TOKENS, k]).T, acc)
@@ -82,7 +86,9 @@ def own_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     out = torch.empty(parts, n, width, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
     of_weights = TensorDescriptor(weight, [width, size], [weight.stride(0), 1], [shared["WIDE"], shared["BLOCK"]])
     of_tokens = TensorDescriptor(x, [n, size], [size, 1], [shared["TOKENS"], shared["BLOCK"]])
-    _product[triton.cdiv(n, shared["TOKENS"]), triton.cdiv(width, shared["WIDE"]), parts](
+    grid = triton.cdiv(n, shared["TOKENS"]), triton.cdiv(width, shared["WIDE"]), parts
+    launch(
+        _product, grid, x.device,
         of_weights, of_tokens, weight if bias is None else bias, out, n, width, size, out.stride(0), out.stride(1),
         BIAS=bias is not None, PARTS=parts, **shared,
     )  # fmt: skip
@@ -100,7 +106,7 @@ def library_agrees(n: int, weight: Tensor, biased: bool) -> bool:
         return False
     key = (n, *weight.shape, weight.dtype, weight.device, biased)
     if key not in _agreed:
-        if torch.cuda.is_current_stream_capturing():  # a recording cannot compare; the pass before it did
+        if compiles_only() or torch.cuda.is_current_stream_capturing():  # the pass before a recording has compared
             return False
         random = torch.Generator(weight.device).manual_seed(0)  # a user's random numbers stay as they are
         like = {"dtype": weight.dtype, "device": weight.device, "generator": random}

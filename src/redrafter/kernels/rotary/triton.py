@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.product.triton import summed
 from redrafter.kernels.rotary.naive import Heads
 
@@ -15,8 +16,10 @@ def _rotate(
     n, part, p_row, a_row, a_node, c_row, c_head, c_slot, m_row, m_node,
     heads, kv_heads, size, turned, offset, eps,
     PARTS: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of one token. NORM: 0 without head norms, 1 with a norm of each head, 2 with one of all heads."""
+    wait_for_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
     row, node = token // n, token % n
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -81,7 +84,8 @@ def rotate(
     each = max(1, ELEMENTS // d)
     q_scales, k_scales, offset, eps = norms or (query, query, 0.0, 0.0)
     norm = 0 if norms is None else 1 if len(q_scales) == size else 2
-    _rotate[batch * n, triton.cdiv(queries + 2 * kv_heads, each)](
+    launch(
+        _rotate, (batch * n, triton.cdiv(queries + 2 * kv_heads, each)), keys.device,
         parts, cos, sin, q_scales, k_scales, query, keys, values, packed,
         n, parts.stride(0), parts.stride(1), *cos.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2),
         queries, kv_heads, size, cos.shape[-1], offset, eps,

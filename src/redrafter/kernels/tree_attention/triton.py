@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.tree_attention.naive import BITS, NEWEST
 
 
@@ -210,10 +211,12 @@ def _tree_attention(
     workers, stored,
     NEWEST: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr, SINGLE: tl.constexpr, PREFIX: tl.constexpr,
     M: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """M queries that share a key head. If SINGLE, one program computes all. Else programs 0 .. workers - 1 compute
     parts of the older keys, the first PREFIX parts as one, and one more program the newest keys, FEW queries at a
     time; the last program to finish merges the parts."""
+    wait_for_previous(EARLY)
     worker, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
     d = tl.arange(0, D)
@@ -365,7 +368,8 @@ def attend(
     peaks, totals = torch.empty(2, *sums.shape[:3], dtype=torch.float32, device=query.device)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     tree = packed.shape[-1] > BITS
-    _tree_attention[workers + 1, tiles, batch * kv_heads](
+    launch(
+        _tree_attention, (workers + 1, tiles, batch * kv_heads), query.device,
         query, keys, values, packed, sums, peaks, totals, arrivals, out,
         *query.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2), *out.stride()[:2],
         n, groups, size, kv_heads, scaling, max(1, workers), stored,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 
 from redrafter.core.cache import KVCache
-from redrafter.kernels import norm_gate, rotary
+from redrafter.kernels import compile_kernels, norm_gate, rotary
+from redrafter.kernels.gated_product import gated_product
 from redrafter.kernels.norm_gate import Norm
 from redrafter.kernels.product import product
 from redrafter.kernels.tree_attention import pack_mask
@@ -66,7 +67,7 @@ class FusedLayer:
         y = torch.empty_like(x)  # x stays: the caller may want the hidden state before this layer
         sums = product(out.view(batch * n, -1), p.o.weight)
         read = norm_gate.add_norm(x, sums, p.after_attention, p.before_mlp, into=y)
-        inner = norm_gate.gate(product(read, p.gate_up.weight, p.gate_up.bias), x.dtype, p.activation)
+        inner = gated_product(read, p.gate_up.weight, p.gate_up.bias, p.activation)
         sums = product(inner, p.down.weight)
         if self.next is None:
             norm_gate.add_norm(y, sums, p.after_mlp, None, into=y)
@@ -80,6 +81,7 @@ def fuse_layers(target: Target, layers: nn.ModuleList, replacements: list[Replac
     """Fused passes of the layers that can be fused, each compared with the layer's own forward."""
     stacks = {(id(r.parent), r.name): r.slice.stack for r in replacements}
     found: dict[nn.Module, FusedLayer] = {}
+    compile_kernels(lambda: _trial(target, layers[0], FusedLayer(layers[0], stacks)), target.device)
     for layer in layers:
         try:
             made = FusedLayer(layer, stacks)

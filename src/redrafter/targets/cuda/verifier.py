@@ -7,7 +7,7 @@ import torch
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.cuda.same_bits import same_bits
 from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.selfcheck import check_tree_kernel
+from redrafter.targets.selfcheck import checked_tree_target
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -19,8 +19,7 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     known: dict[bool, Target | TreeTarget] = target.verifiers
     if compiles not in known:
         try:
-            check_tree_kernel(target)
-            known[compiles] = TreeTarget(target, compiles)
+            known[compiles] = checked_tree_target(target, compiles)
         except UnsupportedTarget as reason:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
             known[compiles] = target

@@ -1,0 +1,35 @@
+"""Launches Triton kernels one behind the other without a gap, or only compiles them.
+
+Programmatic dependent launch: a kernel's programs start while the kernel before it still runs. Such a kernel has a
+parameter EARLY and calls `wait_for_previous` before it reads what another kernel wrote, or writes anything.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from redrafter.kernels import compiles_only
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Wait for the end of the kernel before, then let the next kernel's programs start.
+
+    The other way round was slower: the programs of the kernel after the next one crowded on a few multiprocessors.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **settings: Any) -> None:
+    """Launch a kernel that has a parameter EARLY. GPUs from compute capability 9.0 on can start it early."""
+    early = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    settings |= {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    if compiles_only():
+        kernel.warmup(*args, grid=grid, **settings)
+    else:
+        kernel[grid](*args, **settings)

@@ -1,0 +1,32 @@
+"""Kernels that are compiled without running."""
+
+import pytest
+import torch
+
+from redrafter.kernels import compile_kernels, compiles_only, norm_gate
+
+
+def test_without_a_gpu_nothing_is_compiled():
+    ran = []
+    compile_kernels(lambda: ran.append(1), torch.device("cpu"))
+    assert not ran
+    assert not compiles_only()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kernels_are_compiled_and_do_not_run():
+    x, into = torch.ones(2, 16, device="cuda"), torch.zeros(2, 16, device="cuda")
+
+    def add() -> None:
+        norm_gate.add_norm(x, x[None], None, None, into=into)
+
+    def fails() -> None:
+        assert compiles_only()
+        add()
+        raise ValueError
+
+    compile_kernels(fails, x.device)
+    assert into.eq(0).all(), "the kernel did not run"
+    assert not compiles_only()
+    add()
+    assert into.eq(2).all()
