@@ -17,6 +17,7 @@ pytestmark = [
 
 MEASURING = (
     "ablations",
+    "attention",
     "bf16_divergence",
     "cpu",
     "drafter",
