@@ -44,7 +44,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "lengths.json")
     parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--drafters", nargs="+", default=["auto", "ngram"])
+    parser.add_argument("--drafters", nargs="+", default=["recurrent", "ngram"])
     parser.add_argument("--beams", nargs="+", default=["16x5:63"], metavar="WxL:N")
     parser.add_argument(
         "--prompts", type=int, default=80, help="number of questions, spread over the file (default 80)"

@@ -65,7 +65,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "rules.json")
     parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--drafter", default="recurrent")
     parser.add_argument("--device")
     parser.add_argument("--beam", default="4x4:7", metavar="WxL:N")
     parser.add_argument("--prompts", type=int, default=40)

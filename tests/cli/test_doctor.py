@@ -24,11 +24,11 @@ def test_the_default(capsys, monkeypatch):
     for words in (
         "torch", "transformers", "cache folder", "profiles none", "C++ kernels", "rule seeded",
         "would run SmolLM2-135M-Instruct on cpu in float32, eager runtime",
-        "drafter recurrent, W=3, L=3, N=5 (default shape)",
+        "drafter recurrent+ngram, W=3, L=3, N=5 (default shape)",
         "text equals plain decoding token for token, except at ties",
     ):  # fmt: skip
         assert words in out
-    assert "ngram" not in out
+    assert "drafter recurrent, W=3" in doctor(capsys, "--device", "cpu", "--drafter", "recurrent")
 
 
 def test_options_change_what_would_run(capsys):

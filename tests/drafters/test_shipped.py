@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import redrafter
-from redrafter.drafters import NgramDrafter, RecurrentDrafter, checkpoint, shipped
+from redrafter.drafters import NgramDrafter, RecurrentDrafter, WithNgrams, checkpoint, shipped
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.targets import Target, load_target
 from tests.helpers.zoo import make_model
@@ -20,7 +20,9 @@ def engine() -> redrafter.Engine:
 
 
 def test_auto_finds_it(engine: redrafter.Engine) -> None:
-    assert isinstance(engine.drafter, RecurrentDrafter)
+    assert isinstance(engine.drafter, WithNgrams)
+    assert isinstance(engine.drafter.inner, RecurrentDrafter)
+    assert isinstance(resolve_drafter("recurrent", engine.target), RecurrentDrafter)
     assert isinstance(resolve_drafter("auto", Target(make_model())), NgramDrafter)
     bare = load_target(engine.target.model)  # as custom_generate has it: no tokenizer
     assert shipped.find(bare) == shipped.find(engine.target)
@@ -46,10 +48,11 @@ def test_what_lies_in_the_package(engine: redrafter.Engine) -> None:
 
 
 def test_int8_storage_is_a_quarter_and_nearly_the_same(engine: redrafter.Engine, tmp_path) -> None:
-    assert isinstance(engine.drafter, RecurrentDrafter)
-    net = engine.drafter.net
-    engine.drafter.save(tmp_path / "exact", engine.target)
-    engine.drafter.save(tmp_path / "int8", engine.target, storage="int8")
+    drafter = resolve_drafter("recurrent", engine.target)
+    assert isinstance(drafter, RecurrentDrafter)
+    net = drafter.net
+    drafter.save(tmp_path / "exact", engine.target)
+    drafter.save(tmp_path / "int8", engine.target, storage="int8")
     sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("exact", "int8")]
     assert sizes[1] < 0.26 * sizes[0]
     back, _ = checkpoint.read(tmp_path / "int8")

@@ -5,14 +5,18 @@ import torch
 from torch import Tensor
 
 import redrafter
-from redrafter import Engine, RuleConfig, Shape
+from redrafter import Engine, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma
 from redrafter.core.accept import Accepted
+from redrafter.core.rules import make_rule
+from redrafter.core.sampling import Sampling
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, RecurrentDrafter, WithNgrams, with_ngrams
 from redrafter.drafters.checkpoint import write
 from redrafter.drafters.with_ngrams import DEEPEST, FORGETS, PRIOR, updated_hits
-from redrafter.errors import ConfigError
+from redrafter.engine.request import Request
+from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.targets import load_target
-from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, peer_drafter, recurrent_drafter
+from tests.helpers.zoo import ARCHITECTURES, PROMPTS, OracleDrafter, make_model, peer_drafter, recurrent_drafter
 
 SHAPES = (Shape(width=5, length=3, nodes=12), Shape(width=24, length=1))
 HOT = {"temperature": 1.0, "seed": 5}
@@ -34,12 +38,61 @@ def test_speculative_is_plain(kind, options):
         assert texts(Engine(target, drafter, shape=shape), **options) == plain, shape
 
 
+OTHERS = {
+    "eagle": lambda t: peer_drafter("eagle", t, draft_vocab_size=30),
+    "medusa": lambda t: peer_drafter("medusa", t, draft_vocab_size=30),
+    "model": lambda t: ModelDrafter(load_target(make_model(num_hidden_layers=1)), t),
+    "heuristic": lambda t: ModelDrafter(load_target(make_model(num_hidden_layers=1)), t, gamma=Gamma.of("heuristic:2")),
+}
+
+
 @pytest.mark.parametrize("options", [{}, HOT], ids=["greedy", "hot"])
-def test_an_eagle_drafter_takes_ngrams_too(options):
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_drafter_takes_ngrams(kind, options, copier):
+    for target in (load_target(make_model()), copier):
+        plain = texts(Engine(target, NoDrafter()), **options)
+        drafter = OTHERS[kind](target)
+        joint = Engine(target, WithNgrams(drafter), shape=SHAPES[0])
+        assert texts(joint, **options) == plain
+    if not options:
+        assert tokens_per_step(joint) > 1.5 * tokens_per_step(Engine(target, drafter, shape=SHAPES[0]))
+
+
+def test_medusa_keeps_its_fixed_tree_where_nothing_matches():
+    """Rows 0 and 2 have no chain; the twin is row 1, which has one."""
     target = load_target(make_model())
-    plain = texts(Engine(target, NoDrafter()), **options)
-    drafter = WithNgrams(peer_drafter("eagle", target, draft_vocab_size=30))
-    assert texts(Engine(target, drafter, shape=SHAPES[0]), **options) == plain
+    medusa = peer_drafter("medusa", target)
+    joint = WithNgrams(medusa)
+    ids = torch.tensor([list(range(24)), LOOP, list(range(24, 0, -1))])
+    at = torch.tensor([24, 24, 24])
+    context = torch.randn(3, 24, target.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    shape = Shape(width=3, length=6, nodes=15)  # deeper than Medusa's heads
+    sampling = Sampling.of([SamplingParams()] * 3, target.vocab_size, "cpu")
+    search = make_rule(RuleConfig(), shape, target.vocab_size, torch.float64).search(sampling, at, at)
+    last = ids[:, -1]
+    alone = medusa.draft(medusa.begin(ids, at, context, 60), last, search)
+    mixed = joint.draft(joint.begin(ids, at, context, 60), last, search)
+    used = alone.tokens.shape[1]
+    for name in ("tokens", "parents", "depths", "valid"):
+        a, b = getattr(alone, name), getattr(mixed, name)
+        assert torch.equal(a[::2], b[::2, :used]), name
+    assert not mixed.valid[::2, used:].any()
+    assert (
+        mixed.tokens[1][mixed.mask[1, mixed.valid[1].nonzero()[-1, 0]]][1:].tolist()
+        == LOOP[: int(mixed.depths[1].max())]
+    )
+
+
+def test_texts_end_inside_copied_tokens(copier):
+    """At every end token and every limit inside a loop, of which a step accepts several tokens."""
+    joint = repeating(copier)[1]
+    plain = joint.plain().generate(PROMPTS[0], max_new_tokens=60).tokens
+    places = range(40, 50)
+    limits = [Request(prompt=PROMPTS[0], max_new_tokens=n, seed=0) for n in places]
+    ends = [Request(prompt=PROMPTS[0], max_new_tokens=60, seed=0, eos=(plain[n],)) for n in places]
+    done = [c.tokens for c in joint.complete(limits + ends)]
+    assert done[: len(places)] == [plain[:n] for n in places]
+    assert done[len(places) :] == [plain[: plain.index(plain[n]) + 1] for n in places]
 
 
 def test_noise_of_deep_nodes_matters(monkeypatch):
@@ -159,15 +212,25 @@ def test_names(tmp_path):
     assert isinstance(engine.drafter, WithNgrams)
     assert engine.drafter.name == "recurrent+ngram"
     assert engine.shape == engine.drafter.inner.default_shape
-    other = redrafter.load(target.model, drafter="auto+ngram")  # no drafter comes with the package for this model
-    assert isinstance(other.drafter, NgramDrafter)
+    for name in ("auto", "auto+ngram"):  # no drafter comes with the package for this model
+        assert isinstance(redrafter.load(target.model, drafter=name).drafter, NgramDrafter)
+    for name in ("recurrent", "recurrent+ngram"):
+        with pytest.raises(ModelNotFound, match="no recurrent drafter comes with the package"):
+            redrafter.load(target.model, drafter=name)
 
 
 def test_what_ngrams_cannot_mix_into_is_refused():
     target = load_target(make_model())
-    for drafter in (NoDrafter(), peer_drafter("medusa", target), ModelDrafter(target, target)):
-        with pytest.raises(ConfigError, match=f"not into {type(drafter).__name__}: leave out"):
+    for drafter in (NoDrafter(), NgramDrafter(), WithNgrams(recurrent_drafter(target))):
+        with pytest.raises(ConfigError, match=f"not into {type(drafter).__name__}"):
             WithNgrams(drafter)
-    rule = RuleConfig(name="rejection")
-    with pytest.raises(ConfigError, match="the rules seeded and typical"):
-        Engine(target, WithNgrams(recurrent_drafter(target)), rule=rule).generate(PROMPTS[0], max_new_tokens=4)
+    with pytest.raises(ConfigError, match="a drafter that gives probabilities"):
+        texts(Engine(target, WithNgrams(OracleDrafter(PROMPTS, PROMPTS, 1.0))))
+
+
+def test_the_rejection_rule_drafts_without_ngrams():
+    """The rule needs draws from one distribution: the text is that of the drafter alone."""
+    target = load_target(make_model())
+    rule, alone = RuleConfig(name="rejection"), recurrent_drafter(target)
+    one, two = (Engine(target, d, rule=rule) for d in (alone, WithNgrams(alone)))
+    assert texts(one, **HOT) == texts(two, **HOT)

@@ -24,7 +24,7 @@ def same(found: RunDescription, engine: redrafter.Engine) -> None:
     assert found.runtime == ("eager" if found.device.type == "cpu" else "compiled")
 
 
-@pytest.mark.parametrize("drafter", ["auto", "ngram", "none"])
+@pytest.mark.parametrize("drafter", ["auto", "recurrent", "ngram", "none"])
 def test_the_default_is_described_without_its_weights(monkeypatch, default_target, drafter):
     engine = redrafter.load(drafter=drafter)
     monkeypatch.setattr(module, "load_target", lambda *a, **k: pytest.fail("the weights were loaded"))

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from redrafter.bench.contenders import Contender, LlamaCpp, Ours, Transformers
-from redrafter.bench.specs import REFERENCE, names_of
+from redrafter.bench.specs import NETWORKS, REFERENCE, names_of
 from redrafter.config import Shape
 from redrafter.drafters import NgramDrafter, NoDrafter
-from redrafter.drafters.load import load_drafter
 from redrafter.engine import Engine
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
+from redrafter.interop.find import WITH_NGRAMS
 from redrafter.targets import Target
 
 LOOKUP = 10
@@ -51,19 +50,13 @@ def _ngram(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Conte
     return Ours(name, _engine(setup, NgramDrafter(), shape))
 
 
-def _recurrent(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
-    drafter = load_drafter(Path(of), setup.target) if of else resolve_drafter("auto", setup.target)
-    if _kind(drafter) != "recurrent":
-        raise ConfigError(f"no recurrent drafter comes with the package for {setup.target.name}: give recurrent=FOLDER")
-    return Ours(name, _engine(setup, drafter, shape))
-
-
-def _peer(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
-    """Load medusa, eagle or a detached draft model from a folder."""
+def _drafter(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
+    """Load a drafter from a folder. The recurrent one may come with the package."""
     kind = name.split()[0]
-    if not of:
+    alone = kind.removesuffix(WITH_NGRAMS)
+    if not of and alone != "recurrent":
         raise ConfigError(f"the contender {kind} needs a drafter: give {kind}=FOLDER")
-    drafter = resolve_drafter(of, setup.target)
+    drafter = resolve_drafter((of or alone) + kind.removeprefix(alone), setup.target)
     if _kind(drafter) != kind:
         raise ConfigError(f"{of} holds no {kind} drafter but a {_kind(drafter)} one")
     return Ours(name, _engine(setup, drafter, shape))
@@ -102,11 +95,8 @@ def _llama_cpp(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> C
 
 MAKERS: dict[str, Maker] = {
     REFERENCE: _plain,
-    "recurrent": _recurrent,
-    "medusa": _peer,
-    "eagle": _peer,
+    **{kind + ngrams: _drafter for kind in NETWORKS for ngrams in ("", WITH_NGRAMS)},
     "ngram": _ngram,
-    "model": _peer,
     "transformers": _transformers,
     "prompt-lookup": _transformers,
     "assisted": _transformers,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from redrafter.config import Shape
 from redrafter.errors import ConfigError
+from redrafter.interop.find import WITH_NGRAMS
 
 REFERENCE = "plain"
 """The contender that all others are compared with."""
@@ -24,7 +25,9 @@ CONTENDERS = {
     "llama.cpp": "llama.cpp, if llama-cpp-python is installed (=FILE.gguf)",
 }
 """Name -> description."""
-SHAPED = ("recurrent", "medusa", "eagle", "ngram", "model")
+NETWORKS = ("recurrent", "medusa", "eagle", "model")
+"""Contenders that n-grams can be mixed into: `recurrent+ngram`."""
+SHAPED = (*NETWORKS, "ngram")
 """Contenders that a grid of shapes multiplies."""
 
 
@@ -51,15 +54,16 @@ def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, s
     for whole in specs:
         spec, own = split_shape(whole)
         kind, _, of = spec.partition("=")
-        if kind not in CONTENDERS:
+        alone = kind.removesuffix(WITH_NGRAMS)
+        if alone not in (CONTENDERS if kind == alone else NETWORKS):
             raise ConfigError(f"no contender {kind!r}: use some of {', '.join(CONTENDERS)}")
         if kind == REFERENCE:
             continue
         if own is not None:
-            if kind not in SHAPED:
+            if alone not in SHAPED:
                 raise ConfigError(f"the contender {kind} has no beam: leave @{own.label} out")
             found.append((kind, kind, of, own))
-        elif kind in SHAPED and shapes:
+        elif alone in SHAPED and shapes:
             found += [(f"{kind} {s.label}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
         else:
             found.append((kind, kind, of, None))

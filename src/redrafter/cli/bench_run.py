@@ -22,12 +22,23 @@ if TYPE_CHECKING:
     from redrafter.bench.runs import BenchmarkRun
     from redrafter.engine import Engine
 
-QUICK = {"limit": 8, "max_new_tokens": 32, "turns": 1, "contenders": ["plain", "recurrent", "ngram", "transformers"]}
-DEFAULTS = {"limit": None, "max_new_tokens": 128, "turns": None, "contenders": ["plain", "recurrent", "ngram"]}
+QUICK = {
+    "limit": 8,
+    "max_new_tokens": 32,
+    "turns": 1,
+    "contenders": ["plain", "recurrent+ngram", "ngram", "transformers"],
+}
+DEFAULTS = {
+    "limit": None,
+    "max_new_tokens": 128,
+    "turns": None,
+    "contenders": ["plain", "recurrent+ngram", "recurrent", "ngram"],
+}
 
 EPILOG = (
     "contenders:\n"
     + "\n".join(f"  {name:14} {text}" for name, text in CONTENDERS.items())
+    + "\n  With +ngram at the end (recurrent+ngram, medusa+ngram=FOLDER, ...), n-grams are mixed into the drafter."
     + "\n\nsuites:\n"
     + "\n".join(f"  {name:14} {text}" for name, (_, text) in SUITES.items())
     + """
@@ -46,7 +57,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the answers (default: bench-SUITE)")
     parser.add_argument("--quick", action="store_true", help="a few short answers: takes minutes on two cores")
     parser.add_argument(
-        "--contenders", nargs="+", metavar="NAME[=X][@WxL:N]", help="see below (default: plain recurrent ngram)"
+        "--contenders",
+        nargs="+",
+        metavar="NAME[=X][@WxL:N]",
+        help="see below (default: plain recurrent+ngram recurrent ngram)",
     )
     parser.add_argument(
         "--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid of shapes (default: each drafter's own)"

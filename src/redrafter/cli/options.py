@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
-from redrafter.interop.find import WITH_NGRAMS, find
+from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
 
-BUILT_IN = ("auto", "ngram", "none")
-"""Drafters that need no folder."""
 RUNTIMES = ("auto", "compiled", "graphs", "eager")
 EXACT = ("auto", "require")
 
@@ -61,9 +59,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         default="auto",
-        help="'auto' (default: the drafter shipped for this model, else 'ngram'), 'ngram' (needs no training), 'none', "
-        "or a folder or Hugging Face id of a trained drafter or of a smaller causal LM; with '+ngram' at the end, a "
-        "recurrent or EAGLE drafter also guesses what followed the same words earlier in the text",
+        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, else 'ngram'), "
+        "'recurrent' (that drafter alone), 'ngram' (needs no training), 'none', or a folder or Hugging Face id of a "
+        "trained drafter or of a smaller causal LM; with '+ngram' at the end, the drafter also guesses what followed "
+        "the same words earlier in the text",
     )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])

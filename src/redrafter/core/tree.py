@@ -7,6 +7,7 @@ share prefixes, which must be found first (`dedup_prefix`, as in the papers). `p
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -135,6 +136,38 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
 def within(tree: Tree, limit: Tensor) -> Tree:
     """Drop the nodes deeper than a row's limit (B,). Nodes are in depth order, so empty nodes stay last."""
     return replace(tree, valid=tree.valid & (tree.depths <= limit[:, None]))
+
+
+def select_rows(choice: Tensor, first: Tree, second: Tree) -> Tree:
+    """The rows of `first` where `choice` (B,), else those of `second`. The smaller tree gets empty nodes."""
+    nodes = max(first.nodes, second.nodes)
+    a, b = _widened(first, nodes), _widened(second, nodes)
+    flat, square = choice[:, None], choice[:, None, None]
+    return Tree(
+        tokens=torch.where(flat, a.tokens, b.tokens),
+        parents=torch.where(flat, a.parents, b.parents),
+        depths=torch.where(flat, a.depths, b.depths),
+        valid=torch.where(flat, a.valid, b.valid),
+        mask=torch.where(square, a.mask, b.mask),
+        length=max(a.length, b.length),
+    )
+
+
+def _widened(tree: Tree, nodes: int) -> Tree:
+    """With empty nodes below the root, up to this many nodes."""
+    extra = nodes - tree.nodes
+    if not extra:
+        return tree
+    mask = F.pad(tree.mask, (0, extra, 0, extra)) | torch.eye(nodes + 1, dtype=torch.bool, device=tree.mask.device)
+    mask[..., 0] = True
+    return Tree(
+        tokens=F.pad(tree.tokens, (0, extra)),
+        parents=F.pad(tree.parents, (0, extra)),
+        depths=F.pad(tree.depths, (0, extra), value=1),
+        valid=F.pad(tree.valid, (0, extra)),
+        mask=mask,
+        length=tree.length,
+    )
 
 
 def pack_beam(beam: Tensor, last: Tensor, budget: int | None = None) -> tuple[Tree, Tensor]:

@@ -140,7 +140,8 @@ class ModelDrafter:
 
         tree = search.tree(advance, None, last, self.shared)
         state.cached.copy_(state.lengths - 1)  # the last token is read again, for its logits
-        return within(tree, limit)
+        # A constant gamma is the beam's length, and only a chain of n-grams reaches below it: that costs no pass.
+        return tree if self.gamma.name == "constant" else within(tree, limit)
 
     def _read_text(self, state: CausalLMState, n: int) -> tuple[Tensor, CausalLMBeams]:
         """Read the next n tokens of each text (fewer where it ends); the logits after its end give the first guess."""

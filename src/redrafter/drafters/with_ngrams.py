@@ -17,9 +17,8 @@ from redrafter.core.rows import keep_rows
 from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree
-from redrafter.drafters.base import NetDrafter
-from redrafter.drafters.medusa import MedusaDrafter
 from redrafter.drafters.ngram import NgramDrafter, NgramState, continuations, find_matches
+from redrafter.drafters.none import NoDrafter
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.errors import ConfigError
 
@@ -52,27 +51,24 @@ class WithNgramsState:
 
 
 class WithNgrams:
-    """A drafter that searches token by token (recurrent, EAGLE), with n-grams mixed into its beam."""
+    """A drafter that guesses by a network (recurrent, Medusa, EAGLE, a causal LM), with n-grams mixed into its beam.
+
+    The rule `rejection` requires that all guesses are draws from one distribution. With this rule the drafter guesses
+    alone.
+    """
 
     def __init__(self, inner: Drafter) -> None:
-        if not isinstance(inner, NetDrafter) or isinstance(inner, MedusaDrafter):
-            raise ConfigError(
-                f"n-grams mix into a recurrent or an EAGLE drafter, not into {type(inner).__name__}: leave out +ngram"
-            )
+        if isinstance(inner, NoDrafter | NgramDrafter | WithNgrams):
+            raise ConfigError(f"n-grams mix into a drafter with a network, not into {type(inner).__name__}")
         if isinstance(inner, RecurrentDrafter):
             inner.read_every_token()
         self.inner = inner
         self.text = NgramDrafter(LONGEST, SHORTEST)
-        sizes = LONGEST - SHORTEST + 1
-        odds = torch.empty(2, sizes, DEEPEST)
-        for table, by_size in zip(odds, ODDS.values(), strict=True):
-            for row, (first, later) in zip(table, by_size, strict=True):
-                row[0], row[1:] = first, later
-        self.odds = odds.to(inner.vocabulary.device)  # (greedy or sampled, match length, depth)
+        self.odds = odds_table()
 
     @property
     def name(self) -> str:
-        return f"{self.inner.name}+ngram"
+        return f"{getattr(self.inner, 'name', type(self.inner).__name__)}+ngram"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -83,6 +79,7 @@ class WithNgrams:
         return self.inner.default_shape
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> WithNgramsState:
+        self.odds = self.odds.to(tokens.device)  # once: a copy in `draft` would wait for the host
         text = self.text.begin(tokens, lengths, hidden, slots)
         hits = torch.full((len(tokens), 2), PRIOR, device=tokens.device)
         return self._matched(self.inner.begin(tokens, lengths, hidden, slots), text, hits)
@@ -93,22 +90,37 @@ class WithNgrams:
         return self._matched(self.inner.advance(state.inner, accepted, hidden), text, hits)
 
     def _matched(self, inner: Any, text: NgramState, hits: Tensor) -> WithNgramsState:
-        found = find_matches(text, LONGEST, SHORTEST, 1)
-        return WithNgramsState(inner, text, continuations(text, found.starts, DEEPEST)[:, 0], found.sizes[:, 0], hits)
+        return WithNgramsState(inner, text, *find_chain(text), hits)
 
     def draft(self, state: WithNgramsState, last: Tensor, search: Search) -> Tree:
         if not isinstance(search, BeamSearch):
-            raise ConfigError(
-                "n-grams mix into the beam of the rules seeded and typical: leave out +ngram for this rule"
-            )
-        sampled = (search.sampling.temperature > 0).long()
-        odds = self.odds[sampled, (state.match - SHORTEST).clamp(min=0)]  # (B, D)
-        odds = odds * (state.hits[:, :1] / state.hits[:, 1:])
-        odds = torch.where((state.match > 0)[:, None], odds, 0.0)
+            return self.inner.draft(state.inner, last, search)
+        odds = chain_odds(self.odds, search.sampling.temperature, state.match, state.hits)
         return self.inner.draft(state.inner, last, replace(search, chain=Chain(state.chain, odds)))
 
     def keep(self, state: WithNgramsState, rows: Tensor) -> WithNgramsState:
         return keep_rows(state, rows)
+
+
+def odds_table() -> Tensor:
+    """(greedy or sampled, match length, depth): `ODDS` for every depth of a chain."""
+    table = torch.empty(2, LONGEST - SHORTEST + 1, DEEPEST)
+    for part, by_size in zip(table, ODDS.values(), strict=True):
+        for row, (first, later) in zip(part, by_size, strict=True):
+            row[0], row[1:] = first, later
+    return table
+
+
+def find_chain(text: NgramState) -> tuple[Tensor, Tensor]:
+    """The tokens (B, D) after the longest, most recent match of the text's end, and its length (B,); 0: no match."""
+    found = find_matches(text, LONGEST, SHORTEST, 1)
+    return continuations(text, found.starts, DEEPEST)[:, 0], found.sizes[:, 0]
+
+
+def chain_odds(table: Tensor, temperature: Tensor, match: Tensor, hits: Tensor) -> Tensor:
+    """(B, D): the table's odds, corrected by the row's own recent hits; 0 where nothing matches."""
+    odds = table[(temperature > 0).long(), (match - SHORTEST).clamp(min=0)]
+    return torch.where((match > 0)[:, None], odds * (hits[:, :1] / hits[:, 1:]), 0.0)
 
 
 def updated_hits(hits: Tensor, chain: Tensor, match: Tensor, accepted: Accepted) -> Tensor:

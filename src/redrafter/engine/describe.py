@@ -13,10 +13,11 @@ from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NgramDrafter, NoDrafter, checkpoint, shipped
+from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, shipped
 from redrafter.drafters.load import bind
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
+from redrafter.interop.find import BUILT_IN
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import native
 from redrafter.targets import Target, load_target
@@ -65,7 +66,7 @@ def describe(
 ) -> RunDescription:
     """For the seeded rule and no explicit shape, like `load` with these arguments."""
     where = torch.device(parse_device(device)) if model is None else None
-    if where is not None and drafter in ("auto", "ngram", "none") and not _default_needs_weights(where, runtime):
+    if where is not None and drafter in BUILT_IN and not _default_needs_weights(where, runtime):
         kind = parse_dtype(dtype, where.type)
         found = _default_drafter(drafter, where, kind)
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None)
@@ -96,11 +97,12 @@ def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype) -> 
     """The default model's drafter, bound to a stand-in for the model."""
     if drafter == "none":
         return NoDrafter()
-    folder = shipped_for(NAME) if drafter == "auto" else None
+    folder = None if drafter == "ngram" else shipped_for(NAME)
     if folder is None:
         return NgramDrafter()
     net, _ = checkpoint.read(folder)
-    return bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
+    alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
+    return alone if drafter == "recurrent" else WithNgrams(alone)
 
 
 def shipped_for(name: str) -> Path | None:

@@ -50,9 +50,10 @@ def load(
     """Load a target and what guesses for it.
 
     model: a Hugging Face id, a folder, a loaded transformers model; the default model if left out.
-    drafter: "auto" (the one that comes with the package for this model, else "ngram"); "ngram"; a folder or
-        Hub id of a recurrent drafter (ours or Apple's) or of a smaller causal LM; a drafter object; None for
-        plain decoding. A name that ends in "+ngram" ("auto+ngram") mixes the text's n-grams into that drafter.
+    drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
+        "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
+        smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
+        n-grams into that drafter.
     shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
         machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.

@@ -8,7 +8,7 @@ import torch
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NoDrafter
+from redrafter.drafters import ModelDrafter, NoDrafter, WithNgrams
 from redrafter.engine.ties import tie
 from redrafter.errors import ConfigError, NotExact
 from redrafter.kernels.tree_attention.naive import NEWEST
@@ -96,7 +96,7 @@ def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recor
     """Why the text may differ at ties; empty if it cannot differ."""
     if not recorded:
         return unrecorded(target.device)
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter.inner if isinstance(drafter, WithNgrams) else drafter, ModelDrafter):
         return "steps with a causal LM as drafter are not recorded"
     deep = max((shape.length for shape in shapes), default=0)
     if deep > NEWEST:

@@ -7,24 +7,26 @@ from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
 from redrafter.drafters.load import bind
-from redrafter.errors import ConfigError
+from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import folders
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
-    """None or "none", "auto", "ngram", a folder or Hub id (of a drafter as we read them, or a causal LM), or a drafter.
+    """None or "none", "auto", "recurrent", "ngram", a folder or Hub id (of a drafter or a causal LM), or a drafter.
 
-    A name that ends in "+ngram" mixes n-grams into that drafter. `gamma` says how far a causal LM guesses, and no other
-    drafter has it.
+    "recurrent" is the drafter that comes with the package. A name that ends in "+ngram" mixes n-grams into that
+    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram".
+    `gamma` says how far a causal LM guesses, and no other drafter has it.
     """
     if isinstance(gamma, str):
         gamma = Gamma.of(gamma)
     found = _resolve(drafter, target, gamma)
-    if gamma is not None and not isinstance(found, ModelDrafter):
+    inner = found.inner if isinstance(found, WithNgrams) else found
+    if gamma is not None and not isinstance(inner, ModelDrafter):
         raise ConfigError(
-            f"gamma is for a drafter that is a causal LM, and this is {type(found).__name__}: set the beam's length"
+            f"gamma is for a drafter that is a causal LM, and this is {type(inner).__name__}: set the beam's length"
         )
     return found
 
@@ -32,13 +34,16 @@ def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = No
 def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     if drafter is None or drafter == "none":
         return NoDrafter()
+    if drafter in ("auto", "auto" + WITH_NGRAMS):
+        drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
-        inner = _resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma)
-        return inner if isinstance(inner, NgramDrafter) else WithNgrams(inner)
-    if drafter == "auto":
-        drafter = shipped.find(target) or "ngram"
+        return WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma))
     if drafter == "ngram":
         return NgramDrafter()
+    if drafter == "recurrent" and (drafter := shipped.find(target)) is None:
+        raise ModelNotFound(
+            f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
+        )
     if not isinstance(drafter, str | Path):
         if hasattr(drafter, "get_output_embeddings"):  # a loaded causal LM
             return ModelDrafter(load_target(drafter), target, gamma=gamma)

@@ -6,6 +6,8 @@ from redrafter.errors import ModelNotFound
 
 WITH_NGRAMS = "+ngram"
 """At the end of a drafter's name: mix the text's own n-grams into what this drafter guesses."""
+BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "ngram", "none")
+"""Names that stand for no folder."""
 
 
 def find(drafter: str) -> Path:
@@ -15,8 +17,8 @@ def find(drafter: str) -> Path:
     if Path(drafter).exists():
         raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder that contains the file")
     missing = ModelNotFound(
-        f"no drafter {drafter!r}: it is neither 'auto', 'ngram', 'none', a local folder nor a Hugging Face id that can "
-        "be reached"
+        f"no drafter {drafter!r}: it is neither 'auto', 'recurrent', 'ngram', 'none', a local folder nor a Hugging Face "
+        "id that can be reached"
     )
     if drafter.startswith((".", "/", "~")) or drafter.count("/") > 1:  # never a Hugging Face id
         raise missing

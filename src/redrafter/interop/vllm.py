@@ -28,7 +28,7 @@ from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
-from redrafter.interop.find import find
+from redrafter.interop.find import WITH_NGRAMS, find
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class ProposerConfig:
     """What can be set in `--additional-config '{"redrafter": {...}}'`."""
 
     drafter: str = "auto"
-    """`auto` (the one that comes with the package for this model), or a folder or Hub id of a recurrent drafter."""
+    """`auto` (`recurrent+ngram`), `recurrent` (the drafter that comes with the package for this model), or a folder or
+    Hub id of a recurrent drafter. `+ngram` at the end mixes the text's n-grams into the chain."""
     width: int = 1
     """Beam width: vLLM verifies one chain, which is the best path of so many."""
     least: float = 0.0
@@ -96,13 +97,15 @@ class Proposer:
         with _said():
             self.runner = _runner_of(self)
             target = VllmTarget(target_model, self.vllm_config)
-            drafter = _drafter(self.config.drafter, target)
+            name = "recurrent" + WITH_NGRAMS if self.config.drafter == "auto" else self.config.drafter
+            drafter = _drafter(name.removesuffix(WITH_NGRAMS), target)
             self.layers = [_absolute(layer, target.layer_count) for layer in drafter.layers]
             earlier = sorted({layer for layer in self.layers if layer < target.layer_count})
             if earlier:
                 self._ask_for(earlier, target_model)
             depth = self.vllm_config.speculative_config.num_speculative_tokens
-            self.chains = ChainDrafter(drafter, Shape(width=self.config.width, length=depth), self.config.least)
+            shape = Shape(width=self.config.width, length=depth)
+            self.chains = ChainDrafter(drafter, shape, self.config.least, ngrams=name.endswith(WITH_NGRAMS))
         self.place = {layer: i for i, layer in enumerate(earlier)}
         self.longest = self.vllm_config.model_config.max_model_len
         # No guess of ours has a position: a request near its longest stops guessing, not the whole batch with it.
@@ -235,7 +238,7 @@ def _embeddings(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
-    if name == "auto":
+    if name == "recurrent":
         found = shipped.find(target)
         if found is None:
             raise DrafterMismatch(

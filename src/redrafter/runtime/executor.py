@@ -7,7 +7,7 @@ accepted path, and the tree's tokens and parents. A recorded step is read later:
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -272,7 +272,8 @@ def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManag
 
 
 def _holds_cache(state: Any) -> bool:
-    return any(isinstance(value, KVCache) for value in vars(state).values()) if state is not None else False
+    """Whether a KV cache is part of a drafter's state, or of a state inside it."""
+    return isinstance(state, KVCache) or (is_dataclass(state) and any(map(_holds_cache, vars(state).values())))
 
 
 class _LogitsKept:

@@ -143,26 +143,39 @@ SPOILT = {
 }
 
 
+def driven(target, chain_drafter: ChainDrafter, name: str, prompt: list[int], truth: list[int]) -> int:
+    """The steps of a known text, driven as another engine would."""
+    decided, start, steps, owner = len(prompt), 0, -1, object()
+    guesses: list[int] = []
+    while decided < len(truth):
+        states = hidden(target, chain_drafter.drafter, truth[:decided] + guesses)[start:]
+        right = next((k for k, g in enumerate(guesses) if truth[decided + k : decided + k + 1] != [g]), len(guesses))
+        start, old = decided + right, start
+        decided = min(decided + right + 1, len(truth))
+        c = RequestPass(name, owner, torch.tensor(truth[:decided]), old, states, guess=True)
+        [guesses] = chain_drafter.step([c])
+        steps += 1
+    return steps
+
+
 def test_steps_are_those_of_our_own_engine(target, drafter):
-    """A whole text, driven as another engine would: as many steps as ours, the same text."""
     engine = Engine(target, drafter, shape=Shape(width=1, length=LENGTH))
-    chain_drafter = chains(drafter)
     for i, prompt in enumerate(PROMPTS):
         [done] = engine.generate([prompt], max_new_tokens=24)
-        truth = prompt + done.tokens
-        decided, guesses, steps, owner = len(prompt), [], -1, object()
-        start = 0
-        while decided < len(truth):
-            states = hidden(target, drafter, truth[:decided] + guesses)[start:]
-            right = next(
-                (k for k, g in enumerate(guesses) if truth[decided + k : decided + k + 1] != [g]), len(guesses)
-            )
-            start, old = decided + right, start
-            decided = min(decided + right + 1, len(truth))
-            c = RequestPass(str(i), owner, torch.tensor(truth[:decided]), old, states, guess=True)
-            [guesses] = chain_drafter.step([c])
-            steps += 1
-        assert steps == done.stats.steps
+        assert driven(target, chains(drafter), str(i), prompt, prompt + done.tokens) == done.stats.steps
+
+
+def test_ngrams_are_mixed_in(target, drafter):
+    """A text that repeats takes fewer steps; a text that does not repeat takes as many as without n-grams."""
+    both = chains(drafter), ChainDrafter(drafter, Shape(width=1, length=LENGTH), ngrams=True)
+    start = [3, 8, 5, 9, 2, 7]
+    alone, joint = (driven(target, c, "loop", start * 2, start * 8) for c in both)
+    assert joint < alone
+    assert joint <= 2 + 36 / (LENGTH + 1)
+    assert both[1].requests["loop"].copied.hits[0] > 4
+    fresh = list(range(20, 40))
+    alone, joint = (driven(target, c, "fresh", fresh[:4], fresh) for c in both)
+    assert joint == alone
 
 
 def test_a_cached_prefix_leaves_a_gap_and_nothing_else(target, drafter):

@@ -15,7 +15,8 @@ from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rules.protocols import Search
 from redrafter.core.sampling import Sampling, floor
-from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
+from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack, select_rows
+from redrafter.errors import ConfigError
 from redrafter.kernels import verify
 
 
@@ -44,7 +45,7 @@ class BeamSearch:
     noise: Callable[[int], Tensor]  # n -> (B, n or more, V) for the positions after the last token
     seeds: Tensor  # (B,) the noise is made from these
     positions: Tensor  # (B,) of the last tokens
-    chain: Chain | None = None  # mixed into what `tree` searches
+    chain: Chain | None = None  # mixed into what `tree` and `fixed` search
 
     @property
     def visited(self) -> int:
@@ -68,6 +69,8 @@ class BeamSearch:
         return self._pack(visited_nodes(self.beam(advance, state, last, token_ids), chain), last)
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
+        if self.chain is not None:
+            raise ConfigError("n-grams mix into a drafter that gives probabilities: leave out +ngram for this drafter")
         nodes, _ = candidate_nodes(beam, scores)
         return self._pack(nodes, last)
 
@@ -77,7 +80,16 @@ class BeamSearch:
         temperature = self.sampling.temperature[:, None, None]
         scale = torch.where(temperature > 0, temperature, 1.0).to(noise.dtype)
         best = (logits[:, : tree.length].to(noise.dtype) / scale + noise).topk(tree.width, dim=-1).indices
-        return tree.fill(best if token_ids is None else token_ids[best], last)
+        filled = tree.fill(best if token_ids is None else token_ids[best], last)
+        if self.chain is None:
+            return filled
+
+        def advance(depth: int, tokens: Tensor, _: Tensor) -> tuple[Tensor | None, int]:
+            here = logits[:, depth, None].expand(-1, tokens.shape[1], -1) if depth < logits.shape[1] else None
+            return here, depth + 1
+
+        # A fixed tree has no place for a chain: a row that has one gets the tree of a beam search instead.
+        return select_rows(self.chain.odds[:, 0] > 0, self.tree(advance, 0, last, token_ids), filled)
 
     def _pack(self, nodes: Nodes, last: Tensor) -> Tree:
         tree, _ = pack(nodes, last, self.shape.budget)

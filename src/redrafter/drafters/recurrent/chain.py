@@ -7,16 +7,21 @@ counted by position: none is added twice, and a pair that was never computed her
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from redrafter.config import Shape
+from redrafter.core.accept import Accepted
 from redrafter.core.beam import Advance, State, beam_search
+from redrafter.core.chain import Chain
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
+from redrafter.drafters.ngram import NgramState
 from redrafter.drafters.recurrent.drafter import RecurrentDrafter, RecurrentState
+from redrafter.drafters.with_ngrams import PRIOR, chain_odds, find_chain, odds_table, updated_hits
 from redrafter.errors import ConfigError
 
 
@@ -37,6 +42,16 @@ class RequestPass:
         return min(self.start + len(self.hidden), len(self.tokens) - 1)
 
 
+@dataclass(frozen=True)
+class Copied:
+    """One row of `WithNgramsState`, and how many tokens were decided when the chain was found."""
+
+    decided: int
+    chain: Tensor  # (D,)
+    match: Tensor  # ()
+    hits: Tensor  # (2,)
+
+
 @dataclass
 class RequestState:
     """What is kept of a request between passes."""
@@ -44,6 +59,7 @@ class RequestState:
     owner: object
     remembered: int  # the memory holds the pairs before this position, except those never computed here
     memory: Tensor | None  # (heads, size, size)
+    copied: Copied | None = None  # what n-grams guessed last
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,7 @@ class ChainSearch:
     min_probability: float
     vocab_size: int
     dtype: torch.dtype  # of the scores
+    chain: Chain | None = None  # of n-grams, mixed in
 
     @property
     def visited(self) -> int:
@@ -71,6 +88,7 @@ class ChainSearch:
             temperature=zero.expand(rows),
             noise=zero.expand(rows, length + 1, self.vocab_size),
             token_ids=token_ids,
+            chain=self.chain,
         )
         at = torch.zeros_like(last)[:, None]
         path = []
@@ -90,12 +108,21 @@ class ChainSearch:
 
 
 class ChainDrafter:
-    """Takes the passes of all requests and returns one chain of guesses for each request that wants one."""
+    """Takes the passes of all requests and returns one chain of guesses for each request that wants one.
 
-    def __init__(self, drafter: RecurrentDrafter, shape: Shape, min_probability: float = 0.0) -> None:
+    With `ngrams`, the text's own n-grams are mixed in: the chain is the more probable of the drafter's and the copied
+    one, or one that leaves the copied text halfway.
+    """
+
+    def __init__(
+        self, drafter: RecurrentDrafter, shape: Shape, min_probability: float = 0.0, ngrams: bool = False
+    ) -> None:
         if not 0 <= min_probability < 1:
             raise ConfigError(f"the least probability of a guess must be in [0, 1), got {min_probability}")
         self.drafter = drafter
+        self.odds = odds_table().to(drafter.vocabulary.device) if ngrams else None
+        if ngrams:
+            drafter.read_every_token()
         scores = torch.promote_types(drafter.vocabulary.dtype, torch.float32)
         self.search = ChainSearch(shape, min_probability, drafter.net.config.vocab_size, scores)
         self.requests: dict[str, RequestState] = {}
@@ -121,9 +148,31 @@ class ChainDrafter:
         last = torch.stack([p.tokens[-1] for p in passes]).to(context.device, torch.long)
         memories = [self.requests[p.request].memory for p in passes]
         memory = torch.stack([m for m in memories if m is not None]) if self.drafter.net.memory is not None else None
-        tree = self.drafter.draft(RecurrentState(self.drafter.net.context(context), memory), last, self.search)
+        search = self.search if self.odds is None else replace(self.search, chain=self._copied(passes, self.odds))
+        tree = self.drafter.draft(RecurrentState(self.drafter.net.context(context), memory), last, search)
         tokens, valid = tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].tolist()
         return [[t for t, ok in zip(*row, strict=True) if ok] for row in zip(tokens, valid, strict=True)]
+
+    def _copied(self, passes: Sequence[RequestPass], table: Tensor) -> Chain:
+        """What followed each text's end where it occurred before. Odds are those of greedy texts."""
+        states = [self.requests[p.request] for p in passes]
+        tokens = pad_sequence([p.tokens.long() for p in passes], batch_first=True).to(table.device)
+        text = NgramState(tokens, torch.tensor([len(p.tokens) for p in passes], device=table.device))
+        hits = torch.stack([self._hits(p, s.copied, table.device) for p, s in zip(passes, states, strict=True)])
+        chain, match = find_chain(text)
+        for p, state, *row in zip(passes, states, chain, match, hits, strict=True):
+            state.copied = Copied(len(p.tokens), *row)
+        length = self.search.shape.length
+        return Chain(chain, chain_odds(table, torch.zeros(len(passes), device=table.device), match, hits)).upto(length)
+
+    def _hits(self, p: RequestPass, last: Copied | None, device: torch.device) -> Tensor:
+        """(2,) with what has been decided since the last chain."""
+        if last is None:
+            return torch.full((2,), PRIOR, device=device)
+        new = p.tokens[last.decided :][None].to(device, torch.long)
+        count = torch.tensor([new.shape[1]], device=device)
+        accepted = Accepted(torch.zeros_like(new), new, count, 0 * count, 0 * count)
+        return updated_hits(last.hits[None], last.chain[None], last.match[None], accepted)[0]
 
     def _remember(self, passes: Sequence[RequestPass]) -> None:
         """Add the new pairs to the memories: those of all short steps in one call, each prompt piece in its own."""
