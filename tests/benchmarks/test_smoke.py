@@ -28,6 +28,7 @@ MEASURING = (
     "gpu",
     "gpu_small",
     "lengths",
+    "ngram_odds",
     "packing",
     "peers",
     "rules",

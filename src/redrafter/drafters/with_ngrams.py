@@ -27,12 +27,12 @@ SHORTEST, LONGEST = 2, 5
 DEEPEST = 16
 """Tokens of a chain. The GPU's tree attention adds up the keys of deeper trees in another order than plain decoding."""
 ODDS = {
-    "greedy": ((0.42, 0.68), (0.54, 0.75), (0.59, 0.82), (0.85, 0.93)),
-    "sampled": ((0.30, 0.71), (0.58, 0.76), (0.55, 0.83), (0.84, 0.92)),
+    "greedy": ((0.58, 0.61, 0.78), (0.67, 0.61, 0.89), (0.72, 0.75, 0.85), (0.77, 0.79, 0.89)),
+    "sampled": ((0.41, 0.50, 0.72), (0.55, 0.68, 0.64), (0.58, 0.75, 0.60), (0.66, 0.77, 0.74)),
 }
 """Probability that a copied token is right if all copied tokens before it were, by match length (2, 3, 4, 5 or more):
-for the first token of the chain and for later ones. Counted in answers of SmolLM2-135M-Instruct, of 96 tokens: to 12
-MT-Bench questions, and greedily also to 6 CNN/DM articles."""
+for the first token of the chain, for the second and for later ones. Counted by benchmarks/ngram_odds.py in answers of
+SmolLM2-135M-Instruct (benchmarks/results/ngram_odds.json)."""
 FORGETS = 0.9
 """How much of the count of hits remains after each step with a match."""
 PRIOR = 2.0
@@ -106,8 +106,8 @@ def odds_table() -> Tensor:
     """(greedy or sampled, match length, depth): `ODDS` for every depth of a chain."""
     table = torch.empty(2, LONGEST - SHORTEST + 1, DEEPEST)
     for part, by_size in zip(table, ODDS.values(), strict=True):
-        for row, (first, later) in zip(part, by_size, strict=True):
-            row[0], row[1:] = first, later
+        for row, (first, second, later) in zip(part, by_size, strict=True):
+            row[0], row[1], row[2:] = first, second, later
     return table
 
 

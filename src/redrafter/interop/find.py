@@ -17,8 +17,8 @@ def find(drafter: str) -> Path:
     if Path(drafter).exists():
         raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder that contains the file")
     missing = ModelNotFound(
-        f"no drafter {drafter!r}: it is neither 'auto', 'recurrent', 'ngram', 'none', a local folder nor a Hugging Face "
-        "id that can be reached"
+        f"no drafter {drafter!r}: it is neither 'auto', 'recurrent', 'ngram', 'none', a local folder nor a Hugging "
+        "Face id that can be reached"
     )
     if drafter.startswith((".", "/", "~")) or drafter.count("/") > 1:  # never a Hugging Face id
         raise missing

@@ -105,6 +105,10 @@ class TextBatch:
         index = positions.clamp(max=self.longest - 1)
         return x.gather(1, index) if x.dim() == 2 else x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
+    def token_at(self, positions: Tensor) -> Tensor:
+        """The tokens of the texts at positions (B, n)."""
+        return self._gather(self.tokens, positions)
+
     @torch.no_grad()
     def simulate(self, drafter: Drafter, shape: Shape) -> list[SimulatedSteps]:
         """Counts for each text, as `Engine` counts: the first new token comes from the prompt's forward pass."""
@@ -113,17 +117,17 @@ class TextBatch:
         rule = make_rule(RuleConfig(), shape, target.vocab_size, target.dtype)
         state = drafter.begin(self.tokens, last, self.hidden, self.longest + shape.budget + 1)
         zero = torch.zeros_like(last)
-        first = Accepted(zero[:, None], self._gather(self.tokens, last[:, None]), zero + 1, zero, zero)
+        first = Accepted(zero[:, None], self.token_at(last[:, None]), zero + 1, zero, zero)
         state = drafter.advance(state, first, self._gather(self.hidden, last[:, None] - 1))
         steps, reached = torch.zeros_like(last), last.new_zeros(len(texts), shape.length)
         depth = torch.arange(shape.length, device=device)
         # `last` is the position of each row's last decided token. Nothing is drafted after the end of a text.
         while bool((live := last < lengths - 1).any()):
             search = rule.search(self.sampling, seeds, last)
-            tree = drafter.draft(state, self._gather(self.tokens, last[:, None])[:, 0], search)
+            tree = drafter.draft(state, self.token_at(last[:, None])[:, 0], search)
             positions = last[:, None] + tree.depths
-            hit = (tree.tokens == self._gather(self.tokens, positions)) & (positions < lengths[:, None])
-            accepted = walk(tree, self._gather(self.tokens, positions + 1), hit)
+            hit = (tree.tokens == self.token_at(positions)) & (positions < lengths[:, None])
+            accepted = walk(tree, self.token_at(positions + 1), hit)
             count = torch.where(live, torch.minimum(accepted.count, lengths - 1 - last), 0)
             accepted = replace(accepted, count=count)
             path = last[:, None] + torch.arange(accepted.path.shape[1], device=device)
