@@ -12,6 +12,7 @@ from redrafter.targets import Target
 from redrafter.texts import Texts
 
 BATCH = 16
+GPU_BATCH = 80
 
 
 def write_answers(
@@ -26,7 +27,7 @@ def write_answers(
     requests = engine.requests(
         messages, max_new_tokens=tokens, seed=list(range(len(messages))), temperature=temperature
     )
-    done = engine.complete(requests, rows=BATCH)
+    done = engine.complete(requests, rows=GPU_BATCH if target.device.type == "cuda" else BATCH)
     rows = [[*r.prompt, *c.tokens] for r, c in zip(requests, done, strict=True)]
     texts = Texts.of(rows, [len(r.prompt) for r in requests], [temperature] * len(rows), [r.seed for r in requests])
     folder.mkdir(parents=True, exist_ok=True)

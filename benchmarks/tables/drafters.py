@@ -13,17 +13,29 @@ def speedup(row: dict[str, Any]) -> str:
 
 
 def drafter(result: Result) -> str:
-    """Every shape measured. Answers that loop are easy to guess, so the last column leaves them out."""
-    rows = [r for r in result["rows"] if r["kind"] == "tokens/step"]
-    both = {(r["temperature"], r["shape"], r["answers"]): r["tokens_per_step"] for r in rows}
-    lines = [
-        "| T | beam W×L, nodes N | tokens/step | without answers that loop |",
-        "|---|---|---|---|",
-    ]
-    for temperature, shape in dict.fromkeys((t, s) for t, s, _ in both):
-        beam, nodes = shape.replace("x", "×").split(":")
-        whole, rest = (both[temperature, shape, name] for name in ("all", "no loops"))
-        lines.append(f"| {temperature:g} | {beam}, {nodes} | {whole:.2f} | {rest:.2f} |")
+    """Every shape on MT-Bench, with and without n-grams; then the other question sets and MT-Bench's categories.
+
+    Answers that loop are easy to guess, so every second column leaves them out.
+    """
+    rows = [{"suite": "mt_bench", "drafter": "recurrent"} | r for r in result["rows"] if r["kind"] == "tokens/step"]
+    found = {(r["drafter"], r["suite"], r["temperature"], r["shape"], r["answers"]): r["tokens_per_step"] for r in rows}
+    kinds = sorted({r["drafter"] for r in rows}, reverse=True)  # with n-grams first
+    names = {"recurrent": "drafter alone" if len(kinds) > 1 else "tokens/step", "recurrent+ngram": "with n-grams"}
+    heads = "".join(f" {names[kind]} | without answers that loop |" for kind in kinds)
+    lines = [f"| T | beam W×L, nodes N |{heads}", "|---|---|" + "---|---|" * len(kinds)]
+    for suite, temperature, shape in dict.fromkeys(key[1:4] for key in found):
+        if suite == "mt_bench":
+            cells = [f"{found[k, suite, temperature, shape, n]:.2f}" for k in kinds for n in ("all", "no loops")]
+            lines.append(f"| {temperature:g} | {_beam(shape)} | " + " | ".join(cells) + " |")
+    others = [r for r in rows if r["suite"] != "mt_bench" and r["answers"] == "all" and r["drafter"] == kinds[0]]
+    others += [r for r in rows if r["answers"] not in ("all", "no loops") and _best(r, rows, kinds[0])]
+    if others and len(kinds) > 1:
+        lines += ["", "| questions | T | beam W×L, nodes N | with n-grams | drafter alone |", "|---|---|---|---|---|"]
+        for r in others:
+            what = r["suite"] if r["answers"] == "all" else f"{r['suite']}, {r['answers']}"
+            alone = found[kinds[1], r["suite"], r["temperature"], r["shape"], r["answers"]]
+            values = f"{r['tokens_per_step']:.2f} | {alone:.2f}"
+            lines.append(f"| {what} | {r['temperature']:g} | {_beam(r['shape'])} | {values} |")
     made = next(r for r in result["rows"] if r["kind"] == "training")
     lines += [
         "",
@@ -31,6 +43,19 @@ def drafter(result: Result) -> str:
         f"{made['minutes_of_training_command']:.1f} minutes to train, in two runs.",
     ]
     return "\n".join(lines)
+
+
+def _beam(shape: str) -> str:
+    beam, nodes = shape.replace("x", "×").split(":")
+    return f"{beam}, {nodes}"
+
+
+def _best(row: dict[str, Any], rows: list[dict[str, Any]], drafter: str) -> bool:
+    """Whether a row's shape is, at its temperature, the best of those with 63 nodes for all answers."""
+    same = [r for r in rows if all(r[k] == row[k] for k in ("suite", "temperature")) and r["drafter"] == drafter]
+    whole = [r for r in same if r["answers"] == "all" and r["shape"].endswith(":63")]
+    best = max(whole, key=lambda r: r["tokens_per_step"], default=None)
+    return row["drafter"] == drafter and best is not None and row["shape"] == best["shape"]
 
 
 def ablations(result: Result) -> str:

@@ -22,8 +22,9 @@ from redrafter.train import data_folder as folders
 from redrafter.train import dataset as texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.distill import distill
+from redrafter.train.distill import _Writer, distill
 from redrafter.train.self_prompts import SelfPrompts, user_turn
+from redrafter.train.task_prompts import FOLLOW_UPS, STARTS, TASKS, TaskPrompts
 from tests.helpers.letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer
 from tests.helpers.zoo import VOCAB, make_model
 
@@ -103,6 +104,56 @@ def test_duplicates_are_dropped_across_shards(target, tmp_path):
     assert files(tmp_path) == before
     with pytest.raises(ConfigError, match="no prompt was of use"):
         distill(target, tmp_path / "none", config, prompts=["", "b" * 80])
+
+
+@pytest.fixture
+def tasks(target, monkeypatch):
+    """What `distill` takes its prompts from, with every second pair of prompts a task."""
+    monkeypatch.setattr("redrafter.train.task_prompts.ARTICLE_TOKENS", 12)
+    config = DistillConfig(**vars(SMALL) | {"tasks": 50, "prompt_tokens": 40, "batch": 16})
+    (source,) = _Writer(target, config, None).sources(None, True, None)
+    assert isinstance(source, TaskPrompts)
+    return source
+
+
+def test_tasks_come_in_every_kind_and_share(tasks):
+    kinds = [tasks._kind(i) for i in range(240)]
+    names = [write.__name__ for write, _ in kinds]
+    assert names.count("_free") == 120
+    assert {names.count(n) for n in ("_started", "_on_documents", "_conversations")} == {40}
+    for name in set(names):
+        assert [n for (_, n), own in zip(kinds, names, strict=True) if own == name] == list(range(names.count(name)))
+        assert len({i % 2 for i, own in enumerate(names) if own == name}) == 2, "each kind at both temperatures"
+    tasks.percent = 100
+    assert {tasks._kind(i)[0].__name__ for i in range(9)} == {"_started", "_on_documents", "_conversations"}
+
+
+def test_a_task_is_the_same_whenever_it_is_asked_for(tasks):
+    whole = tasks.take(0, 24)
+    assert [p for start, count in ((0, 7), (7, 13), (20, 4)) for p in tasks.take(start, count)] == whole
+    used = [p for p in whole if p.dropped is None]
+    assert len({p.mark for p in used}) > 0.9 * len(used)
+
+
+def test_tasks_hold_what_they_ask_about(target, tasks, monkeypatch):
+    """The document, the words that a turn starts with, and the conversation so far stand in the prompt."""
+    chats = []
+    monkeypatch.setattr(tasks.free, "pieces", lambda made, reasons: chats.extend(made) or [None] * len(made))
+    tasks._started([0, 1])
+    assert [c[0].startswith(start) for c, start in zip(chats, STARTS, strict=False)] == [True, True]
+    chats.clear()
+    tasks._on_documents([15, 16])  # of document 3, which has four articles
+    document = tasks.documents[3]
+    assert chats == [(TASKS[5].format(text=document),), (TASKS[6].format(text=document),)]
+    assert document.count("\n\n") <= 3
+    chats.clear()
+    tasks._conversations(list(range(6)))
+    assert {len(c) for c in chats} <= {2, 3}
+    three = [c for c in chats if len(c) == 3]
+    assert any(c[2] in FOLLOW_UPS for c in three)
+    turn = user_turn(target, three[0][:2], "ab")
+    said = target.tokenizer.decode(turn.prefix)
+    assert said == f"<u>{three[0][0]}<e><a>{three[0][1]}<e><u>ab".replace(" ", "a")
 
 
 def test_a_target_with_nothing_to_say(target, tmp_path, monkeypatch):
@@ -271,6 +322,7 @@ def test_selecting_and_joining():
         ({"temperatures": ()}, "at least one"),
         ({"temperatures": (-1.0,)}, "0 or more, got -1.0"),
         ({"local": -1}, "local must be 0"),
+        ({"tasks": 101}, "tasks must be a percentage, got 101"),
     ],
 )
 def test_bad_settings(bad, says):

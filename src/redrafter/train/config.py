@@ -87,8 +87,10 @@ class DistillConfig:
     """Longest answer, in tokens."""
     prompt_tokens: int = 128
     """Longest user's turn that the target writes itself."""
-    longest_prompt: int = 512
+    longest_prompt: int = 1792
     """Longer prompts, counted with the chat template, are skipped."""
+    tasks: int = 50
+    """Percent of self-written prompts that set a task on a text, continue a chat or begin with given words."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     """Answers are written at these in turn."""
     seed: int = 0
@@ -107,4 +109,5 @@ class DistillConfig:
         require(bool(self.temperatures), "temperatures must name at least one")
         for temperature in self.temperatures:
             require(0 <= temperature < math.inf, f"temperatures must be 0 or more, got {temperature}")
+        require(0 <= self.tasks <= 100, f"tasks must be a percentage, got {self.tasks}")
         require(self.local >= 0, f"local must be 0 (off) or more, got {self.local}")

@@ -22,7 +22,8 @@ from redrafter.texts import Texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
 from redrafter.train.local_rollouts import roll_out_rows
-from redrafter.train.self_prompts import Piece, SelfPrompts, mark
+from redrafter.train.self_prompts import Piece, SelfPrompts, mark, messages
+from redrafter.train.task_prompts import TaskPrompts
 
 Progress = Callable[[int, int], None]
 """Told of (rows finished, tokens written), each since it was last told."""
@@ -31,6 +32,8 @@ PATIENCE = 500
 """Self-written prompts tried in one shard before asking whether any are of use."""
 ROW_BYTES = 64
 """What a row costs on disk besides its tokens, generously."""
+SHORT, LONG_TAKE = 384, 4
+"""Prompts up to SHORT tokens are answered first; of longer ones, a LONG_TAKE-th as many at once."""
 
 
 class Source(Protocol):
@@ -141,29 +144,49 @@ class _Writer:
         if prompts is not None:
             found.append(Listed(prompts, self.config.seed, self._prompt))
         if self_prompt:
-            budget = self.config.prompt_tokens if has_chat_template(self.target) else self.config.max_new_tokens
-            found.append(
-                SelfPrompts(
-                    self.target,
-                    self._encode,
-                    seed=self.config.seed,
-                    budget=budget,
-                    rows=self.batch,
-                    progress=self.tell,
-                )
+            chats = has_chat_template(self.target)
+            free = SelfPrompts(
+                self.target,
+                self._encode,
+                seed=self.config.seed,
+                budget=self.config.prompt_tokens if chats else self.config.max_new_tokens,
+                rows=self.batch,
+                progress=self.tell,
             )
+            tasks = chats and self.config.tasks
+            found.append(TaskPrompts(free, self._answer, tasks, self.config.seed) if tasks else free)
         return found
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        """As `Engine.encode` would each, all at once: a tokenizer is quick with many."""
-        if not texts:
+    def _answer(self, chats: Sequence[tuple[str, ...]], seeds: Sequence[int], limit: int) -> list[str]:
+        """The target's answers at temperature 1, as text."""
+        if not chats:
             return []
-        tokenizer, whole = self.target.tokenizer, texts
+        requests = [
+            self._request(prompt, seed, limit, 1.0) for prompt, seed in zip(self._encode(chats), seeds, strict=True)
+        ]
+        new = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
+        found = self.target.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return [str(text).strip() for text in found]
+
+    def _request(self, prompt: list[int], seed: int, limit: int, temperature: float) -> Request:
+        room = max(1, min(limit, self.target.max_positions - len(prompt)))
+        sampling = SamplingParams(temperature=temperature)
+        return Request(prompt=prompt, seed=seed, max_new_tokens=room, sampling=sampling, eos=self.eos)
+
+    def _encode(self, chats: Sequence[tuple[str, ...]]) -> list[list[int]]:
+        """Prompts of chats whose turns are the user's and the model's in turn; all at once, which is quick.
+
+        Without a chat template a prompt is the text of its only turn, as `Engine.encode` would encode it.
+        """
+        if not chats:
+            return []
+        tokenizer = self.target.tokenizer
         if tokenizer is None:
             raise ConfigError(f"{self.target.name} came without a tokenizer: prompts need one")
+        whole = [turns[0] for turns in chats]
         if has_chat_template(self.target):
-            messages = [[{"role": "user", "content": text}] for text in texts]
-            whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            said = [messages(turns) for turns in chats]
+            whole = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         made = tokenizer(whole, add_special_tokens=not has_chat_template(self.target))["input_ids"]
         return [self._known(list(ids)) for ids in made]
 
@@ -176,7 +199,7 @@ class _Writer:
         return ids
 
     def _prompt(self, text: str) -> Piece:
-        return Piece(self._encode([text])[0] if text.strip() else [], mark(text))
+        return Piece(self._encode([(text,)])[0] if text.strip() else [], mark(text))
 
     def _document(self, text: str) -> Piece:
         most = min(self.config.longest_prompt + self.config.max_new_tokens, self.target.max_positions)
@@ -231,20 +254,15 @@ class _Writer:
         cycle = config.temperatures
         temperatures = [cycle[i % len(cycle)] for i in numbers]
         open_ = [i for i, p in enumerate(pieces) if p.seed is None]
-        requests = [
-            Request(
-                prompt=pieces[i].tokens,
-                seed=seeds[i],
-                max_new_tokens=min(config.max_new_tokens, self.target.max_positions - len(pieces[i].tokens)),
-                sampling=SamplingParams(temperature=temperatures[i]),
-                eos=self.eos,
-            )
-            for i in open_
-        ]
-        answers = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
+        answers: dict[int, list[int]] = {}
+        for longest, fewer in ((SHORT, 1), (self.target.max_positions, LONG_TAKE)):  # room is made for the longest
+            some = [i for i in open_ if i not in answers and len(pieces[i].tokens) <= longest]
+            requests = [self._request(pieces[i].tokens, seeds[i], config.max_new_tokens, temperatures[i]) for i in some]
+            written = write_texts(self.target, requests, rows=max(1, self.batch // fewer), progress=self.tell)
+            answers |= dict(zip(some, written, strict=True))
         rows = [p.tokens for p in pieces]
         lengths = [1 if p.seed is not None else len(p.tokens) for p in pieces]
-        for i, answer in zip(open_, answers, strict=True):
+        for i, answer in answers.items():
             rows[i] = [*rows[i], *answer]
         return Texts.of(
             rows,

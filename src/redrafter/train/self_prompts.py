@@ -60,17 +60,25 @@ def repeats(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class UserTurn:
-    """What stands before a user's turn in the chat template, and the tokens that end one."""
+    """What stands before a user's words in the chat template, and the tokens that end a user's turn."""
 
     prefix: tuple[int, ...]
     ends: tuple[int, ...]
 
 
-def user_turn(target: Target) -> UserTurn:
-    """Read off the chat template with a stand-in for the user's words."""
+def messages(turns: Sequence[str]) -> list[dict[str, str]]:
+    """Turns of a user and an assistant, the user's first, as a chat template takes them."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+def user_turn(target: Target, earlier: Sequence[str] = (), start: str = "") -> UserTurn:
+    """Read off the chat template with a stand-in for the user's words.
+
+    `earlier` are the turns before it, `start` the words that the user's turn begins with.
+    """
     tokenizer = target.tokenizer
-    message = [{"role": "user", "content": SENTINEL}]
-    text = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=False))
+    chat = messages([*earlier, SENTINEL])
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False))
     before, found, after = text.partition(SENTINEL)
     if not found:
         raise ConfigError(f"the chat template of {target.name} hides what the user says: give prompts from a file")
@@ -81,7 +89,7 @@ def user_turn(target: Target) -> UserTurn:
     ends = [*ids(after)[:1], *Engine(target, NoDrafter()).eos_tokens()]
     if not ends:
         raise ConfigError(f"no token ends a user's turn in {target.name}: give prompts from a file")
-    prefix = ids(before) or [first_token(target, 0)]
+    prefix = ids(before + start) or [first_token(target, 0)]
     return UserTurn(prefix=tuple(prefix), ends=tuple(dict.fromkeys(ends)))
 
 
@@ -96,7 +104,7 @@ class SelfPrompts:
     def __init__(
         self,
         target: Target,
-        encode: Callable[[list[str]], list[list[int]]],
+        encode: Callable[[list[tuple[str, ...]]], list[list[int]]],
         *,
         seed: int,
         budget: int,
@@ -113,23 +121,48 @@ class SelfPrompts:
     def take(self, first: int, count: int) -> list[Piece]:
         """Pieces first, first + 1, ..."""
         seeds = [fold(self.seed, i) for i in range(first, first + count)]
-        ends = self.turn.ends if self.turn else Engine(self.target, NoDrafter()).eos_tokens()
-        starts = []
-        for seed in seeds:
-            prefix = self.turn.prefix if self.turn else (first_token(self.target, seed),)
-            room = max(1, min(self.budget, self.target.max_positions - len(prefix)))
-            sampling = SamplingParams(temperature=1.0)
-            starts.append(Request(prompt=prefix, seed=seed, max_new_tokens=room, sampling=sampling, eos=ends))
-        new = write_texts(self.target, starts, rows=self.rows, progress=self.progress)
         if self.turn is None:
-            return [self._text([*s.prompt, *tokens], s.seed) for s, tokens in zip(starts, new, strict=True)]
-        texts = self.target.tokenizer.batch_decode([tokens[:-1] for tokens in new])
-        reasons = [self._reason(tokens, text) for tokens, text in zip(new, texts, strict=True)]
-        kept = iter(self.encode([t.strip() for t, why in zip(texts, reasons, strict=True) if why is None]))
+            return self._whole_texts(seeds)
+        texts, reasons = self.turns(seeds, [self.turn] * count)
+        return self.pieces([(text,) for text in texts], reasons)
+
+    def turns(self, seeds: Sequence[int], turns: Sequence[UserTurn]) -> tuple[list[str], list[str | None]]:
+        """What the target writes as the user, after each prefix; and why that is of no use, if it is not."""
+        if not turns:
+            return [], []
+        new = self._write(seeds, [(turn.prefix, turn.ends) for turn in turns], self.budget)
+        texts = [text.strip() for text in self.target.tokenizer.batch_decode([tokens[:-1] for tokens in new])]
+        return texts, [self._reason(tokens, text) for tokens, text in zip(new, texts, strict=True)]
+
+    def pieces(self, chats: Sequence[tuple[str, ...]], reasons: Sequence[str | None]) -> list[Piece]:
+        """The prompts of these chats, those of no use empty."""
+        kept = iter(self.encode([chat for chat, why in zip(chats, reasons, strict=True) if why is None]))
         return [
-            Piece(next(kept), mark(text)) if why is None else Piece([], 0, why)
-            for text, why in zip(texts, reasons, strict=True)
+            Piece(next(kept), mark("\n".join(chat))) if why is None else Piece([], 0, why)
+            for chat, why in zip(chats, reasons, strict=True)
         ]
+
+    def _whole_texts(self, seeds: Sequence[int]) -> list[Piece]:
+        ends = tuple(Engine(self.target, NoDrafter()).eos_tokens())
+        starts = [(first_token(self.target, seed),) for seed in seeds]
+        new = self._write(seeds, [(start, ends) for start in starts], self.budget)
+        return [self._text([*start, *tokens], seed) for start, tokens, seed in zip(starts, new, seeds, strict=True)]
+
+    def _write(
+        self, seeds: Sequence[int], starts: Sequence[tuple[Sequence[int], Sequence[int]]], budget: int
+    ) -> list[list[int]]:
+        """What the target writes after each of these prefixes until one of their ends, at temperature 1."""
+        requests = [
+            Request(
+                prompt=list(prefix),
+                seed=seed,
+                max_new_tokens=max(1, min(budget, self.target.max_positions - len(prefix))),
+                sampling=SamplingParams(temperature=1.0),
+                eos=tuple(ends),
+            )
+            for seed, (prefix, ends) in zip(seeds, starts, strict=True)
+        ]
+        return write_texts(self.target, requests, rows=self.rows, progress=self.progress)
 
     def _text(self, tokens: list[int], seed: int) -> Piece:
         """A whole text. It need not have ended, and its special tokens are its own affair."""
