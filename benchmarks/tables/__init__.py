@@ -71,6 +71,7 @@ BLOCKS: dict[str, Block] = {
     "table1_cpu": (("table1_cpu.json",), drafters.table1),
     "peers": (("peers.json",), drafters.peers),
     "family": (("family.json",), drafters.family),
+    "ngram_odds": (("ngram_odds.json",), drafters.ngram_odds),
     "rules": (("rules.json",), drafters.rules),
     "lengths": (("lengths.json",), drafters.lengths),
     "verify_kernel": (("verify_kernel.json",), sampling.verify_kernel),

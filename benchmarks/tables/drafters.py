@@ -169,3 +169,18 @@ def lengths(result: Result) -> str:
         values = [f"{r['tokens_per_step']:.2f}" if r else "" for r in own]
         lines.append(f"| {name} | {temperature:g} | {beam} | " + " | ".join(values) + " |")
     return "\n".join(lines)
+
+
+def ngram_odds(result: Result) -> str:
+    """How often a copied token is right, by match length and place in the chain."""
+    found = {(r["temperature"], r["match"]): r for r in result["rows"]}
+    lines = [
+        "| T | tokens matched | steps with such a match | first copied token right | second | later |",
+        "|---|---|---|---|---|---|",
+    ]
+    longest = max(size for _, size in found)
+    for (temperature, size), r in found.items():
+        name = f"{size} or more" if size == longest else f"{size}"
+        odds = " | ".join(f"{value:.2f}" for value in r["odds"])
+        lines.append(f"| {temperature:g} | {name} | {r['decided'][0]} | {odds} |")
+    return "\n".join(lines)
