@@ -31,7 +31,9 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
-    extra = {k: options.pop(k) for k in ("top_k", "min_p", "ignore_eos", "speculative", "trace") if k in options}
+    extra = {
+        k: options.pop(k) for k in ("top_k", "min_p", "ignore_eos", "speculative", "trace", "robots") if k in options
+    }
     return client.chat.completions.create(**({"model": NAME, "messages": HELLO} | options), extra_body=extra)
 
 
@@ -176,9 +178,10 @@ def test_models(client: openai.OpenAI) -> None:
         ({"stop": ""}, "stop", ""),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "role"),
-        ({"top_logprobs": 2}, None, "logprobs=true"),
-        ({"tools": [{"type": "function"}]}, "tools", "no parameter 'tools'"),
-        ({"stream_options": {"include_usage": True}}, None, "stream=true"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"service_tier": "flex"}, "service_tier", "there is one tier"),
+        ({"robots": 1}, "robots", "no parameter 'robots'"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ],
     ids=lambda x: str(x)[:30],
 )

@@ -133,8 +133,11 @@ class Engine:
             self._plain = Engine(self.target, NoDrafter(), runtime=self.runtime, exact=self.exact)
         return self._plain
 
-    def encode(self, prompt: str | Messages) -> list[int]:
-        """Text as it is, or chat messages through the model's chat template -> token ids."""
+    def encode(self, prompt: str | Messages, **template: Any) -> list[int]:
+        """Text as it is, or chat messages through the model's chat template -> token ids.
+
+        `template` goes to the chat template: `tools`, `continue_final_message`, `add_generation_prompt`.
+        """
         tokenizer = self.target.tokenizer
         if tokenizer is None:
             raise ConfigError(f"{self.target.name} came without a tokenizer: give token ids, or tokenizer=...")
@@ -145,7 +148,8 @@ class Engine:
         for message in prompt:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
-        made = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        options = {"add_generation_prompt": True} | template
+        made = tokenizer.apply_chat_template(list(prompt), return_dict=True, **options)
         return list(made["input_ids"])
 
     def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:

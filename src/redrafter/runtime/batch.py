@@ -9,7 +9,7 @@ place is needed: a prompt that begins like any row, open or closed, copies that 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import Executor, Launched, Results, sizes_up_to
-from redrafter.runtime.prefill import PIECES, PromptReader, prefill
+from redrafter.runtime.executor import Executor, Results, sizes_up_to
+from redrafter.runtime.flight import Flight, StepResult
+from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded, row_processor
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
@@ -31,29 +32,6 @@ WORTH_COPYING = 8
 """A shorter prefix is read again rather than copied from another row."""
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
 """Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one launch gave its rows, those left out that were closed in the meantime."""
-
-    drafts: bool
-    shape: Shape | None
-    rows: list[tuple[Row, RowOutput]]
-    size: int  # rows that took part
-    seconds: float  # from the end of the step before, or from the launch where nothing was running
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A launched step and its rows, each with its line in the results."""
-
-    launched: Launched
-    drafts: bool
-    shape: Shape | None
-    rows: list[tuple[Row, int]]
-    count: int
-    began: float
 
 
 class Batch:
@@ -102,7 +80,7 @@ class Batch:
         self.plain = NoDrafter()
         self.clock = self.version = 0
         self.samplings: dict[tuple[int, int], Sampling] = {}  # of this version
-        self.flights: deque[_Flight] = deque()
+        self.flights: deque[Flight] = deque()
         self.collected = 0.0  # when the last results came
 
     def _nodes(self, shape: Shape) -> int:
@@ -138,15 +116,20 @@ class Batch:
         *,
         drafts: bool = True,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         reuses: bool = True,
         processor: Processor | None = None,
     ) -> Row:
-        """A row to be read. Unless the row `reuses`, its whole prompt is read, whatever other rows have read."""
+        """A row to be read. Unless the row `reuses`, its whole prompt is read, whatever other rows have read.
+
+        With `prompt_logprobs` the whole prompt is read too, and its tokens' log-probabilities are kept.
+        """
         assert self.free > 0
         assert len(request.prompt) < self.context
         closed = [p for p, row in enumerate(self.at) if row is None or not row.open]
         place = min(closed, key=lambda p: (0 if (row := self.at[p]) is None else row.used, p))
         row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor)
+        row.asks_prompt = prompt_logprobs
         self.at[place] = row
         self.state.rows.lengths[place] = 0
         self._touch(row)
@@ -155,11 +138,16 @@ class Batch:
     @torch.no_grad()
     def read(self, row: Row, most: int) -> RowOutput | None:
         """Read up to `most` more tokens of the prompt; with its end comes the first new token."""
-        if row.reuses:
+        scored = row.asks_prompt is not None
+        if row.reuses and not scored:
             self._reuse(row)
         prompt = len(row.request.prompt)
-        begin, stop = row.known, min(prompt, row.known + min(most, PIECES[-1]))
-        found = self.reader.read(row.place, row.ids[begin:stop], begin) if self.reader is not None else None
+        begin, stop = row.known, min(prompt, row.known + min(most, SCORED if scored else PIECES[-1]))
+        found = None
+        if scored:
+            found = score(self.executor.unrecorded, self.state.cache, row, begin, stop, self.drafter.layers)
+        elif self.reader is not None:
+            found = self.reader.read(row.place, row.ids[begin:stop], begin)
         if found is None:
             found = self._prefill(torch.tensor([row.ids[:stop]], device=self.target.device), [stop], [row], begin)
         logits, hidden = found
@@ -244,7 +232,8 @@ class Batch:
             row.ids += gained
             row.seen, row.live = len(row.ids), True
             found = None if row.logprobs is None else logprobs_of(logits[i : i + 1], gained, row.logprobs)
-            outputs.append(RowOutput(gained, done=done[i], logprobs=found, error=row.error))
+            heard = row.prompt_logprobs if row.asks_prompt is not None else None
+            outputs.append(RowOutput(gained, done=done[i], logprobs=found, prompt_logprobs=heard, error=row.error))
         self._changed()
         return outputs
 
@@ -279,7 +268,7 @@ class Batch:
             extent = max(row.known for row in rows) + 1 + (self.executor.rule(shape).nodes if guesses else 0)
             sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
             launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
-        self.flights.append(_Flight(launched, drafts, shape, [(row, row.place - start) for row in rows], count, began))
+        self.flights.append(Flight(launched, drafts, shape, [(row, row.place - start) for row in rows], count, began))
         unread = self.ahead if launched.recorded else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
 
@@ -295,7 +284,7 @@ class Batch:
         rows = [(row, self._output(row, line, results, flight)) for row, line in flight.rows if row.open]
         return StepResult(flight.drafts, flight.shape, rows, len(flight.rows), seconds)
 
-    def _output(self, row: Row, line: int, results: Results, flight: _Flight) -> RowOutput:
+    def _output(self, row: Row, line: int, results: Results, flight: Flight) -> RowOutput:
         output = flight.launched.output(results, line, row)
         row.ids += output.tokens
         row.known += len(output.tokens)

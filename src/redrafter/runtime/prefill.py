@@ -10,6 +10,7 @@ from redrafter.core.cache import KVCache
 from redrafter.runtime.cache import Arena
 from redrafter.runtime.executor import serving
 from redrafter.runtime.graph import recorded
+from redrafter.runtime.row import Row, logprobs_of
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 PIECES = (16, 32, 64, 128, 256, 512)
 """Tokens of a recorded pass. A shorter piece is padded; attention never sees the padding."""
+SCORED = 128
+"""Tokens of a pass that keeps the logits of all of them: bounds its memory."""
 
 
 class PromptReader:
@@ -101,3 +104,28 @@ def prefill(
     found = target.prefill(tokens, lengths, apart, layers, begin)
     cache.place(apart, at, cache.rows)
     return found
+
+
+def score(
+    target: Target | TreeTarget, cache: Arena, row: Row, begin: int, stop: int, layers: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Read a row's tokens begin..stop-1, and keep what the target thinks of the tokens after each.
+
+    Returns logits (1, V) after the last token and hidden states (1, stop - begin, C).
+    """
+    device = (target.target if isinstance(target, TreeTarget) else target).device
+    tokens = torch.tensor([row.ids[begin:stop]], device=device)
+    if isinstance(target, TreeTarget):
+        at, place = (torch.tensor([x], device=device) for x in (begin, row.place))
+        with serving(target, cache):
+            depths = torch.arange(stop - begin, device=device)[None]
+            logits, hidden = target.forward(tokens, depths, None, at, layers, place)
+    else:
+        where = torch.arange(begin, stop, device=device)[None]
+        slots = torch.arange(stop, device=device)[None]
+        seen = slots[:, None, :] <= where[:, :, None]
+        part = cache.part(row.place, row.place + 1)
+        logits, hidden = target.forward(tokens, where, where, seen, slots, part, layers)
+    following = row.ids[begin + 1 : stop + 1]  # one fewer at the prompt's end
+    row.prompt_logprobs += logprobs_of(logits[0], following, row.asks_prompt or 0)
+    return logits[:, -1], hidden

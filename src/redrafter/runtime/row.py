@@ -11,6 +11,9 @@ from redrafter.core.rows import keep_rows
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
 
+Logprobs = list[list[tuple[int, float]]]
+"""For each token: the token itself and the most probable ones, with their log-probabilities."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -53,6 +56,8 @@ class Row:
         self.live = False  # its prompt is read: it takes part in steps
         self.used = 0  # when it was last touched; the oldest closed row gives up its place first
         self.error: Exception | None = None  # what its processor raised
+        self.asks_prompt: int | None = None  # most probable tokens to tell at each place of the prompt; None: nothing
+        self.prompt_logprobs: Logprobs = []  # of the prompt's tokens from the second on, as far as the prompt is read
 
     @property
     def shared(self) -> int:
@@ -74,8 +79,10 @@ class RowOutput:
     """0 for the pass over the prompt."""
     tree: tuple[list[int], list[int], list[int]] | None = None
     """Tokens and parents of the last step's tree, and the accepted path through it, root first."""
-    logprobs: list[list[tuple[int, float]]] | None = None
+    logprobs: Logprobs | None = None
     """For each token: the token and the most probable ones, with the target's log-probabilities."""
+    prompt_logprobs: Logprobs | None = None
+    """The same for the prompt's tokens from the second on, with the first new token."""
     error: Exception | None = None
     """What the row's logits processor raised."""
 
@@ -100,7 +107,7 @@ def row_processor(rows: Sequence[Row | None]) -> Processor | None:
     return process
 
 
-def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> list[list[tuple[int, float]]]:
+def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> Logprobs:
     """(n, V) logits that n tokens were chosen from -> for each, the token and the `top` most probable ones."""
     logp = logits.float().log_softmax(-1)
     best = logp.topk(top, dim=-1) if top else None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from importlib import resources
 from typing import Any
@@ -13,13 +12,16 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from redrafter.errors import RedrafterError
+from redrafter.serve.answer import Answer
+from redrafter.serve.chat import ChatAnswer
+from redrafter.serve.completion import TextAnswer
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import content, described, failure, first_problem, parameter
 from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
-from redrafter.serve.responses import Answer
-from redrafter.serve.schema import ChatAsked, CompletionAsked, Failed
+from redrafter.serve.schema import ChatAsked, CompletionAsked, DetokenizeAsked, Failed, TokenizeAsked
 from redrafter.version import __version__
 
 PAGE = "page.html"
@@ -34,6 +36,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         404: "no such model",
         408: "the body came too slowly",
         413: "the body is too long",
+        415: "the body is not declared as JSON",
         422: "the body is not what the schema says",
         429: "the queue is full; see Retry-After",
         500: "the answer failed",
@@ -64,6 +67,16 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     async def completions(asked: CompletionAsked, request: Request) -> Response:
         return await _answer(served, asked, request)
 
+    @app.post("/tokenize", responses=REFUSALS)
+    async def tokenize(asked: TokenizeAsked) -> Any:
+        ids = await run_in_threadpool(served.tokenize, asked)
+        strings = [served.text_of(token) for token in ids] if asked.return_token_strs else None
+        return {"count": len(ids), "max_model_len": served.context, "tokens": ids, "token_strs": strings}
+
+    @app.post("/detokenize", responses=REFUSALS)
+    async def detokenize(asked: DetokenizeAsked) -> Any:
+        return {"prompt": await run_in_threadpool(served.detokenize, asked.tokens)}
+
     @app.get("/v1/models", responses={401: REFUSALS[401]})
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(served)]}
@@ -87,6 +100,7 @@ def _handle_errors(app: FastAPI) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
+    @app.exception_handler(RedrafterError)
     @app.exception_handler(Exception)
     async def ours(_: Request, error: Exception) -> Response:
         status, message, code = described(error)
@@ -165,12 +179,21 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
         if param == "prompt" and isinstance(asked, ChatAsked):
             param = "messages"
         return failure(status, message, param=param, code=code, retry_after=retry)
-    chat = isinstance(asked, ChatAsked)
-    answer = Answer(jobs, served.name, served.text_of, chat=chat, trace=asked.trace)
+    answer = make_answer(asked, jobs, served)
     if asked.stream:
         chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     return await _whole(served, answer, heard, request)
+
+
+def make_answer(asked: ChatAsked | CompletionAsked, jobs: list[Job], served: Served) -> Answer:
+    if isinstance(asked, ChatAsked):
+        return ChatAnswer(jobs, served.name, served.text_of, trace=asked.trace)
+    echoes = None
+    if asked.echo:
+        texts = [p if isinstance(p, str) else served.detokenize(p) for p in asked.prompts]
+        echoes = [text for text in texts for _ in range(asked.written)]
+    return TextAnswer(asked, jobs, served.name, served.text_of, echoes)
 
 
 async def _stream(
@@ -179,18 +202,18 @@ async def _stream(
     """Server-sent events. Whoever stops listening is cancelled."""
     try:
         for chunk in answer.opening():
-            yield _event(chunk | {"usage": None} if usage else chunk)
+            yield answer.sent(chunk | {"usage": None} if usage else chunk)
         while answer.open:
             index, event = await heard.get()
             if event.error is not None:
                 status, message, code = described(event.error)
-                yield _event(content(status, message, code=code))
+                yield answer.sent(content(status, message, code=code))
                 return
             answer.take(index, event)
-            chunk = answer.chunk(index, event)
-            yield _event(chunk | {"usage": None} if usage else chunk)
-        if usage:
-            yield _event(answer.closing())
+            for chunk in answer.chunks(index, event):
+                yield answer.sent(chunk | {"usage": None} if usage else chunk)
+        for chunk in answer.closing(usage):
+            yield answer.sent(chunk)
         yield "data: [DONE]\n\n"
     finally:
         _cancel(served, answer.jobs)
@@ -227,7 +250,3 @@ def _cancel(served: Served, jobs: Sequence[Job]) -> None:
     """What is finished is not touched by it."""
     if any(not job.finished for job in jobs):
         served.scheduler.cancel(jobs)
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

@@ -66,7 +66,9 @@ def first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error.get('ctx', {}).get('error', '')}", None
-    param = where[0] if where else None
+    param = error.get("ctx", {}).get("param") or (where[0] if where else None)
+    if error["type"] == "not_supported":
+        return error["msg"], param
     what = error["msg"].removeprefix("Value error, ")
     got = error.get("input")
     shown = "" if got is None or isinstance(got, dict | list) else f", got {str(got)[:80]!r}"

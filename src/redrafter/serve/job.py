@@ -38,11 +38,12 @@ class Job:
         promise: Promise | None = None,
         drafts: bool = True,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         reuses: bool = True,
         processors: Sequence[Any] = (),
     ) -> None:
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
-        self.reuses = reuses
+        self.reuses, self.prompt_logprobs = reuses, prompt_logprobs
         self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer, promise or Promise("ties"))
         self.processor = self.writer.processor(processors)
         self.row: Row | None = None

@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import failure
 
+KEYED = ("/v1", "/tokenize", "/detokenize")
+"""Paths that need the key, with everything below them."""
+
 
 class Guard:
     """ASGI middleware. Bodies are read here, whole, so that nothing behind waits for a client."""
@@ -21,7 +24,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if scope["path"].startswith("/v1") and not self._knows_key(headers):
+        if scope["path"].startswith(KEYED) and not self._knows_key(headers):
             await failure(
                 401, "missing or wrong API key: send it as 'Authorization: Bearer ...'", code="invalid_api_key"
             )(scope, receive, send)
@@ -29,11 +32,14 @@ class Guard:
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             await self.app(scope, receive, send)
             return
-        refused = None
+        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+        refused = None if kind == "application/json" else failure(415, wrong_type(kind))
         try:
             declared = headers.get(b"content-length", b"0")
             body = None
-            if not declared.isdigit():
+            if refused is not None:
+                pass
+            elif not declared.isdigit():
                 refused = failure(400, f"Content-Length must be a number, got {declared[:20]!r}")
             elif int(declared) <= self.config.body_bytes:
                 body = await asyncio.wait_for(self._body(receive), self.config.body_seconds)
@@ -69,6 +75,15 @@ class Guard:
                 return None
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def wrong_type(kind: str) -> str:
+    """
+    >>> wrong_type("")
+    "the body must be JSON: send the header 'Content-Type: application/json', got no Content-Type"
+    """
+    got = f"got {kind[:80]!r}" if kind else "got no Content-Type"
+    return f"the body must be JSON: send the header 'Content-Type: application/json', {got}"
 
 
 class _Gone(Exception):

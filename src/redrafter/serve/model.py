@@ -8,8 +8,9 @@ from redrafter.engine import Engine
 from redrafter.engine.exactness import Promise
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.serve.job import Event, Job
+from redrafter.serve.messages import Message
 from redrafter.serve.scheduler import Scheduler
-from redrafter.serve.schema import Asked, ChatAsked, CompletionAsked
+from redrafter.serve.schema import ChatAsked, CompletionAsked, TokenizeAsked
 
 
 class Served:
@@ -28,10 +29,11 @@ class Served:
         return str(self.tokenizer.decode([token]))
 
     def jobs(self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None]) -> list[Job]:
-        """One job for each answer asked for; ConfigError and PromptTooLong say what is wrong with it."""
+        """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request."""
         with self.lock:
-            every = [self._ids(p) for p in self._prompts(asked)]
+            every = self._prompts(asked)
         options = self._options(asked)
+        ranked = asked.written > asked.n
         made: list[Job] = []
         for ids in every:
             budget = self._budget(len(ids), asked.most)
@@ -45,35 +47,53 @@ class Served:
                         rule=self.engine.rule_config,
                         promise=self.promise,
                         drafts=asked.speculative,
-                        logprobs=asked.alternatives,
+                        logprobs=0 if ranked and asked.alternatives is None else asked.alternatives,
+                        prompt_logprobs=asked.prompt_alternatives,
                         reuses=asked.reuse,
                     )
                 )
         return made
 
-    def _prompts(self, asked: ChatAsked | CompletionAsked) -> Sequence[Any]:
-        if isinstance(asked, CompletionAsked):
-            return asked.prompts
-        roles = {"developer": "system"}
-        return [[{"role": roles.get(m.role, m.role), "content": m.text} for m in asked.messages]]
+    def tokenize(self, asked: TokenizeAsked) -> list[int]:
+        with self.lock:
+            if asked.messages is not None:
+                return self._chat_ids(asked.messages, asked.add_generation_prompt, asked.continue_final_message)
+            return self._read(
+                lambda: self.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens).input_ids
+            )
 
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            return list(prompt)
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        if tokens and max(tokens) >= self.engine.target.vocab_size:
+            raise ConfigError(f"tokens has ids outside the vocabulary of {self.engine.target.vocab_size}")
+        with self.lock:
+            return str(self.tokenizer.decode(list(tokens)))
+
+    def _prompts(self, asked: ChatAsked | CompletionAsked) -> list[list[int]]:
+        if isinstance(asked, ChatAsked):
+            return [self._chat_ids(asked.messages, asked.add_generation_prompt, asked.continue_final_message)]
+        return [p if isinstance(p, list) else self._read(self.engine.encode, p) for p in asked.prompts]
+
+    def _chat_ids(self, messages: Sequence[Message], opens: bool, continues: bool) -> list[int]:
+        told = [message.as_template() for message in messages]
+        options = {"add_generation_prompt": opens and not continues, "continue_final_message": continues}
+        return self._read(self.engine.encode, told, **options)
+
+    def _read(self, encode: Callable[..., Any], *prompt: Any, **options: Any) -> list[int]:
+        """Token ids. Whatever a tokenizer or a chat template raises is about what the client sent."""
         try:
-            return self.engine.encode(prompt)
+            return list(encode(*prompt, **options))
         except ConfigError:
             raise
-        except Exception as error:  # whatever a tokenizer or a chat template raises about them
-            what = "prompt is" if isinstance(prompt, str) else "messages are"
+        except Exception as error:
+            what = "prompt is" if not prompt or isinstance(prompt[0], str) else "messages are"
             raise ConfigError(f"the {what} nothing that {self.name} can read: {error}") from error
 
-    def _options(self, asked: Asked) -> dict[str, Any]:
+    def _options(self, asked: ChatAsked | CompletionAsked) -> dict[str, Any]:
         names = (
-            "n", "seed", "stop", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+            "seed", "stop", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
             "frequency_penalty", "repetition_penalty",
         )  # fmt: skip
-        options = {name: getattr(asked, name) for name in names}
+        options = {name: getattr(asked, name) for name in names} | {"n": asked.written}
         try:
             options["logit_bias"] = {int(token): value for token, value in asked.logit_bias.items()}
         except ValueError:
@@ -92,4 +112,4 @@ class Served:
                 f"the prompt has {prompt} tokens and max_tokens is {most}: together more than this server's context of "
                 f"{self.context}"
             )
-        return room if most is None else most
+        return room if most is None else max(1, most)

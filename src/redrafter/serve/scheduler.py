@@ -174,7 +174,12 @@ class Scheduler:
                     self.queue.append(group)
             try:
                 row = self.batch.open(
-                    job.request, drafts=job.drafts, logprobs=job.logprobs, reuses=job.reuses, processor=job.processor
+                    job.request,
+                    drafts=job.drafts,
+                    logprobs=job.logprobs,
+                    prompt_logprobs=job.prompt_logprobs,
+                    reuses=job.reuses,
+                    processor=job.processor,
                 )
             except Exception as error:
                 job.fail(error)

@@ -1,44 +1,23 @@
 """What clients may ask, field by field: OpenAI's names, and a few of our own, marked so."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-MOST_CHOICES, MOST_STOPS, MOST_LOGPROBS = 16, 16, 20
+from redrafter.serve.messages import Message, Strict
+from redrafter.serve.neutral import NEUTRAL, not_supported, without_neutral
+
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_LOGPROBS = 16, 16, 16, 20
 SEED = 2**63
+MOST_TOKENS = 2**20
 
 Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-class Strict(BaseModel):
-    """Unknown fields are refused by name: silently ignoring one would answer another question than the one asked."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, content: Any) -> Any:
-        return {k: v for k, v in content.items() if v is not None} if isinstance(content, dict) else content
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
-
-
 class StreamOptions(Strict):
     include_usage: bool = False
+    include_obfuscation: bool = Field(default=False, description="taken and not used: nothing is obfuscated")
 
 
 class Asked(Strict):
@@ -66,15 +45,31 @@ class Asked(Strict):
     user: str | None = Field(None, description="taken and not used")
     metadata: dict[str, str] | None = Field(None, description="taken and not used")
     store: bool | None = Field(None, description="taken and not used: nothing is kept")
+    safety_identifier: str | None = Field(None, description="taken and not used")
+    prompt_cache_key: str | None = Field(None, description="taken and not used: prefixes are found by their tokens")
+    request_id: str | None = Field(None, description="taken and not used: send the header X-Request-Id")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="vLLM's: log-probabilities of the prompt's tokens"
+    )
     speculative: bool = Field(True, description="ours: false decodes this answer plainly")
     reuse: bool = Field(True, description="ours: false reads the whole prompt, whoever has read its beginning before")
     ignore_eos: bool = Field(False, description="ours: write on past the model's own end")
     trace: bool = Field(False, description="ours: while streaming, tell who wrote each token, and each step's tree")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_ask_for_nothing(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        given = {k: v for k, v in content.items() if v is not None}
+        return without_neutral(given, {k: v for k, v in NEUTRAL.items() if k not in cls.model_fields})
+
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "Asked":
         if "stream_options" in self.model_fields_set and not self.stream:
-            raise ValueError("stream_options is only for stream=true")
+            raise not_supported("stream_options", "stream_options is only for stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise not_supported("prompt_logprobs", "prompt_logprobs is only for stream=false")
         return self
 
 
@@ -84,11 +79,22 @@ class ChatAsked(Asked):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    add_generation_prompt: bool = Field(True, description="vLLM's: begin an assistant's turn after the messages")
+    continue_final_message: bool = Field(False, description="vLLM's: continue the last message, an assistant's")
 
     @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> "ChatAsked":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only for logprobs=true")
+    def _fits_together(self) -> "ChatAsked":
+        if self.top_logprobs and not self.logprobs:
+            raise not_supported("top_logprobs", "top_logprobs is only for logprobs=true")
+        if self.continue_final_message:
+            if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
+                raise not_supported(
+                    "continue_final_message", "continue_final_message needs add_generation_prompt=false"
+                )
+            if self.messages[-1].role != "assistant":
+                raise not_supported(
+                    "continue_final_message", "continue_final_message needs a last message of the role 'assistant'"
+                )
         return self
 
     @property
@@ -96,15 +102,47 @@ class ChatAsked(Asked):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def written(self) -> int:
+        """Answers to write for each prompt."""
+        return self.n
+
+    @property
     def alternatives(self) -> int | None:
         """How many other tokens to tell with each, None to tell no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
 
 class CompletionAsked(Asked):
-    prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MOST_CHOICES)]
-    max_tokens: int = Field(16, ge=1)
+    prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
+    max_tokens: int = Field(16, ge=0, description="0 is only for echo=true: nothing is written")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = Field(False, description="give the prompt back before the text, with its log-probabilities if asked")
+    best_of: int | None = Field(
+        None, ge=1, le=MOST_CHOICES, description="write so many answers, give the n most probable per token"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many_prompts(cls, content: Any) -> Any:
+        prompt = content.get("prompt") if isinstance(content, dict) else None
+        if isinstance(prompt, list) and len(prompt) > MOST_PROMPTS and not isinstance(prompt[0], int):
+            raise not_supported("prompt", f"prompt is a list of {len(prompt)}, at most {MOST_PROMPTS} fit a request")
+        return content
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "CompletionAsked":
+        if not self.max_tokens and not self.echo:
+            raise not_supported("max_tokens", "max_tokens must be at least 1 without echo=true")
+        if self.best_of is not None and self.best_of < self.n:
+            raise not_supported("best_of", f"best_of must be at least n, got {self.best_of} and {self.n}")
+        if (self.best_of or self.n) > self.n and self.stream:
+            raise not_supported("best_of", "best_of above n is only for stream=false: the best is known at the end")
+        return self
 
     @property
     def most(self) -> int | None:
@@ -115,10 +153,42 @@ class CompletionAsked(Asked):
         return self.logprobs
 
     @property
+    def written(self) -> int:
+        """Answers to write for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
+
+    @property
     def prompts(self) -> list[Any]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+
+class TokenizeAsked(Strict):
+    """vLLM's `/tokenize`: a text, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "TokenizeAsked":
+        if (self.prompt is None) == (self.messages is None):
+            raise not_supported("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeAsked(Strict):
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_TOKENS)]
 
 
 class Failure(BaseModel):

@@ -1,11 +1,14 @@
-"""What the scheduler tells, in OpenAI's words."""
+"""One request's answers as they grow: what `/v1/chat/completions` and `/v1/completions` have in common."""
 
+import json
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from redrafter.engine.exactness import weakest
+from redrafter.runtime.row import Logprobs
 from redrafter.serve.job import Event, Job
 
 Content = dict[str, Any]
@@ -13,17 +16,22 @@ LEAST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
-class Answer:
-    """One request's answers as they grow; `chat` and plain completions differ in a few names."""
+class Answer(ABC):
+    """Takes the scheduler's events and gives OpenAI's JSON, whole or in chunks."""
 
-    def __init__(
-        self, jobs: list[Job], model: str, text_of: Callable[[int], str], *, chat: bool, trace: bool = False
-    ) -> None:
-        self.jobs, self.chat, self.text_of, self.trace = jobs, chat, text_of, trace
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    prefix: ClassVar[str]
+    """What ids begin with."""
+    chunk_kind: ClassVar[str]
+    """The `object` of a streamed chunk."""
+    whole_kind: ClassVar[str]
+
+    def __init__(self, jobs: list[Job], model: str, text_of: Callable[[int], str], *, trace: bool = False) -> None:
+        self.jobs, self.text_of, self.trace = jobs, text_of, trace
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.head: Content = {"id": self.id, "created": int(time.time()), "model": model}
         self.texts = ["" for _ in jobs]
         self.logprobs: list[list[Content]] = [[] for _ in jobs]
+        self.prompt_logprobs: list[Logprobs | None] = [None for _ in jobs]
         self.reasons: list[str | None] = [None for _ in jobs]
 
     @property
@@ -32,48 +40,52 @@ class Answer:
 
     def take(self, index: int, event: Event) -> None:
         assert event.part is not None
+        assert event.output is not None
         self.texts[index] += event.part.text
         self.logprobs[index] += self._logprobs(event)
         self.reasons[index] = event.part.finish_reason
+        if event.output.prompt_logprobs is not None:
+            self.prompt_logprobs[index] = event.output.prompt_logprobs
 
     def opening(self) -> list[Content]:
-        """Chunks before any text: a chat says who speaks."""
-        if not self.chat:
-            return []
-        role = {"role": "assistant", "content": ""}
-        choices = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(len(self.jobs))]
-        return [self._chunk([choice]) for choice in choices]
+        """Chunks before any text."""
+        return []
 
-    def chunk(self, index: int, event: Event) -> Content:
+    def chunks(self, index: int, event: Event) -> list[Content]:
         """What a step added to one answer."""
-        assert event.part is not None
-        choice: Content = {"index": index, "finish_reason": event.part.finish_reason, "logprobs": None}
-        if self.chat:
-            choice["delta"] = {"content": event.part.text} if event.part.text else {}
-        else:
-            choice["text"] = event.part.text
-        if found := self._logprobs(event):
-            choice["logprobs"] = {"content": found} if self.chat else self._legacy(found)
-        made = self._chunk([choice])
+        made = self._chunk([self._streamed(index, event)])
         if self.trace:
             made["redrafter"] = self._shown(event)
-        return made
+        return [made]
 
-    def closing(self) -> Content:
-        """The chunk that `stream_options.include_usage` asks for."""
-        return self._chunk([]) | {"usage": self.usage()}
+    def closing(self, usage: bool) -> list[Content]:
+        """Chunks after all text; with usage where `stream_options.include_usage` asks for it."""
+        return [self._chunk([]) | {"usage": self.usage()}] if usage else []
+
+    def sent(self, content: Content) -> str:
+        """A chunk as a server-sent event."""
+        return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
     def whole(self) -> Content:
         choices = []
-        for i, text in enumerate(self.texts):
-            found = self.logprobs[i] if self.jobs[i].logprobs is not None else None
-            choice: Content = {"index": i, "finish_reason": self.reasons[i], "logprobs": None}
-            if found is not None:
-                choice["logprobs"] = {"content": found} if self.chat else self._legacy(found)
-            choice |= {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        for index, i in enumerate(self._given()):
+            choice: Content = {"index": index, "finish_reason": self.reasons[i], "logprobs": None} | self._choice(i)
+            if self.jobs[i].prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self._of_prompt(i)
             choices.append(choice)
-        kind = "chat.completion" if self.chat else "text_completion"
-        return self.head | {"object": kind, "choices": choices, "usage": self.usage()}
+        return self.head | {"object": self.whole_kind, "choices": choices, "usage": self.usage()}
+
+    def _given(self) -> Sequence[int]:
+        """The answers to give, of all that were written."""
+        return range(len(self.jobs))
+
+    @abstractmethod
+    def _streamed(self, index: int, event: Event) -> Content:
+        """The choice of a streamed chunk."""
+
+    @abstractmethod
+    def _choice(self, i: int) -> Content:
+        """What is particular about a finished choice."""
 
     def usage(self) -> Content:
         """Tokens as OpenAI counts them, and how they were written."""
@@ -101,30 +113,36 @@ class Answer:
         }
 
     def _chunk(self, choices: list[Content]) -> Content:
-        return self.head | {"object": "chat.completion.chunk" if self.chat else "text_completion", "choices": choices}
+        return self.head | {"object": self.chunk_kind, "choices": choices}
 
     def _logprobs(self, event: Event) -> list[Content]:
         if event.part is None or event.output is None or event.output.logprobs is None:
             return []
-        kept = event.output.logprobs[: len(event.part.tokens)]
-        return [self._one(*row[0]) | {"top_logprobs": [self._one(*other) for other in row[1:]]} for row in kept]
+        return self._told(event.output.logprobs[: len(event.part.tokens)])
+
+    def _told(self, rows: Logprobs) -> list[Content]:
+        return [self._one(*row[0]) | {"top_logprobs": [self._one(*other) for other in row[1:]]} for row in rows]
 
     def _one(self, token: int, logprob: float) -> Content:
         text = self.text_of(token)
         return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(text.encode(errors="replace"))}
 
-    def _legacy(self, found: list[Content]) -> Content:
-        """As completions had it before there was chat."""
-        offsets, at = [], 0
-        for row in found:
-            offsets.append(at)
-            at += len(row["token"])
-        return {
-            "tokens": [row["token"] for row in found],
-            "token_logprobs": [row["logprob"] for row in found],
-            "top_logprobs": [{t["token"]: t["logprob"] for t in row["top_logprobs"]} for row in found],
-            "text_offset": offsets,
-        }
+    def _of_prompt(self, i: int) -> list[Content | None]:
+        """vLLM's form: nothing for the first token, then by token id, the prompt's own token first."""
+        told: list[Content | None] = [None]
+        for own, *best in self.prompt_logprobs[i] or ():
+            ranks = {token: rank for rank, (token, _) in enumerate(best, start=1)}
+            told.append(
+                {
+                    str(token): {
+                        "logprob": max(logprob, LEAST),
+                        "rank": ranks.get(token),
+                        "decoded_token": self.text_of(token),
+                    }
+                    for token, logprob in (own, *best)
+                }
+            )
+        return told
 
     def _shown(self, event: Event) -> Content:
         """Who wrote each token, and the tree that the step verified."""

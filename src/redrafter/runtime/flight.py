@@ -1,0 +1,30 @@
+"""A launched step of the running batch, and what it gave its rows."""
+
+from dataclasses import dataclass
+
+from redrafter.config import Shape
+from redrafter.runtime.executor import Launched
+from redrafter.runtime.row import Row, RowOutput
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one launch gave its rows, those left out that were closed in the meantime."""
+
+    drafts: bool
+    shape: Shape | None
+    rows: list[tuple[Row, RowOutput]]
+    size: int  # rows that took part
+    seconds: float  # from the end of the step before, or from the launch where nothing was running
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A launched step and its rows, each with its line in the results."""
+
+    launched: Launched
+    drafts: bool
+    shape: Shape | None
+    rows: list[tuple[Row, int]]
+    count: int
+    began: float

@@ -1,0 +1,56 @@
+"""Chat messages as clients send them."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from redrafter.serve.neutral import Known, not_supported, without_neutral
+
+EMPTY: Known = {name: (([], "", {}), "answers have no such part") for name in ("annotations", "refusal", "audio")}
+"""Fields that SDKs copy from an answer into the next request's messages."""
+
+
+class Strict(BaseModel):
+    """Unknown fields are refused by name: silently ignoring one would answer another question than the one asked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, content: Any) -> Any:
+        return {k: v for k, v in content.items() if v is not None} if isinstance(content, dict) else content
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] = Field("", description="null is allowed for the assistant only")
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        if content.get("content") is None and content.get("role") != "assistant":
+            raise not_supported("messages", f"a message of the role {str(content.get('role'))[:20]!r} needs content")
+        parts = content.get("content")
+        for part in parts if isinstance(parts, list) else []:
+            kind = part.get("type") if isinstance(part, dict) else part
+            if kind != "text":
+                raise not_supported(
+                    "messages", f"message parts must have the type 'text', got {str(kind)[:40]!r}: the model reads text"
+                )
+        return without_neutral({k: v for k, v in content.items() if v is not None}, EMPTY)
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+
+    def as_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
