@@ -4,7 +4,7 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
+from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape
 from redrafter.errors import RedrafterError
 from redrafter.version import __version__
 
@@ -16,6 +16,7 @@ __all__ = [
     "CUSTOM_GENERATE_FOLDER",
     "Engine",
     "Gamma",
+    "Grammar",
     "RecurrentConfig",
     "RedrafterError",
     "RuleConfig",

@@ -1,15 +1,18 @@
 """What a user can set: frozen, keyword-only, checked when made."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from redrafter.errors import ConfigError
 
 GammaName = Literal["constant", "heuristic", "confidence"]
 
+MOST_GRAMMAR = 2**18
+"""Characters of a grammar: bounds the time to compile one."""
 
 RULES = {"seeded": True, "rejection": True, "typical": False}
 """The acceptance rules of `redrafter.core.rules`: name, and whether the rule is lossless."""
@@ -107,6 +110,58 @@ class SamplingParams:
             require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
         for token, value in self.logit_bias.items():
             require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text must look like. Made by one of the class methods; `engine.grammar` compiles it."""
+
+    kind: Literal["json_schema", "regex", "grammar", "choice"]
+    text: str
+
+    def __post_init__(self) -> None:
+        size, most = len(self.text), MOST_GRAMMAR
+        require(size <= most, f"the grammar has {size} characters and at most {most} are taken: make it smaller")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
+        """JSON that a JSON schema describes, written on one line; the schema as a mapping or as JSON text."""
+        try:
+            found = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(found)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"the JSON schema is not JSON: {error}") from None
+        require(isinstance(found, Mapping | bool), f"a JSON schema must be an object, got {text[:40]}")
+        return cls("json_schema", text)
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """A text that the regular expression matches from beginning to end."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> "Grammar":
+        """A Lark grammar (llguidance's dialect) or one in llama.cpp's GBNF."""
+        return cls("grammar", text)
+
+    @classmethod
+    def choices(cls, texts: Sequence[str]) -> "Grammar":
+        """One of these texts."""
+        require(len(texts) > 0 and all(texts), "choices must be one or more texts, none of them empty")
+        return cls("choice", json.dumps(list(texts)))
+
+    @classmethod
+    def of(cls, given: Any) -> "Grammar":
+        """A grammar as it is, or a JSON schema as a mapping."""
+        if isinstance(given, cls):
+            return given
+        require(isinstance(given, Mapping), f"grammar must be a Grammar or a JSON schema, got {type(given).__name__}")
+        return cls.json_schema(given)
 
 
 def check_text_options(max_new_tokens: int, stop: Sequence[str] = ()) -> None:

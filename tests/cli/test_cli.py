@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from redrafter.cli import options
 from redrafter.cli.main import main
 from redrafter.config import SamplingParams
 from redrafter.targets import default, load_target
+from tests.helpers.bytes import byte_target
 from tests.helpers.zoo import make_model, recurrent_drafter
 
 
@@ -209,3 +211,24 @@ def test_as_a_program():
     assert done.returncode == 2
     assert done.stderr == "redrafter: no model folder /none/such\n"
     assert done.stdout == ""
+
+
+def test_generate_with_a_grammar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = byte_target()
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}')
+    common = ["generate", "name", "--model", str(tmp_path / "toy"), "--drafter", "ngram", "--quiet", "--raw"]
+    for given, text in (
+        (["--regex", "ab{3}"], "abbb"),
+        (["--json-schema", str(tmp_path / "schema.json"), "--max-new-tokens", "8"], '{"a": 1'),
+    ):
+        assert main([*common, *given]) == 0
+        assert capsys.readouterr().out.startswith(text)
+    for given, what in (
+        (["--json-schema", str(tmp_path / "none.json")], "cannot read"),
+        (["--json-schema", str(tmp_path / "toy" / "model.safetensors")], "not UTF-8"),
+        (["--regex", "(a"], "grammar is not valid"),
+    ):
+        assert main([*common, *given]) == 2
+        assert what in capsys.readouterr().err

@@ -11,6 +11,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.server import Server, build, make_batch
+from redrafter.targets import Target
 from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.zoo import recurrent_drafter
@@ -20,8 +21,8 @@ NAME = "letters"
 SLOW = {"max_tokens": 60, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 
 
-def make_served(**changes: Any) -> Served:
-    target = make_target()
+def make_served(target: Target | None = None, **changes: Any) -> Served:
+    target = target or make_target()
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE)
     config = ServeConfig(**({"rows": 4, "context": 90, "queue": 100, "name": NAME} | changes))
     return build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)

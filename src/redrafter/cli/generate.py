@@ -5,13 +5,22 @@ import sys
 
 from rich.console import Console
 
-from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
+from redrafter.cli.options import (
+    add_grammar,
+    add_model,
+    add_sampling,
+    as_prompt,
+    load_engine,
+    read_grammar,
+    sampling_options,
+)
 from redrafter.cli.show import awaited, coloured, figures
 from redrafter.errors import ConfigError
 
 EPILOG = """examples:
   redrafter generate "Why is the sky blue?"
   redrafter generate --temperature 0.8 --seed 7 "Write a haiku"
+  redrafter generate --json-schema person.json "Invent a person"
   cat article.txt | redrafter generate --max-new-tokens 200 -"""
 
 
@@ -21,10 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the text only, without statistics")
     add_model(parser)
     add_sampling(parser)
+    add_grammar(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    options = sampling_options(args)
+    options = sampling_options(args) | {"grammar": read_grammar(args)}
     text = read_prompt() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ConfigError("the prompt is empty")

@@ -7,9 +7,10 @@ import argparse
 import ast
 import inspect
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
+from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
 from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
 
@@ -122,6 +123,28 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
         "stop": args.stop,
         "ignore_eos": args.ignore_eos,
     }
+
+
+def add_grammar(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("grammar", "what the text must look like; needs `pip install llguidance`")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON schema describes, on one line")
+    one.add_argument("--regex", metavar="PATTERN", help="a text that this regular expression matches as a whole")
+    one.add_argument("--lark", metavar="FILE", help="a text of this Lark or GBNF grammar")
+
+
+def read_grammar(args: argparse.Namespace) -> Grammar | None:
+    """The grammar that the arguments name. A file that cannot be read is refused here, before a model is loaded."""
+    if args.regex is not None:
+        return Grammar.regex(args.regex)
+    name = args.json_schema or args.lark
+    if name is None:
+        return None
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {name}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
+    return Grammar.json_schema(text) if args.json_schema else Grammar.lark(text)
 
 
 def find_drafter(name: str) -> str:

@@ -1,5 +1,6 @@
 """The drafter as one step of a running batch sees it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ class StepDrafter:
         self.drafter, self.guesses, self.trims = drafter, guesses, trims
         self.lengths, self.history = rows.lengths, history
         self.layers, self.default_shape = drafter.layers, drafter.default_shape
+        self.edit: Callable[[Tree], Tree] | None = None  # changes what was guessed, before it is verified
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, hidden, slots)
@@ -30,7 +32,8 @@ class StepDrafter:
         if not self.guesses:
             return root_tree(last)
         tree = self.drafter.draft(state, last, search)
-        return trimmed(tree) if self.trims else tree
+        tree = trimmed(tree) if self.trims else tree
+        return tree if self.edit is None else self.edit(tree)
 
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
         """Slots behind `count` get states of no meaning, and the next step overwrites them."""

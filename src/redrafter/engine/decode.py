@@ -13,6 +13,7 @@ from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import PromptTooLong
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.targets import Target
 
@@ -59,8 +60,10 @@ class RequestWriter:
         return Part(self.index, text, output.tokens[:kept], accepted, stats, self.finish_reason, pieces)
 
     def processor(self, processors: Sequence[Any]) -> Processor | None:
-        """A user's logits processors, each node seeing its own path."""
-        return PathProcessors(processors, lambda: [self.ids]) if processors else None
+        """A user's logits processors and the request's grammar, each node seeing its own path."""
+        own = PathProcessors(processors, lambda: [self.ids]) if processors else None
+        constraint: Constraint | None = self.request.constraint
+        return own if constraint is None else constraint.guide(lambda: self.ids, own)
 
 
 def decode(

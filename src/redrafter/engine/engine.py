@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape, check_text_options
+from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.core.noise import fold
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
 from redrafter.engine.exactness import Exact, Exactness, Promise, check_exact, make_promise
+from redrafter.engine.grammar import Grammars
 from redrafter.engine.processors import check_processor
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
@@ -29,6 +30,7 @@ Runtime = Literal["auto", "compiled", "graphs", "eager"]
 
 ROWS = (1, 2, 4, 8, 10, 16, 20, 32, 40, 64, 80, 128, 256)
 """Recorded batches have one of these numbers of rows, so that few recordings serve all."""
+TEXT_OPTIONS = ("max_new_tokens", "ignore_eos", "grammar")
 CONTEXT = 1024
 """Recorded batches have room for a multiple of so many tokens: room costs memory alone."""
 
@@ -104,6 +106,7 @@ class Engine:
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._closed = False
         self._plain: Engine | None = None
+        self.grammars = Grammars(target, self.eos_tokens())
         self.exact = exact
         if exact == "require":
             self.promise().check()
@@ -173,6 +176,7 @@ class Engine:
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
         logit_bias: see `SamplingParams`.
         seed: same seed, same text, alone or in any batch; a list gives one per prompt.
+        grammar: what the text must look like, a `Grammar` or a JSON schema; needs `pip install llguidance`.
         n: choices per prompt. stop: strings that end the text. ignore_eos: write on past its end.
         logits_processor: transformers LogitsProcessors that look at (ids, scores) only.
         """
@@ -191,6 +195,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         halts: Callable[[list[int]], bool] | None = None,
+        grammar: Any = None,
         **sampling: Any,
     ) -> list[Request]:
         """Check and spell out what is asked for: n requests per prompt."""
@@ -201,7 +206,7 @@ class Engine:
         known = SamplingParams.__dataclass_fields__
         for name in sampling:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, "max_new_tokens", "ignore_eos"], n=1, cutoff=0.7)
+                near = difflib.get_close_matches(name, [*known, *TEXT_OPTIONS], n=1, cutoff=0.7)
                 hint = f"; did you mean {near[0]}?" if near else "; temperature=0 is greedy, above 0 samples"
                 raise ConfigError(f"there is no option {name!r}{hint}")
         params = SamplingParams(**sampling)
@@ -218,6 +223,9 @@ class Engine:
             raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
+        if grammar is not None and ignore_eos:
+            raise ConfigError("a text with a grammar ends where the grammar ends: leave ignore_eos out")
+        constraint = None if grammar is None else self.grammars.compiled(Grammar.of(grammar))
         eos = () if ignore_eos else self.eos_tokens()
         every = [self._ids(prompt) for prompt in prompts]
         for ids in every:
@@ -231,6 +239,7 @@ class Engine:
                 eos=eos,
                 stop=stops,
                 halts=halts,
+                constraint=constraint,
             )
             for ids, own in zip(every, seeds, strict=True)
             for choice in range(n)

@@ -22,8 +22,9 @@ from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, StepResult
+from redrafter.runtime.guide import row_processor
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
-from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded, row_processor
+from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -265,7 +266,9 @@ class Batch:
             if self.flights:  # an eager step needs to know how long the rows are
                 return self.drain()
             start, stop = self._gather(rows, drafts, len(rows))
-            extent = max(row.known for row in rows) + 1 + (self.executor.rule(shape).nodes if guesses else 0)
+            guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
+            nodes = self.slack - 1 if guided else self.executor.rule(shape).nodes
+            extent = max(row.known for row in rows) + 1 + (nodes if guesses else 0)
             sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
             launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
         self.flights.append(Flight(launched, drafts, shape, [(row, row.place - start) for row in rows], count, began))
@@ -383,5 +386,5 @@ class Batch:
             rows = [row if row is not None and row.live else None for row in self.at[start:stop]]
             every = [SamplingParams() if row is None else row.request.sampling for row in rows]
             sampling = Sampling.of(every, self.target.vocab_size, self.target.device)
-            self.samplings[start, stop] = replace(sampling, processor=row_processor(rows))
+            self.samplings[start, stop] = replace(sampling, processor=row_processor(rows, self.slack - 1))
         return self.samplings[start, stop]

@@ -24,6 +24,7 @@ from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.graph import recorded
+from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
 from redrafter.targets import Target
@@ -114,6 +115,8 @@ class Executor:
         """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
+        if isinstance(sampling.processor, RowProcessors):
+            drafter.edit = sampling.processor.guess
         target = _LogitsKept(self.unrecorded)
         out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
         results = [out.tolist()]

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from redrafter.config import SamplingParams
-from redrafter.core.rows import keep_rows
 from redrafter.core.sampling import Processor
-from redrafter.core.tree import Tree
 
 Logprobs = list[list[tuple[int, float]]]
 """For each token: the token itself and the most probable ones, with their log-probabilities."""
@@ -29,6 +28,8 @@ class Request:
     """Strings that end the text (they are not part of it)."""
     halts: Callable[[list[int]], bool] | None = None
     """Asked after each token, with prompt and text so far; true ends the text."""
+    constraint: Any = None
+    """What the text must follow: a `runtime.guide.Constraint`."""
     pads: Sequence[int] = ()
     """Ids that processors and `halts` see before the prompt: transformers counts in padded width."""
 
@@ -85,26 +86,6 @@ class RowOutput:
     """The same for the prompt's tokens from the second on, with the first new token."""
     error: Exception | None = None
     """What the row's logits processor raised."""
-
-
-def row_processor(rows: Sequence[Row | None]) -> Processor | None:
-    """Each row's logits processor on its own nodes; an error ends that row alone. None if no row has one."""
-    if not any(row is not None and row.processor is not None for row in rows):
-        return None
-
-    def process(logits: Tensor, tree: Tree) -> Tensor:
-        result = logits.clone()
-        for i, row in enumerate(rows):
-            if row is None or row.processor is None or row.error is not None:
-                continue
-            try:
-                own = torch.tensor([i], device=logits.device)
-                result[i] = row.processor(logits[i : i + 1], keep_rows(tree, own))[0]
-            except Exception as error:
-                row.error = error
-        return result
-
-    return process
 
 
 def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> Logprobs:

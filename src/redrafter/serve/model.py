@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from redrafter.config import Grammar
 from redrafter.engine import Engine
 from redrafter.engine.exactness import Promise
 from redrafter.errors import ConfigError, PromptTooLong
@@ -32,7 +33,7 @@ class Served:
         """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request."""
         with self.lock:
             every = self._prompts(asked)
-        options = self._options(asked)
+        options = self._options(asked) | {"grammar": self._grammar(asked)}
         ranked = asked.written > asked.n
         made: list[Job] = []
         for ids in every:
@@ -99,6 +100,17 @@ class Served:
         except ValueError:
             raise ConfigError(f"logit_bias is keyed by token ids, got {next(iter(asked.logit_bias))!r}") from None
         return options
+
+    def _grammar(self, asked: ChatAsked | CompletionAsked) -> Grammar | None:
+        """The grammar of the answers. Compiled here, so that an error names the field."""
+        if (found := asked.grammar()) is None:
+            return None
+        name, grammar = found
+        try:
+            self.engine.grammars.compiled(grammar)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        return grammar
 
     def _budget(self, prompt: int, most: int | None) -> int:
         """New tokens; a number that was asked for must fit."""

@@ -23,7 +23,6 @@ NEUTRAL: Known = {
     "tools": (([],), "tools come later"),
     "tool_choice": (("none", "auto"), "there are no tools"),
     "parallel_tool_calls": ((True, False), "there are no tools"),
-    "response_format": (({"type": "text"},), "answers are text"),
     "functions": (([],), "use tools"),
     "function_call": (("none", "auto"), "use tool_choice"),
     "suffix": (("",), "text is continued at its end only"),

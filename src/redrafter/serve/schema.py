@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from redrafter.serve.messages import Message, Strict
 from redrafter.serve.neutral import NEUTRAL, not_supported, without_neutral
+from redrafter.serve.structured import Structured
 
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_LOGPROBS = 16, 16, 16, 20
 SEED = 2**63
@@ -20,7 +21,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool = Field(default=False, description="taken and not used: nothing is obfuscated")
 
 
-class Asked(Strict):
+class Asked(Structured):
     """What chat and completions have in common."""
 
     model: str

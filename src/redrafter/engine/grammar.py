@@ -1,0 +1,230 @@
+"""Texts that follow a grammar: JSON schemas, regular expressions, Lark grammars, choices, by the library `llguidance`.
+
+The mask of allowed tokens belongs to the filters of each tree node and follows the node's own path, in plain decoding
+as in a tree. So texts with a grammar are the same with and without a drafter.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redrafter.config import Grammar
+from redrafter.core.sampling import Processor
+from redrafter.core.tree import Tree
+from redrafter.errors import ConfigError
+from redrafter.runtime.guide import Branches
+from redrafter.targets import Target
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written: as Python's `json.dumps` does. Free white space lets a small model write blanks for ever."""
+LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 8_000}
+"""What a grammar may cost to compile, in llguidance's units: well below a second."""
+SLOW = 0.25
+"""CPU seconds that one row's grammar may take in one step; a grammar that takes longer would hold up all other rows."""
+KEPT = 64
+"""Compiled grammars that are kept for the next request with the same one."""
+DEEPEST = 16
+"""Depth of a tree with forced tokens. A GPU's tree attention adds up the keys of deeper trees in another order."""
+
+
+class Grammars:
+    """Compiles grammars for one target. The first grammar also reads the tokenizer, which takes about a second."""
+
+    def __init__(self, target: Target, eos: Sequence[int]) -> None:
+        self.target, self.eos = target, tuple(eos)
+        self.lock = threading.Lock()
+        self.tokenizer: Any = None
+        self.kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+
+    def compiled(self, grammar: Grammar) -> "CompiledGrammar":
+        """Raises ConfigError for a grammar that is wrong, too large, or that no text satisfies."""
+        with self.lock:
+            if self.tokenizer is None:
+                self.tokenizer = self._read_tokenizer()
+            found = self.kept.pop(grammar, None)
+        if found is None:
+            found = CompiledGrammar(make_matcher(self.tokenizer, grammar), self.target.vocab_size, self.eos)
+        with self.lock:
+            self.kept[grammar] = found
+            while len(self.kept) > KEPT:
+                self.kept.popitem(last=False)
+        return found
+
+    def _read_tokenizer(self) -> Any:
+        if self.target.tokenizer is None:
+            raise ConfigError(f"a grammar needs a tokenizer, and {self.target.name} came without one")
+        if not self.eos:
+            raise ConfigError(f"a grammar needs a token that ends the text, and {self.target.name} names none")
+        try:
+            import llguidance.hf
+        except ModuleNotFoundError as error:
+            raise ConfigError("a grammar needs the package llguidance: pip install llguidance") from error
+        try:
+            return llguidance.hf.from_tokenizer(
+                self.target.tokenizer, n_vocab=self.target.vocab_size, eos_token=list(self.eos)
+            )
+        except Exception as error:  # a tokenizer that is slow, or of a kind that llguidance does not know
+            raise ConfigError(f"the tokenizer of {self.target.name} cannot be used with a grammar: {error}") from error
+
+
+def make_matcher(tokenizer: Any, grammar: Grammar) -> Any:
+    """An `LLMatcher` before its first token, tried once so that what cannot work is refused here."""
+    from llguidance import LLMatcher, LLParserLimits, grammar_from
+
+    try:
+        if grammar.kind == "json_schema":
+            text = LLMatcher.grammar_from_json_schema(grammar.text, defaults=ONE_LINE)
+        else:
+            text = grammar_from(grammar.kind, grammar.text)
+    except ValueError as error:
+        raise ConfigError(f"the grammar is not valid: {first_line(str(error))}") from None
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    trial = matcher.deep_copy()
+    for _ in range(2):  # some grammars fail at the first token
+        if trial.is_error() or trial.is_stopped():
+            break
+        bits = np.unpackbits(np.frombuffer(trial.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        trial.consume_tokens(bits.nonzero()[0][:1].tolist())
+    if trial.is_error():
+        raise ConfigError(f"the grammar is not valid or too large: {first_line(trial.get_error())}")
+    return matcher
+
+
+def first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "no reason given")[:200]
+
+
+class CompiledGrammar:
+    """A `runtime.guide.Constraint`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos: Sequence[int]) -> None:
+        self.matcher, self.vocab_size, self.eos = matcher, vocab_size, frozenset(eos)
+
+    def guide(self, ids: Callable[[], list[int]], before: Processor | None = None) -> "GrammarGuide":
+        return GrammarGuide(self.matcher.deep_copy(), self.vocab_size, self.eos, ids, before)
+
+
+class GrammarGuide:
+    """A `runtime.guide.Guide`: one row's place in its grammar.
+
+    The matcher stands after the last decided token between two calls. A call walks the tree depth first, consumes a
+    token on the way down and rolls back on the way up.
+    """
+
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        eos: frozenset[int],
+        ids: Callable[[], list[int]],
+        before: Processor | None,
+    ) -> None:
+        self.matcher, self.vocab_size, self.eos, self.ids, self.before = matcher, vocab_size, eos, ids, before
+        self.known = len(ids())  # the grammar begins after the prompt
+
+    def guess(self, tree: Branches, room: int) -> Branches:
+        """Drop guesses that the grammar forbids, and plant the tokens that it forces."""
+        began = time.thread_time()
+        self._follow()
+        below = children(tree.parents)
+        tokens, parents, forced = [tree.tokens[0]], [0], [False]
+
+        def grow(place: int, guesses: list[int], depth: int) -> None:
+            if self.matcher.is_stopped():  # the end of the text comes next, and needs no guess
+                return
+            wanted: dict[int, list[int] | None] = {tree.tokens[node]: below[node] for node in guesses}
+            only = self.matcher.compute_ff_tokens() if depth < DEEPEST else []
+            if only:
+                wanted = {only[0]: wanted.get(only[0])}
+            for token, further in wanted.items():
+                if token in self.eos or (further is None and sum(forced) >= room):
+                    continue
+                if self.matcher.try_consume_tokens([token]):
+                    tokens.append(token)
+                    parents.append(place)
+                    forced.append(further is None)
+                    grow(len(tokens) - 1, further or [], depth + 1)
+                    self.matcher.rollback(1)
+
+        grow(0, below[0], 0)
+        self._check(began)
+        # Below a planted node all nodes are planted, so cutting the last ones first leaves no node without its parent.
+        planted = [node for node, by_grammar in enumerate(forced) if by_grammar]
+        excess = max(0, len(tokens) - 1 - room)
+        return without(Branches(tokens, parents), cut=set(planted[len(planted) - excess :]))
+
+    def __call__(self, logits: Tensor, tree: Tree) -> Tensor:
+        """(1, N+1, V) logits -> the same, -inf for tokens that may not follow a node's path."""
+        began = time.thread_time()
+        self._follow()
+        if self.before is not None:
+            logits = self.before(logits, tree)
+        count = int(tree.valid.sum())
+        tokens, below = tree.tokens[0].tolist(), children(tree.parents[0].tolist()[:count])
+        words = np.full((logits.shape[1], -(-self.vocab_size // 32)), -1, dtype=np.int32)
+
+        def look(node: int) -> None:
+            row = words[node]
+            self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            for child in below[node]:
+                token = tokens[child]
+                if token not in self.eos and self.matcher.try_consume_tokens([token]):
+                    look(child)
+                    self.matcher.rollback(1)
+
+        look(0)
+        self._check(began)
+        return logits.masked_fill(~allowed(torch.from_numpy(words).to(logits.device), logits.shape[2]), -torch.inf)
+
+    def _follow(self) -> None:
+        """Take in what was decided since the last call."""
+        ids = self.ids()
+        new, self.known = ids[self.known :], len(ids)
+        if new:
+            self.matcher.consume_tokens(new)
+
+    def _check(self, began: float) -> None:
+        """Raise if the matcher failed, since it then allows everything, or if the call has taken too long."""
+        if self.matcher.is_error():
+            raise ConfigError(f"the grammar became too complex for this text: {first_line(self.matcher.get_error())}")
+        if (spent := time.thread_time() - began) > SLOW:
+            raise ConfigError(f"the grammar is too complex: one step of it took {spent:.1f} s; make it smaller")
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Parent indices (the root is its own parent) -> each node's children.
+
+    >>> children([0, 0, 0, 1])
+    [[1, 2], [3], [], []]
+    """
+    below: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], start=1):
+        below[parent].append(node)
+    return below
+
+
+def without(tree: Branches, cut: set[int]) -> Branches:
+    """The tree without these nodes, none of which is the root or has a child that stays.
+
+    >>> without(Branches([7, 8, 9, 5], [0, 0, 1, 0]), {2})
+    Branches(tokens=[7, 8, 5], parents=[0, 0, 0])
+    """
+    kept = [node for node in range(len(tree.tokens)) if node not in cut]
+    place = {node: at for at, node in enumerate(kept)}
+    return Branches([tree.tokens[node] for node in kept], [place[tree.parents[node]] for node in kept])
+
+
+def allowed(words: Tensor, vocab_size: int) -> Tensor:
+    """(n, V/32) bits in int32, the lowest first -> (n, V) bool.
+
+    >>> allowed(torch.tensor([[5]], dtype=torch.int32), 4).tolist()
+    [[True, False, True, False]]
+    """
+    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    return bits.flatten(-2)[..., :vocab_size] > 0
