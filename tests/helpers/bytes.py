@@ -12,7 +12,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-SPECIAL = ["<end>", "<user>", "<assistant>", "<system>"]
+SPECIAL = ["<end>", "<user>", "<assistant>", "<system>", "[TOOL_CALLS]"]
 TEXTS = ['{"name": "Ada", "age": 36, "tags": ["x", "y"], "name": null, "age": 1}'] * 8 + [
     "yes no name age tags true false"
 ]
@@ -20,7 +20,7 @@ VOCAB = 320
 
 
 def byte_tokenizer(template: str = TEMPLATE) -> transformers.PreTrainedTokenizerFast:
-    """All 256 bytes, some merges that cross the borders of JSON's own tokens, and four special tokens."""
+    """All 256 bytes, some merges that cross the borders of JSON's own tokens, and some special tokens."""
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = tokenizers.decoders.ByteLevel()
@@ -38,5 +38,5 @@ def byte_tokenizer(template: str = TEMPLATE) -> transformers.PreTrainedTokenizer
 
 def byte_target(template: str = TEMPLATE, **changes: Any) -> Target:
     tokenizer = byte_tokenizer(template)
-    model = make_model("llama", vocab_size=VOCAB, eos_token_id=0, max_position_embeddings=512, **changes)
+    model = make_model("llama", **({"vocab_size": VOCAB, "eos_token_id": 0, "max_position_embeddings": 512} | changes))
     return load_target(model, tokenizer=tokenizer)

@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     for name, text in field_help(ServeConfig).items():
         default = ServeConfig.__dataclass_fields__[name].default
-        kind = str if name == "name" else int
+        kind = str if name in ("name", "tool_parser") else int
         shown = "" if default is None else f" (default {default})"
         server.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=text + shown)
     help_ = field_help(GuardConfig)

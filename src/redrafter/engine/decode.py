@@ -24,7 +24,7 @@ class RequestWriter:
     def __init__(self, index: int, request: Request, rule: RuleConfig, tokenizer: Any, promise: Promise) -> None:
         self.index, self.request = index, request
         self.ids = [*request.pads, *request.prompt]
-        self.text = TextWriter(tokenizer, request.stop)
+        self.text = TextWriter(tokenizer, request.stop, request.shown)
         self.stats = Stats(rule=rule.name, lossless=rule.lossless, exactness=promise.exactness)
         self.finish_reason: FinishReason | None = None
 

@@ -196,6 +196,7 @@ class Engine:
         ignore_eos: bool = False,
         halts: Callable[[list[int]], bool] | None = None,
         grammar: Any = None,
+        shown: Sequence[int] = (),
         **sampling: Any,
     ) -> list[Request]:
         """Check and spell out what is asked for: n requests per prompt."""
@@ -239,6 +240,7 @@ class Engine:
                 eos=eos,
                 stop=stops,
                 halts=halts,
+                shown=shown,
                 constraint=constraint,
             )
             for ids, own in zip(every, seeds, strict=True)

@@ -13,8 +13,10 @@ class TextWriter:
     Tokens are taken one by one, so what is found does not depend on how many came in a step.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), shown: Sequence[int] = ()) -> None:
+        """`shown`: special tokens that are part of the text."""
         self.tokenizer = tokenizer
+        self.hidden = special_tokens(tokenizer) - set(shown) if shown else None
         self.stop = [s for s in stop if s]
         self.ids: list[int] = []
         self.text = ""  # decided text, stop string cut off
@@ -67,4 +69,12 @@ class TextWriter:
         return 0
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        if self.hidden is None:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        ids = [token for token in ids if token not in self.hidden]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False)) if ids else ""
+
+
+def special_tokens(tokenizer: Any) -> set[int]:
+    """Ids of tokens that are no text."""
+    return {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}

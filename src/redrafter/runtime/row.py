@@ -26,6 +26,8 @@ class Request:
     """Token ids that end the text (they are part of it)."""
     stop: Sequence[str] = ()
     """Strings that end the text (they are not part of it)."""
+    shown: Sequence[int] = ()
+    """Special tokens that are part of the text, such as the one that begins a tool call; others are not."""
     halts: Callable[[list[int]], bool] | None = None
     """Asked after each token, with prompt and text so far; true ends the text."""
     constraint: Any = None

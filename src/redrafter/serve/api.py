@@ -188,7 +188,8 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
 
 def make_answer(asked: ChatAsked | CompletionAsked, jobs: list[Job], served: Served) -> Answer:
     if isinstance(asked, ChatAsked):
-        return ChatAnswer(jobs, served.name, served.text_of, trace=asked.trace)
+        parsers = [served.chat.parser(asked) for _ in jobs]
+        return ChatAnswer(jobs, served.name, served.text_of, parsers, trace=asked.trace)
     echoes = None
     if asked.echo:
         texts = [p if isinstance(p, str) else served.detokenize(p) for p in asked.prompts]

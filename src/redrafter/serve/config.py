@@ -24,6 +24,8 @@ class ServeConfig:
     """Prompt tokens read between two steps of others (default: 64 on a CPU, 512 on a GPU)."""
     name: str | None = None
     """What clients call the model (default: the last part of its name)."""
+    tool_parser: str | None = None
+    """How the model writes tool calls: hermes (Qwen too), llama3, mistral or json (default: by its chat template)."""
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 1), ("context", 2), ("kept", 0), ("queue", 0), ("prompt_limit", 1), ("chunk", 1)):

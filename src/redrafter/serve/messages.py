@@ -1,5 +1,6 @@
 """Chat messages as clients send them."""
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -26,10 +27,25 @@ class TextPart(Strict):
     text: str
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: str = "{}"
+
+
+class MadeCall(Strict):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] = Field("", description="null is allowed for the assistant only")
     name: str | None = None
+    tool_calls: list[MadeCall] | None = Field(None, description="the assistant's only")
+    tool_call_id: str | None = Field(None, description="which call this result belongs to; a tool's only")
 
     @model_validator(mode="before")
     @classmethod
@@ -39,6 +55,12 @@ class Message(Strict):
         if content.get("content") is None and content.get("role") != "assistant":
             raise not_supported("messages", f"a message of the role {str(content.get('role'))[:20]!r} needs content")
         parts = content.get("content")
+        role = content.get("role")
+        for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if content.get(name) and role != owner:
+                raise not_supported("messages", f"{name} belongs to a message of the role {owner!r}")
+        if role == "tool" and not content.get("tool_call_id"):
+            raise not_supported("messages", "a message of the role 'tool' needs tool_call_id")
         for part in parts if isinstance(parts, list) else []:
             kind = part.get("type") if isinstance(part, dict) else part
             if kind != "text":
@@ -53,4 +75,20 @@ class Message(Strict):
 
     def as_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        told: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        if self.tool_calls:
+            told["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": read(call)}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            told["tool_call_id"] = self.tool_call_id
+        return told | ({"name": self.name} if self.name is not None and self.role == "tool" else {})
+
+
+def read(call: MadeCall) -> Any:
+    """A call's arguments as a value: templates write the JSON themselves."""
+    try:
+        return json.loads(call.function.arguments)
+    except ValueError:
+        return call.function.arguments

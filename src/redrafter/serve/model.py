@@ -8,8 +8,8 @@ from redrafter.config import Grammar
 from redrafter.engine import Engine
 from redrafter.engine.exactness import Promise
 from redrafter.errors import ConfigError, PromptTooLong
+from redrafter.serve.chat_prompt import ChatPrompts
 from redrafter.serve.job import Event, Job
-from redrafter.serve.messages import Message
 from redrafter.serve.scheduler import Scheduler
 from redrafter.serve.schema import ChatAsked, CompletionAsked, TokenizeAsked
 
@@ -18,12 +18,19 @@ class Served:
     """A scheduler and the words around it."""
 
     def __init__(
-        self, engine: Engine, scheduler: Scheduler, name: str, promise: Promise, prompt_limit: int | None = None
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        name: str,
+        promise: Promise,
+        prompt_limit: int | None = None,
+        tool_parser: str | None = None,
     ) -> None:
         self.engine, self.scheduler, self.name, self.promise = engine, scheduler, name, promise
         self.context = scheduler.batch.context
         self.prompt_limit = min(prompt_limit or self.context - 1, self.context - 1)
         self.tokenizer = engine.target.tokenizer
+        self.chat = ChatPrompts(engine, tool_parser)
         self.lock = threading.Lock()  # a tokenizer is one at a time's
 
     def text_of(self, token: int) -> str:
@@ -34,6 +41,8 @@ class Served:
         with self.lock:
             every = self._prompts(asked)
         options = self._options(asked) | {"grammar": self._grammar(asked)}
+        if isinstance(asked, ChatAsked) and asked.offered:
+            options["shown"] = tuple(self.chat.special.values())
         ranked = asked.written > asked.n
         made: list[Job] = []
         for ids in every:
@@ -58,7 +67,7 @@ class Served:
     def tokenize(self, asked: TokenizeAsked) -> list[int]:
         with self.lock:
             if asked.messages is not None:
-                return self._chat_ids(asked.messages, asked.add_generation_prompt, asked.continue_final_message)
+                return self._chat_ids(asked)
             return self._read(
                 lambda: self.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens).input_ids
             )
@@ -71,13 +80,17 @@ class Served:
 
     def _prompts(self, asked: ChatAsked | CompletionAsked) -> list[list[int]]:
         if isinstance(asked, ChatAsked):
-            return [self._chat_ids(asked.messages, asked.add_generation_prompt, asked.continue_final_message)]
+            return [self._chat_ids(asked)]
         return [p if isinstance(p, list) else self._read(self.engine.encode, p) for p in asked.prompts]
 
-    def _chat_ids(self, messages: Sequence[Message], opens: bool, continues: bool) -> list[int]:
-        told = [message.as_template() for message in messages]
-        options = {"add_generation_prompt": opens and not continues, "continue_final_message": continues}
-        return self._read(self.engine.encode, told, **options)
+    def _chat_ids(self, asked: ChatAsked | TokenizeAsked) -> list[int]:
+        return self._read(
+            self.chat.ids,
+            asked.messages,
+            opens=asked.add_generation_prompt,
+            continues=asked.continue_final_message,
+            tools=asked.offered,
+        )
 
     def _read(self, encode: Callable[..., Any], *prompt: Any, **options: Any) -> list[int]:
         """Token ids. Whatever a tokenizer or a chat template raises is about what the client sent."""
@@ -103,7 +116,9 @@ class Served:
 
     def _grammar(self, asked: ChatAsked | CompletionAsked) -> Grammar | None:
         """The grammar of the answers. Compiled here, so that an error names the field."""
-        if (found := asked.grammar()) is None:
+        calls = self.chat.grammar(asked) if isinstance(asked, ChatAsked) else None
+        found = ("tools", calls) if calls is not None else asked.grammar()
+        if found is None:
             return None
         name, grammar = found
         try:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 from redrafter.serve.messages import Message, Strict
 from redrafter.serve.neutral import NEUTRAL, not_supported, without_neutral
 from redrafter.serve.structured import Structured
+from redrafter.serve.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice
 
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_LOGPROBS = 16, 16, 16, 20
 SEED = 2**63
@@ -82,11 +83,15 @@ class ChatAsked(Asked):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = Field(True, description="vLLM's: begin an assistant's turn after the messages")
     continue_final_message: bool = Field(False, description="vLLM's: continue the last message, an assistant's")
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice = Field("auto", description="none, auto, required, or a named tool")
+    parallel_tool_calls: bool = Field(True, description="false: at most one call")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ChatAsked":
         if self.top_logprobs and not self.logprobs:
             raise not_supported("top_logprobs", "top_logprobs is only for logprobs=true")
+        self._check_tools()
         if self.continue_final_message:
             if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
                 raise not_supported(
@@ -97,6 +102,31 @@ class ChatAsked(Asked):
                     "continue_final_message", "continue_final_message needs a last message of the role 'assistant'"
                 )
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise not_supported("tools", "two tools have the same name")
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            if wanted not in names:
+                raise not_supported("tool_choice", f"tool_choice names {wanted[:64]!r}, which is not among the tools")
+        elif self.tool_choice == "required" and not names:
+            raise not_supported("tool_choice", "tool_choice 'required' needs tools")
+        if self.must_call and self._asked():
+            raise not_supported("tool_choice", "an answer that must call a tool cannot have another format too")
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def must_call(self) -> list[Tool]:
+        """The tools of which one must be called; none if the model is free."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return self.tools if self.tool_choice == "required" else []
 
     @property
     def most(self) -> int | None:
@@ -179,12 +209,17 @@ class TokenizeAsked(Strict):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_TOOLS)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "TokenizeAsked":
         if (self.prompt is None) == (self.messages is None):
             raise not_supported("prompt", "give either prompt or messages")
         return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        return self.tools
 
 
 class DetokenizeAsked(Strict):

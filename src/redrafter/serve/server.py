@@ -52,7 +52,8 @@ def build(engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConf
     scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
     promise = engine.promise(chooser.drafted_shapes)
     promise.check()
-    return Served(engine, scheduler, config.name or Path(engine.target.name).name, promise, config.prompt_limit)
+    name = config.name or Path(engine.target.name).name
+    return Served(engine, scheduler, name, promise, config.prompt_limit, config.tool_parser)
 
 
 class Server(uvicorn.Server):
