@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from redrafter import Engine, Shape
-from redrafter.cli import serve as verb
 from redrafter.cli.main import main
+from redrafter.errors import ConfigError
+from redrafter.serve import measuring
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.server import CPU_LADDER, ladder, make_batch
+from redrafter.serve.measuring import Measuring, stored_profile
+from redrafter.serve.server import CPU_LADDER, first_shape, ladder, make_batch
 from redrafter.tuning import batch_cost, store
 from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.profile import BestShape, Profile, StepCost
@@ -74,7 +75,9 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["seeded", "rejection", "typical"])
-def test_every_rule_is_served(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_is_served(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = make_target()
     target.model.save_pretrained(tmp_path / "toy")
     target.tokenizer.save_pretrained(tmp_path / "toy")
@@ -82,9 +85,14 @@ def test_every_rule_is_served(rule: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "redrafter.serve.server.Server", lambda model, *_: SimpleNamespace(run=lambda: served.append(model))
     )
-    options = ["--drafter", "ngram", "--width", "1", "--length", "3", "--rows", "2", "--context", "90"]
+    options = ["--drafter", "ngram", "--width", "1", "--length", "3", "--rows", "2", "--max-model-len", "90"]
     assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), *options, "--rule", rule]) == 0
     assert served[0].engine.rule_config.name == rule
+    assert served[0].context == 90
+    assert "warning" not in capsys.readouterr().err
+    if rule == "seeded":
+        assert main(["serve", "--host", "0.0.0.0", "--port", "0", "--model", str(tmp_path / "toy"), *options]) == 0
+        assert "--api-key asks for a key" in capsys.readouterr().err
 
 
 def test_what_cannot_be_served_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,18 +141,20 @@ def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     shapes = ladder(engine)
     assert len(shapes) == len(CPU_LADDER)
     batch = make_batch(engine, ServeConfig(rows=3, context=90), shapes)
-    console = Console(quiet=True)
-    first = verb.profile_for(engine, batch, shapes, "once", console)
+    chooser = ShapeChooser(None, first_shape(engine, batch, shapes))
+    assert stored_profile(engine, batch, "once") is None
+    Measuring(engine, batch, shapes, chooser)(lambda: None, lambda: None)
+    first = stored_profile(engine, batch, "once")
+    assert first == chooser.profile
+    assert first is not None
     assert batch.free == 3
     assert {cost.rows for cost in first.step_costs} == {1, 2, 3} == {best.rows for best in first.best_shapes}
     assert len(list(tmp_path.glob("*.json"))) == 1
-    monkeypatch.setattr(batch_cost, "measure_profile", lambda *_: pytest.fail("measured again"))
-    assert verb.profile_for(engine, batch, shapes, "once", console) == first
-    chooser = ShapeChooser(first)
+    assert stored_profile(engine, batch, "again") is None
     assert all(chooser.choose(rows) in (*shapes, None) for rows in range(1, 9))
     other = make_batch(engine, ServeConfig(rows=2, context=90), shapes)
-    with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
-        verb.profile_for(engine, other, shapes, "never", console)
+    with pytest.raises(ConfigError, match="there is no measurement yet"):
+        stored_profile(engine, other, "never")
 
 
 def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
@@ -159,11 +169,12 @@ def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
         best_shapes = (BestShape(rows=1, shape=None),)
         return Profile(key={}, target_name="x", temperature=0.0, step_costs=step_costs, best_shapes=best_shapes)
 
-    console = Console(quiet=True)
-    monkeypatch.setattr(store, "read_profile", lambda *_: None)
-    monkeypatch.setattr(store, "find_profile", lambda *_: tuned(Shape(width=4, length=4)))
-    assert verb.profile_for(engine, batch, [], "never", console).target_name == "x"
+    monkeypatch.setattr(measuring, "read_profile", lambda *_: None)
+    monkeypatch.setattr(measuring, "find_profile", lambda *_: tuned(Shape(width=4, length=4)))
+    found = stored_profile(engine, batch, "never")
+    assert found is not None
+    assert found.target_name == "x"
     for large in (Shape(width=4, length=5), Shape(width=5, length=4, nodes=7)):  # the beam search visits 20 nodes
-        monkeypatch.setattr(store, "find_profile", lambda *_, large=large: tuned(large))
-        with pytest.raises(verb.ConfigError, match="there is no measurement yet"):
-            verb.profile_for(engine, batch, [], "never", console)
+        monkeypatch.setattr(measuring, "find_profile", lambda *_, large=large: tuned(large))
+        with pytest.raises(ConfigError, match="there is no measurement yet"):
+            stored_profile(engine, batch, "never")

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -11,21 +12,18 @@ from rich.console import Console
 
 from redrafter.cli.options import add_model, field_help, find_drafter, load_engine
 from redrafter.cli.show import stages
-from redrafter.config import Shape
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.serve.config import GuardConfig, ServeConfig
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
-    from redrafter.runtime.batch import Batch
-    from redrafter.tuning.profile import Profile
 
 EPILOG = """examples:
   redrafter serve
   redrafter serve --model my-model --drafter my-drafter --rows 16 --port 9000
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
-The page is at http://127.0.0.1:8000/. The first start measures the cost of steps for a minute and keeps the result."""
+The page is at http://127.0.0.1:8000/. The first start measures the cost of steps while nobody waits; it is kept."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +42,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         default = ServeConfig.__dataclass_fields__[name].default
         kind = str if name in ("name", "tool_parser") else int
         shown = "" if default is None else f" (default {default})"
-        server.add_argument("--" + name.replace("_", "-"), type=kind, default=default, help=text + shown)
+        flags = ["--" + name.replace("_", "-")] + ["--max-model-len"] * (name == "context")
+        server.add_argument(*flags, type=kind, default=default, help=text + shown)
     help_ = field_help(GuardConfig)
     default_body = GuardConfig.body_bytes
     server.add_argument(
         "--body-bytes", type=int, default=default_body, help=f"{help_['body_bytes']} (default {default_body})"
+    )
+    server.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help=help_["cors"])
+    server.add_argument(
+        "--request-log",
+        choices=("json", "off"),
+        default="json",
+        help="one line of JSON on standard error for each request, with its id (default json)",
     )
     server.add_argument(
         "--tune", choices=("once", "again", "never"), default="once", help="measure the cost of steps (default once)"
@@ -59,11 +65,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     names = ServeConfig.__dataclass_fields__
     config = ServeConfig(**{name: getattr(args, name) for name in names})
-    guard = GuardConfig(api_key=args.api_key, body_bytes=args.body_bytes)
+    guard = GuardConfig(
+        api_key=args.api_key, body_bytes=args.body_bytes, cors=tuple(args.cors), logs=args.request_log == "json"
+    )
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
     try:
-        from redrafter.serve.server import Server, build, ladder, make_batch
+        from redrafter.serve.measuring import Measuring, stored_profile
+        from redrafter.serve.server import Server, build, first_shape, ladder, make_batch
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
     from redrafter.drafters import NoDrafter
@@ -71,6 +80,9 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.tuning.chooser import ShapeChooser
 
     console = Console(highlight=False)
+    if args.api_key is None and not is_loopback(args.host):
+        warning = f"warning: everybody who reaches {args.host}:{port} can use the model; --api-key asks for a key"
+        Console(stderr=True, highlight=False).print(warning, style="yellow", soft_wrap=True)
     with console.status("loading"):
         engine = load_engine(args, tuned=False)
         if engine.target.tokenizer is None:
@@ -79,14 +91,18 @@ def run(args: argparse.Namespace) -> None:
         shapes = [engine.shape] if given else ladder(engine)
     with enough_room():
         batch = make_batch(engine, config, shapes)
-        if given or isinstance(engine.drafter, NoDrafter):
-            chooser = ShapeChooser(None, engine.shape if given else None)
-        else:
-            chooser = ShapeChooser(profile_for(engine, batch, shapes, args.tune, console))
+        profile, unmeasured = None, False
+        if not given and not isinstance(engine.drafter, NoDrafter):
+            profile = stored_profile(engine, batch, args.tune)
+            unmeasured = profile is None
+        chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))
         if batch.recorded:
             with stages(console) as report:
                 warm_up(batch, chooser.shapes, progress=report)
-    served = build(engine, batch, chooser, config)
+    served = build(engine, batch, chooser, config, shapes if unmeasured else None)
+    if unmeasured:
+        served.scheduler.spare = Measuring(engine, batch, shapes, chooser)
+        console.print("[dim]the cost of steps is measured once, while nobody waits; --tune again repeats it[/dim]")
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
@@ -114,6 +130,19 @@ def describe(engine: "Engine") -> str:
     return str(getattr(engine.drafter, "name", type(engine.drafter).__name__))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("::")
+    (True, True, False, False)
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
 def free_port(host: str, port: int) -> int:
     """Bind to the port for a moment, so that a port that cannot be used is refused before a model is loaded."""
     if not 0 <= port <= 65535:
@@ -127,27 +156,3 @@ def free_port(host: str, port: int) -> int:
     except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
-
-
-def profile_for(engine: "Engine", batch: "Batch", shapes: list[Shape], tune: str, console: Console) -> "Profile":
-    """The profile of an earlier start, or of `redrafter tune` for as many rows, or one measured now."""
-    from redrafter.tuning.batch_cost import measure_profile
-    from redrafter.tuning.store import find_profile, profile_key, profile_path, read_profile, save_profile
-
-    target, drafter = engine.target, engine.drafter
-    key = profile_key(target, drafter, engine.runtime) | {"serving": str(batch.rows), "context": str(batch.context)}
-    kept = None if tune == "again" else read_profile(profile_path(target.name, key))
-    if kept is not None and kept.key == key and all(c.shape is None or batch.fits(c.shape) for c in kept.step_costs):
-        return kept
-    tuned = None if tune == "again" else find_profile(target, drafter, engine.runtime)
-    if tuned is not None and all(cost.shape is None or batch.fits(cost.shape) for cost in tuned.step_costs):
-        enough = max(best.rows for best in tuned.best_shapes) >= batch.rows
-        if enough or tune == "never":
-            return tuned
-    if tune == "never":
-        raise ConfigError("there is no measurement yet: start once without --tune never, or give --width and --length")
-    console.print("[dim]measuring the cost of steps on this machine, once; --tune again repeats it[/dim]")
-    with stages(console) as report:
-        profile = measure_profile(engine, batch, shapes, key, report)
-    console.print(f"[dim]kept in {save_profile(profile)}[/dim]", soft_wrap=True)
-    return profile

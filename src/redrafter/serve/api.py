@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from redrafter.errors import RedrafterError
 from redrafter.serve.answer import Answer
@@ -21,6 +22,7 @@ from redrafter.serve.errors import content, described, failure, first_problem, p
 from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
+from redrafter.serve.request_log import RequestLog
 from redrafter.serve.schema import ChatAsked, CompletionAsked, DetokenizeAsked, Failed, TokenizeAsked
 from redrafter.version import __version__
 
@@ -55,7 +57,11 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
         await run_in_threadpool(served.scheduler.stop, 0.0)
 
     app = FastAPI(title="redrafter", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, config=guard or GuardConfig())
+    guard = guard or GuardConfig()
+    app.add_middleware(Guard, config=guard)
+    app.add_middleware(RequestLog, logs=guard.logs)
+    if guard.cors:  # the outermost: a browser asks without a key first
+        app.add_middleware(CORSMiddleware, allow_origins=guard.cors, allow_methods=["*"], allow_headers=["*"])
     _handle_errors(app)
     _add_watching(app, served)
 
@@ -180,6 +186,7 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
             param = "messages"
         return failure(status, message, param=param, code=code, retry_after=retry)
     answer = make_answer(asked, jobs, served)
+    request.state.usage = answer.usage
     if asked.stream:
         chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

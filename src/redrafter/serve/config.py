@@ -44,6 +44,11 @@ class GuardConfig:
     body_seconds: float = 30.0
     """How long a body may take to arrive."""
 
+    cors: tuple[str, ...] = ()
+    """Origin whose pages may call the API from a browser, or * for all; repeatable (none: no other origin)."""
+    logs: bool = False
+    """Log a line for each request."""
+
     def __post_init__(self) -> None:
         require(self.api_key != "", "the API key is empty")
         require(self.body_bytes >= 1, f"body_bytes must be at least 1, got {self.body_bytes}")

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,12 @@ from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
+from redrafter.tuning.batch_cost import Interrupted
 
 log = logging.getLogger(__name__)
+
+SPARE_AFTER = 2.0
+"""Seconds without a request after which spare work begins."""
 
 
 class QueueFull(RedrafterError):
@@ -29,6 +33,16 @@ class QueueFull(RedrafterError):
 
 class Draining(RedrafterError):
     """The server is about to stop."""
+
+
+class Stopped(Exception):
+    """The scheduler ends; spare work is given up."""
+
+
+class SpareWork(Protocol):
+    """Work for an idle scheduler: `serve` answers all waiting requests, `check` raises while somebody waits."""
+
+    def __call__(self, serve: Callable[[], None], check: Callable[[], None]) -> None: ...
 
 
 class Chooses(Protocol):
@@ -69,6 +83,7 @@ class Scheduler:
         self.spent = {True: 0.0, False: 0.0}  # seconds a row, by whether it drafts
         self.draining = self.stopped = False
         self.thread: threading.Thread | None = None
+        self.spare: SpareWork | None = None  # done once, when nobody has asked anything for a while
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """The answers to one request: all of them or none."""
@@ -91,10 +106,11 @@ class Scheduler:
             self.lock.notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Nobody wants these answers any more; their rows are free before the next step."""
+        """Nobody wants these answers any more. They leave the queue at once; rows are free before the next step."""
         with self.lock:
             for job in jobs:
                 job.cancelled = True
+            self._leave_queue()
             self.lock.notify()
 
     @property
@@ -129,13 +145,46 @@ class Scheduler:
             while not self.stopped:
                 with self.lock:
                     while self.idle and not self.stopped:
-                        self.lock.wait()
-                if not self.stopped:
+                        if not self.lock.wait(None if self.spare is None else SPARE_AFTER):
+                            break
+                if self.stopped:
+                    break
+                if self.idle:
+                    self._use_spare_time()
+                else:
                     self.turn()
         finally:  # whatever ended it, nobody waits in vain
             with self.lock:
                 self.stopped = True
             self._fail_everyone()
+
+    def _use_spare_time(self) -> None:
+        work, self.spare = self.spare, None
+        if work is None:
+            return
+        self.batch.drain()
+        try:
+            work(self._serve, self._check)
+        except Stopped:
+            pass
+        except Exception:  # whatever a model or a disk may raise: answers are possible without the work
+            log.exception("work in spare time failed")
+
+    def _serve(self) -> None:
+        """All that wait, until nobody does."""
+        while not self.idle:
+            if self.stopped:
+                raise Stopped
+            self.turn()
+        if self.stopped:
+            raise Stopped
+        self.batch.drain()
+
+    def _check(self) -> None:
+        if self.stopped:
+            raise Stopped
+        if not self.idle:
+            raise Interrupted
 
     def turn(self) -> None:
         """One round; a failure that no single row is to blame for ends all rows, and serving goes on."""
@@ -151,16 +200,20 @@ class Scheduler:
     def _let_go(self) -> None:
         """Cancelled and finished rows are freed."""
         with self.lock:
-            for group in list(self.queue):
-                for job in [j for j in group if j.cancelled]:
-                    group.remove(job)
-                    self.waiting -= 1
-                    self._ended(job, "cancelled")
-                if not group:
-                    self.queue.remove(group)
+            self._leave_queue()
         for row, job in list(self.jobs.items()):
             if job.cancelled or job.finished:
                 self._close(row, job)
+
+    def _leave_queue(self) -> None:
+        """Cancelled answers that wait for a row."""
+        for group in list(self.queue):
+            for job in [j for j in group if j.cancelled]:
+                group.remove(job)
+                self.waiting -= 1
+                self._ended(job, "cancelled")
+            if not group:
+                self.queue.remove(group)
 
     def _admit(self) -> None:
         """In order of arrival; of a request with many answers one, then it is the others' turn."""

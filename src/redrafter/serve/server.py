@@ -47,10 +47,20 @@ def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batc
     )
 
 
-def build(engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig) -> Served:
+def first_shape(engine: Engine, batch: Batch, shapes: list[Shape]) -> Shape | None:
+    """What is drafted while nothing is measured: the engine's own shape if the batch has room for it."""
+    if isinstance(engine.drafter, NoDrafter):
+        return None
+    return engine.shape if batch.fits(engine.shape) else shapes[0]
+
+
+def build(
+    engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig, later: list[Shape] | None = None
+) -> Served:
+    """`later`: shapes that the chooser may learn about while it serves."""
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
     scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
-    promise = engine.promise(chooser.drafted_shapes)
+    promise = engine.promise([*chooser.drafted_shapes, *(later or [])])
     promise.check()
     name = config.name or Path(engine.target.name).name
     return Served(engine, scheduler, name, promise, config.prompt_limit, config.tool_parser)
@@ -89,8 +99,16 @@ class Server(uvicorn.Server):
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """While running answers finish, new requests get status 503. A second signal ends the server at once."""
         scheduler = self.served.scheduler
-        if not scheduler.draining:
-            scheduler.draining = True
-            threading.Thread(target=scheduler.stop, args=(self.grace,), daemon=True).start()
-        super().handle_exit(sig, frame)
+        if scheduler.draining:
+            super().handle_exit(sig, frame)
+            return
+        scheduler.draining = True
+        end = super().handle_exit
+
+        def drain() -> None:
+            scheduler.stop(self.grace)
+            end(sig, frame)
+
+        threading.Thread(target=drain, daemon=True).start()

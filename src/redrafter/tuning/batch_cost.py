@@ -1,14 +1,18 @@
 """Step costs of the server's running batch, for every number of rows, and the warm-up of its recorded steps."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from redrafter.config import SamplingParams, Shape
+from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.executor import sizes_up_to
 from redrafter.runtime.prefill import PIECES
 from redrafter.runtime.row import Request
+from redrafter.targets.tokenizer import has_chat_template
+from redrafter.texts import Texts
 from redrafter.tuning.profile import MIN_SPEEDUP, BestShape, Profile, SimulatedShape, StepCost
-from redrafter.tuning.prompts import TunableEngine, target_texts
+from redrafter.tuning.prompts import PROMPTS, TunableEngine, target_texts
 from redrafter.tuning.simulate import Progress, simulate_shapes
 from redrafter.tuning.step_cost import TimingBudget, close_rows, open_rows, run_steps, time_steps
 
@@ -26,15 +30,27 @@ SAMPLING_KINDS = (
 """One example of each kind of sampling with a recorded step of its own: greedy, sampled, filtered, penalised."""
 
 
+class Interrupted(Exception):
+    """Somebody else needs the batch; the measurement of this number of rows is repeated later."""
+
+
 def measure_profile(
-    engine: TunableEngine, batch: Batch, shapes: Sequence[Shape], key: dict[str, str], progress: Progress
+    engine: TunableEngine,
+    batch: Batch,
+    shapes: Sequence[Shape],
+    key: dict[str, str],
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
 ) -> Profile:
-    """Simulate tokens/step on texts of the target, then time the steps of this batch."""
-    progress("writing texts", 0, 1)
-    texts = target_texts(engine, None, count=TEXTS, length=TEXT_TOKENS)
+    """Simulate tokens/step on texts of the target, then time the steps of this batch.
+
+    No row is open while `progress` runs. `check` is called more often and may raise `Interrupted`; `progress` is then
+    called before the measurement goes on.
+    """
+    texts = written_texts(engine, progress)
     simulated = simulate_shapes(engine.target, engine.drafter, texts, shapes, 0.0, progress)
     prompts = [texts.row(i).tolist()[: batch.context // 2] for i in range(len(texts))]
-    step_costs, best_shapes = measure_steps(batch, simulated, prompts, progress)
+    step_costs, best_shapes = measure_steps(batch, simulated, prompts, progress, check)
     return Profile(
         key=key,
         target_name=engine.target.name,
@@ -45,11 +61,26 @@ def measure_profile(
     )
 
 
+def written_texts(engine: TunableEngine, progress: Progress) -> Texts:
+    """Texts of the target, one by one where there are prompts for that, since others may wait meanwhile."""
+    made = []
+    for i, prompt in enumerate(PROMPTS[:TEXTS] if has_chat_template(engine.target) else ()):
+        progress("writing texts", i, TEXTS)
+        with contextlib.suppress(ConfigError):  # the target may have nothing to say to one of them
+            made.append(target_texts(engine, [prompt], count=1, length=TEXT_TOKENS))
+    if not made:
+        progress("writing texts", 0, 1)
+        return target_texts(engine, None, count=TEXTS, length=TEXT_TOKENS)
+    rows = [text.row(0).tolist() for text in made]
+    return Texts.of(rows, [int(t.prompts[0]) for t in made], [0.0] * len(made), [int(t.seeds[0]) for t in made])
+
+
 def measure_steps(
     batch: Batch,
     simulated: Sequence[SimulatedShape],
     prompts: Sequence[Sequence[int]],
     progress: Progress | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[list[StepCost], list[BestShape]]:
     """Step costs and the best shape for each number of rows.
 
@@ -62,10 +93,13 @@ def measure_steps(
     best_shapes: list[BestShape] = []
     counts = sizes_up_to(batch.rows)
     for done, rows in enumerate(counts):
-        if progress is not None:
-            progress("steps by number of rows", done, len(counts))
         shapes = remaining[:most] if rows > 1 else remaining
-        plain, times = time_steps(batch, rows, shapes, prompts, budget)
+        while True:
+            if progress is not None:
+                progress("steps by number of rows", done, len(counts))
+            with contextlib.suppress(Interrupted):
+                plain, times = time_steps(batch, rows, shapes, prompts, budget, check=check)
+                break
         step_costs.append(StepCost(rows, None, plain))
         step_costs += [StepCost(rows, shape, ms) for shape, ms in zip(shapes, times, strict=True)]
         rates = {shape: tokens[shape] / ms for shape, ms in zip(shapes, times, strict=True)}

@@ -76,10 +76,12 @@ def time_steps(
     budget: TimingBudget,
     sampling: SamplingParams | None = None,
     progress: Callable[[], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[float]]:
     """ms of a plain step, and of a step of each shape, with `rows` open rows. `progress` is called after each turn.
 
-    Rows whose context is full are opened again with their prompts.
+    `check` is called before each timing; what it raises ends the measurement, and the rows are closed. Rows whose
+    context is full are opened again with their prompts.
     """
     candidates: list[Shape | None] = [None, *shapes]
     per_round = tokens_per_round(shapes, DEEPEST if isinstance(batch.drafter, WithNgrams) else 0)
@@ -93,12 +95,13 @@ def time_steps(
     turns: list[list[float]] = []
     try:
         for shape in candidates:  # compile or record every step before it is timed
+            check()
             run_steps(batch, shape, 1)
         while len(turns) < budget.turns:
             if max(row.known for row in opened) > room:
                 close_rows(batch, opened)
                 opened = open_rows(batch, rows, prompts, room, sampling)
-            turns.append([_time_shape(batch, shape, steps) for shape in candidates])
+            turns.append([_time_shape(batch, shape, steps, check) for shape in candidates])
             if progress is not None:
                 progress()
             if steps * sum(map(sum, turns)) / 1000 > budget.seconds:
@@ -123,8 +126,9 @@ def context_for(shapes: Sequence[Shape], steps: int, prompt_tokens: int) -> int:
     return prompt_tokens + 2 * (steps + 1) * tokens_per_round(shapes) + 1
 
 
-def _time_shape(batch: Batch, shape: Shape | None, steps: int) -> float:
+def _time_shape(batch: Batch, shape: Shape | None, steps: int, check: Callable[[], None]) -> float:
     """ms per step. The first step is not timed: there the drafter catches up with tokens of plain steps."""
+    check()
     run_steps(batch, shape, 1)
     return run_steps(batch, shape, steps)
 

@@ -1,0 +1,167 @@
+"""Running a server: ids and logs, other origins, shutdown, clients that leave the queue, measuring in spare time."""
+
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from redrafter import Shape
+from redrafter.serve.config import GuardConfig
+from redrafter.serve.measuring import Measuring, stored_profile
+from redrafter.serve.model import Served
+from redrafter.serve.scheduler import Scheduler
+from redrafter.serve.server import Server, ladder
+from redrafter.tuning import batch_cost, store
+from tests.helpers.serving import NAME, SLOW, make_served, plain, running, wait_until
+
+PATH = "/v1/completions"
+
+
+def connect(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+
+
+def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, str], Any]:
+    connection = connect(url)
+    given = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    connection.request("POST", PATH, json.dumps({"model": NAME, "prompt": "a"} | body), given)
+    response = connection.getresponse()
+    text = json.loads(response.read())
+    connection.close()
+    return response.status, {k.lower(): v for k, v in response.getheaders()}, text
+
+
+def test_ids_logs_and_other_origins(caplog: pytest.LogCaptureFixture) -> None:
+    served = make_served()
+    on = {"logs": True, "cors": ("http://page.example",), "api_key": "k"}
+    with caplog.at_level(logging.INFO, "redrafter.requests"), running(served, **on) as url:
+        _, headers, _ = post(url, {"max_tokens": 5, "ignore_eos": True}, X_Request_Id="abc-1", Authorization="Bearer k")
+        assert headers["x-request-id"] == "abc-1"
+        for odd in ("a b", "x" * 200, '"'):
+            status, headers, _ = post(url, {"max_tokens": 5}, X_Request_Id=odd)
+            assert status == 401
+            assert headers["x-request-id"].startswith("req-")
+        _, headers, _ = post(url, {"max_tokens": 2}, Origin="http://page.example", Authorization="Bearer k")
+        assert headers["access-control-allow-origin"] == "http://page.example"
+        connection = connect(url)
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        for origin, allowed in (("http://page.example", True), ("http://other.example", False)):
+            connection.request("OPTIONS", PATH, headers=asked | {"Origin": origin})
+            response = connection.getresponse()
+            response.read()
+            assert (response.status == 200) == allowed
+        connection.close()
+    lines = [json.loads(r.message) for r in caplog.records if r.name == "redrafter.requests"]
+    first = lines[0]
+    assert (first["request_id"], first["status"], first["path"], first["completion_tokens"]) == ("abc-1", 200, PATH, 5)
+    assert 0 < first["first_byte_seconds"] <= first["seconds"]
+    assert [line["status"] for line in lines[1:4]] == [401] * 3
+
+
+def test_a_draining_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, turn = make_served(), Scheduler.turn
+    monkeypatch.setattr(Scheduler, "turn", lambda self: (time.sleep(0.05), turn(self))[1])
+    server = Server(served, GuardConfig(), "127.0.0.1", 0, 20.0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert wait_until(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    answers: list[int] = []
+    waiting = threading.Thread(target=lambda: answers.append(post(url, SLOW)[0]))
+    waiting.start()
+    assert wait_until(lambda: served.scheduler.jobs)
+    server.handle_exit(15, None)
+    status, headers, answer = post(url, {"max_tokens": 2})
+    assert (status, answer["error"]["code"]) == (503, "draining")
+    assert int(headers["retry-after"]) >= 1
+    waiting.join(20)
+    thread.join(20)
+    assert answers == [200]
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_the_queue_makes_room_at_once(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, turn, gate = make_served(rows=1, queue=1), Scheduler.turn, threading.Event()
+    monkeypatch.setattr(Scheduler, "turn", lambda self: (gate.wait(20), turn(self))[1])
+    with running(served) as url:
+        connections = []
+        for _ in range(2):
+            connections.append(connect(url))
+            body = {"model": NAME, "prompt": "a", "stream": stream, **SLOW}
+            connections[-1].request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+        try:
+            assert wait_until(lambda: served.scheduler.waiting == 2), "the scheduler is in the middle of a turn"
+            sock = connections[1].sock
+            assert sock is not None
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connections[1].close()
+            assert wait_until(lambda: served.scheduler.waiting == 1)
+        finally:
+            gate.set()
+        connections[0].close()
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(store, "profile_folder", lambda: folder)
+    monkeypatch.setattr(batch_cost, "TEXTS", 2)
+    monkeypatch.setattr(batch_cost, "TEXT_TOKENS", 8)
+    monkeypatch.setattr("redrafter.serve.scheduler.SPARE_AFTER", 0.05)
+
+
+def measuring(served: Served, shapes: list[Shape]) -> Measuring:
+    chooser: Any = served.scheduler.costs
+    return Measuring(served.engine, served.scheduler.batch, shapes, chooser)
+
+
+def test_step_costs_are_measured_between_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch, tmp_path)
+    served = make_served(rows=2)
+    shapes = [Shape.of("2x2:3"), Shape.of("1x2:2")]
+    chooser: Any = served.scheduler.costs
+    served.scheduler.spare = measuring(served, shapes)
+    alone = plain(served).generate(["a"], max_new_tokens=20, temperature=1.0, seed=7)[0].text
+    interrupted: list[bool] = []
+    check = Scheduler._check
+
+    def counted(self: Scheduler) -> None:
+        try:
+            check(self)
+        except batch_cost.Interrupted:
+            interrupted.append(True)
+            raise
+
+    monkeypatch.setattr(Scheduler, "_check", counted)
+    with running(served) as url:
+        until = time.monotonic() + 30
+        while not interrupted and time.monotonic() < until:
+            status, _, done = post(url, {"max_tokens": 20, "temperature": 1.0, "seed": 7})
+            assert (status, done["choices"][0]["text"]) == (200, alone)
+            time.sleep(0.1)
+        assert interrupted, "requests came in the middle of a measurement"
+        assert chooser.profile is None
+        assert wait_until(lambda: chooser.profile is not None, 30)
+        assert post(url, {"max_tokens": 20, "temperature": 1.0, "seed": 7})[2]["choices"][0]["text"] == alone
+    assert stored_profile(served.engine, served.scheduler.batch, "once") is not None
+    assert stored_profile(served.engine, served.scheduler.batch, "again") is None
+
+
+def test_a_server_ends_in_the_middle_of_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch, tmp_path)
+    served: Served = make_served(rows=2)
+    begun = threading.Event()
+    measure = batch_cost.measure_profile
+    monkeypatch.setattr(batch_cost, "measure_profile", lambda *args: (begun.set(), measure(*args))[1])
+    served.scheduler.spare = Measuring(
+        served.engine, served.scheduler.batch, ladder(served.engine), served.scheduler.costs
+    )  # type: ignore[arg-type]
+    with running(served):
+        assert begun.wait(10)
+    assert not list(tmp_path.glob("*.json"))
