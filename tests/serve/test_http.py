@@ -261,7 +261,7 @@ def test_schemathesis_finds_no_server_error(url: str) -> None:
     for operation in operations:
 
         @settings(
-            max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+            max_examples=12, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
         )
         @given(case=operation.as_strategy())
         def one(case: Any) -> None:

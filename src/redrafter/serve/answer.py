@@ -24,6 +24,8 @@ class Answer(ABC):
     chunk_kind: ClassVar[str]
     """The `object` of a streamed chunk."""
     whole_kind: ClassVar[str]
+    ending: ClassVar[str] = "data: [DONE]\n\n"
+    """The last words of a stream."""
 
     def __init__(self, jobs: list[Job], model: str, text_of: Callable[[int], str], *, trace: bool = False) -> None:
         self.jobs, self.text_of, self.trace = jobs, text_of, trace

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +25,8 @@ from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
 from redrafter.serve.request_log import RequestLog
+from redrafter.serve.responses import ResponsesAnswer
+from redrafter.serve.responses_schema import CHAT_NAMES, ResponsesAsked
 from redrafter.serve.schema import ChatAsked, CompletionAsked, DetokenizeAsked, Failed, TokenizeAsked
 from redrafter.version import __version__
 
@@ -72,6 +76,15 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     @app.post("/v1/completions", responses=REFUSALS)
     async def completions(asked: CompletionAsked, request: Request) -> Response:
         return await _answer(served, asked, request)
+
+    @app.post("/v1/responses", responses=REFUSALS)
+    async def responses(asked: ResponsesAsked, request: Request) -> Response:
+        try:
+            chat = asked.chat()
+        except ValidationError as error:
+            message, param = first_problem(error.errors())
+            return failure(400, message, param=CHAT_NAMES.get(param or "", param))
+        return await _answer(served, chat, request, lambda jobs: ResponsesAnswer(asked, chat, jobs, served), CHAT_NAMES)
 
     @app.post("/tokenize", responses=REFUSALS)
     async def tokenize(asked: TokenizeAsked) -> Any:
@@ -166,7 +179,14 @@ def _no_model(served: Served, name: str) -> JSONResponse:
     return failure(404, message, param="model", code="model_not_found")
 
 
-async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: Request) -> Response:
+async def _answer(
+    served: Served,
+    asked: ChatAsked | CompletionAsked,
+    request: Request,
+    make: Callable[[list[Job]], Answer] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """`make` makes the answer if it is not that of the path; `names` are what clients call some fields."""
     if asked.model != served.name:
         return _no_model(served, asked.model)
     loop = asyncio.get_running_loop()
@@ -184,8 +204,9 @@ async def _answer(served: Served, asked: ChatAsked | CompletionAsked, request: R
         param = parameter(message, ["prompt", *type(asked).model_fields]) if status == 400 else None
         if param == "prompt" and isinstance(asked, ChatAsked):
             param = "messages"
+        param = names.get(param, param) if param is not None else None
         return failure(status, message, param=param, code=code, retry_after=retry)
-    answer = make_answer(asked, jobs, served)
+    answer = make_answer(asked, jobs, served) if make is None else make(jobs)
     request.state.usage = answer.usage
     if asked.stream:
         chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
@@ -222,7 +243,7 @@ async def _stream(
                 yield answer.sent(chunk | {"usage": None} if usage else chunk)
         for chunk in answer.closing(usage):
             yield answer.sent(chunk)
-        yield "data: [DONE]\n\n"
+        yield answer.ending
     finally:
         _cancel(served, answer.jobs)
 

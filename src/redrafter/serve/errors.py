@@ -61,8 +61,8 @@ def parameter(message: str, names: Sequence[str]) -> str | None:
 
 
 def first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """Message and parameter of what pydantic found, the first of it."""
-    error = errors[0]
+    """Message and parameter of what pydantic found: what we say ourselves, else the first of it."""
+    error = next((e for e in errors if e["type"] == "not_supported"), errors[0])
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error.get('ctx', {}).get('error', '')}", None
