@@ -34,6 +34,7 @@ MEASURING = (
     "rules",
     "serve_equality",
     "speech",
+    "structured",
     "table1",
     "verify_kernel",
 )
