@@ -164,7 +164,9 @@ def summary(rows: Sequence[dict[str, Any]], totals: dict[str, float], overhead: 
 
     def per_step(some: Sequence[dict[str, Any]], steps: str) -> float:
         """The first token belongs to the prompt's pass."""
-        return round(float(sum(row["tokens"] - 1 for row in some)) / max(1, sum(row[steps] for row in some)), 3)
+        tokens: int = sum(row["tokens"] - 1 for row in some)
+        taken: int = sum(row[steps] for row in some)
+        return round(tokens / max(1, taken), 3)
 
     return {
         "texts": len(rows),

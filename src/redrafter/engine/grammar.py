@@ -18,7 +18,7 @@ from redrafter.config import Grammar
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
-from redrafter.runtime.guide import Branches
+from redrafter.runtime.guide import Branches, by_depth
 from redrafter.targets import Target
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -127,6 +127,7 @@ class GrammarGuide:
     ) -> None:
         self.matcher, self.vocab_size, self.eos, self.ids, self.before = matcher, vocab_size, eos, ids, before
         self.known = len(ids())  # the grammar begins after the prompt
+        self.guessed: Branches | None = None  # the tree that is being verified, if it went through `guess`
 
     def guess(self, tree: Branches, room: int) -> Branches:
         """Drop guesses that the grammar forbids, and plant the tokens that it forces."""
@@ -157,7 +158,8 @@ class GrammarGuide:
         # Below a planted node all nodes are planted, so cutting the last ones first leaves no node without its parent.
         planted = [node for node, by_grammar in enumerate(forced) if by_grammar]
         excess = max(0, len(tokens) - 1 - room)
-        return without(Branches(tokens, parents), cut=set(planted[len(planted) - excess :]))
+        self.guessed = by_depth(without(Branches(tokens, parents), cut=set(planted[len(planted) - excess :])))
+        return self.guessed
 
     def __call__(self, logits: Tensor, tree: Tree) -> Tensor:
         """(1, N+1, V) logits -> the same, -inf for tokens that may not follow a node's path."""
@@ -165,8 +167,8 @@ class GrammarGuide:
         self._follow()
         if self.before is not None:
             logits = self.before(logits, tree)
-        count = int(tree.valid.sum())
-        tokens, below = tree.tokens[0].tolist(), children(tree.parents[0].tolist()[:count])
+        nodes, self.guessed = self.guessed or read(tree), None
+        tokens, below = nodes.tokens, children(nodes.parents)
         words = np.full((logits.shape[1], -(-self.vocab_size // 32)), -1, dtype=np.int32)
 
         def look(node: int) -> None:
@@ -195,6 +197,14 @@ class GrammarGuide:
             raise ConfigError(f"the grammar became too complex for this text: {first_line(self.matcher.get_error())}")
         if (spent := time.thread_time() - began) > SLOW:
             raise ConfigError(f"the grammar is too complex: one step of it took {spent:.1f} s; make it smaller")
+
+
+def read(tree: Tree) -> Branches:
+    """A single row's tree, from its device; a root alone is not read, since a GPU would be waited for."""
+    if tree.tokens.shape[1] == 1:
+        return Branches([0], [0])
+    count = int(tree.valid.sum())
+    return Branches(tree.tokens[0, :count].tolist(), tree.parents[0, :count].tolist())
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:

@@ -32,7 +32,10 @@ class Guide(Protocol):
     def __call__(self, logits: Tensor, tree: Tree) -> Tensor: ...
 
     def guess(self, tree: Branches, room: int) -> Branches:
-        """The tree without guesses that cannot be accepted and with tokens that are certain; at most `room` nodes."""
+        """The tree without guesses that cannot be accepted and with tokens that are certain, in depth order.
+
+        It has at most `room` nodes besides the root. The next call is about this tree.
+        """
 
 
 class RowProcessors:
@@ -76,36 +79,45 @@ def row_processor(rows: Sequence[Row | None], room: int = 0) -> Processor | None
     return RowProcessors(rows, room) if any(row is not None and row.processor is not None for row in rows) else None
 
 
-def planted(rows: Sequence[Branches], device: torch.device) -> Tree:
-    """The rows' trees as tensors, each in depth order and filled up with empty nodes below the root.
+def depths_of(parents: Sequence[int]) -> list[int]:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths
 
-    >>> tree = planted([Branches([7, 8, 9, 5], [0, 0, 1, 0]), Branches([7], [0])], torch.device("cpu"))
+
+def by_depth(tree: Branches) -> Branches:
+    """The same tree in the order of `core.tree.Tree`.
+
+    >>> by_depth(Branches([7, 8, 9, 5], [0, 0, 1, 0]))
+    Branches(tokens=[7, 8, 5, 9], parents=[0, 0, 0, 1])
+    """
+    depths = depths_of(tree.parents)
+    order = sorted(range(len(depths)), key=lambda node: depths[node])
+    place = {node: at for at, node in enumerate(order)}
+    return Branches([tree.tokens[node] for node in order], [place[tree.parents[node]] for node in order])
+
+
+def planted(rows: Sequence[Branches], device: torch.device) -> Tree:
+    """The rows' trees, each in depth order, as tensors; shorter ones are filled up with empty nodes below the root.
+
+    >>> tree = planted([Branches([7, 8, 5, 9], [0, 0, 0, 1]), Branches([7], [0])], torch.device("cpu"))
     >>> tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), tree.valid.sum(1).tolist()
     ([[7, 8, 5, 9], [7, 7, 7, 7]], [[0, 0, 0, 1], [0, 0, 0, 0]], [[0, 1, 1, 2], [0, 1, 1, 1]], [4, 1])
     """
     size = max(len(row.tokens) for row in rows)
-    columns: list[list[list[int]]] = [[], [], [], []]
-    for row in rows:
-        depths = [0]
-        for parent in row.parents[1:]:
-            depths.append(depths[parent] + 1)
-        order = sorted(range(len(depths)), key=lambda node: depths[node])
-        place = {node: at for at, node in enumerate(order)}
-        empty = size - len(order)
-        for column, values in zip(
-            columns,
-            (
-                [row.tokens[node] for node in order] + [row.tokens[0]] * empty,
-                [place[row.parents[node]] for node in order] + [0] * empty,
-                [depths[node] for node in order] + [1] * empty,
-                [1] * len(order) + [0] * empty,
-            ),
-            strict=True,
-        ):
-            column.append(values)
-    tokens, parents, depths_, valid = (torch.tensor(column, device=device) for column in columns)
-    length = max(max(row) for row in columns[2])
-    return Tree(tokens, parents, depths_, valid > 0, ancestors(parents, length), length=length)
+    empty = [size - len(row.tokens) for row in rows]
+    depths = [depths_of(row.parents) + [1] * n for row, n in zip(rows, empty, strict=True)]
+    tokens, parents, valid = (
+        torch.tensor(column, device=device)
+        for column in (
+            [row.tokens + row.tokens[:1] * n for row, n in zip(rows, empty, strict=True)],
+            [row.parents + [0] * n for row, n in zip(rows, empty, strict=True)],
+            [[True] * (size - n) + [False] * n for n in empty],
+        )
+    )
+    length = max(max(row) for row in depths)
+    return Tree(tokens, parents, torch.tensor(depths, device=device), valid, ancestors(parents, length), length=length)
 
 
 class Constraint(Protocol):
