@@ -1,0 +1,175 @@
+"""Matrices as redrafter keeps them, and the exact way from each GGUF type to them.
+
+A quantised weight is `scale * (value - zero) + minimum`, with one scale and at most one minimum for each group of values
+in a row. Every GGUF type has such a form with 4 or 8 bits, and the form gives the same fp32 weights bit for bit: a
+product of an fp16 number and a few bits is exact in fp32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from redrafter.targets.gguf.file import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A quantised matrix (rows, columns), one byte for each value until it is packed for the kernels."""
+
+    bits: Literal[4, 8]
+    values: Array  # (rows, columns), uint8 below 16 for 4 bits, int8 for 8 bits
+    scales: Array  # (rows, columns / group), fp16 or fp32
+    minimums: Array | None = None  # the same shape and type as the scales
+    zero: int = 0
+    """The value that stands for a weight of 0, before the minimum is added."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape  # type: ignore[return-value]
+
+    @property
+    def group(self) -> int:
+        return int(self.values.shape[1] // self.scales.shape[1])
+
+    def select(self, rows: Array) -> Self:
+        """The matrix of these rows, in this order."""
+        minimums = None if self.minimums is None else self.minimums[rows]
+        return replace(self, values=self.values[rows], scales=self.scales[rows], minimums=minimums)
+
+    def dequantise(self) -> Array:
+        """The weights in fp32."""
+        count, columns = self.shape
+        grouped = (self.values.astype(np.float32) - np.float32(self.zero)).reshape(count, -1, self.group)
+        weights = self.scales.astype(np.float32)[:, :, None] * grouped
+        if self.minimums is not None:
+            weights += self.minimums.astype(np.float32)[:, :, None]
+        return weights.reshape(count, columns)
+
+
+@dataclass(frozen=True)
+class Floats:
+    """A matrix or vector of floats: fp32, fp16, or bf16 as the uint16 that hold its bits."""
+
+    values: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def select(self, rows: Array) -> Self:
+        """The matrix of these rows, in this order."""
+        return replace(self, values=self.values[rows])
+
+    def dequantise(self) -> Array:
+        """The weights in fp32."""
+        if self.values.dtype == np.uint16:
+            return (self.values.astype(np.uint32) << 16).view(np.float32)
+        return self.values.astype(np.float32)
+
+
+Matrix = Quantised | Floats
+
+
+def read(tensor: Tensor) -> Matrix:
+    """A tensor of a file as a matrix; a vector has one axis."""
+    if tensor.layout.values == 1:
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.layout.name]
+        return Floats(tensor.data.view(kind).reshape(tensor.shape))
+    rows, columns = len(tensor.data), tensor.shape[-1]
+    blocks = tensor.data.reshape(-1, tensor.layout.size)
+    made = READERS[tensor.layout.name](blocks)
+    minimums = None if made.minimums is None else made.minimums.reshape(rows, -1)
+    return replace(
+        made, values=made.values.reshape(rows, columns), scales=made.scales.reshape(rows, -1), minimums=minimums
+    )
+
+
+def _halves(blocks: Array, at: int) -> Array:
+    """The fp16 number at a byte of every block, as a column."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+
+
+def _nibbles(packed: Array) -> Array:
+    """(n, bytes) -> (n, 2 · bytes): the low halves of all bytes, then the high halves."""
+    return np.concatenate([packed & 15, packed >> 4], axis=1)
+
+
+def _fifth_bits(packed: Array) -> Array:
+    """Four bytes of each block hold one bit for each of its 32 values -> (n, 32) of 0 or 16."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+
+
+def _q4_0(blocks: Array) -> Quantised:
+    return Quantised(4, _nibbles(blocks[:, 2:]), _halves(blocks, 0), zero=8)
+
+
+def _q4_1(blocks: Array) -> Quantised:
+    return Quantised(4, _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q5_0(blocks: Array) -> Quantised:
+    values = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return Quantised(8, values.view(np.int8) - np.int8(16), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Array) -> Quantised:
+    values = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return Quantised(8, values.view(np.int8), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q8_0(blocks: Array) -> Quantised:
+    return Quantised(8, blocks[:, 2:].view(np.int8), _halves(blocks, 0))
+
+
+def _k_scales(blocks: Array) -> tuple[Array, Array]:
+    """Scales and minimums (n, 8) of the eight groups in blocks of Q4_K and Q5_K, in fp32.
+
+    Each is an fp16 number of the block times six bits of its own. The 12 bytes hold: the low six bits of scales 0-3 and
+    of minimums 0-3, whose top two bits belong to groups 4-7, and then four low bits of scales and minimums 4-7.
+    """
+    first, second, last = np.split(blocks[:, 4:16], 3, axis=1)
+    scales = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=1)
+    minimums = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=1)
+    by, below = (_halves(blocks, at).astype(np.float32) for at in (0, 2))
+    return by * scales.astype(np.float32), -(below * minimums.astype(np.float32))
+
+
+def _k_nibbles(packed: Array) -> Array:
+    """(n, 128) -> (n, 256): each run of 32 bytes holds 32 values in its low halves, then 32 in its high halves."""
+    runs = packed.reshape(-1, 4, 1, 32)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(-1, 256)
+
+
+def _q4_k(blocks: Array) -> Quantised:
+    return Quantised(4, _k_nibbles(blocks[:, 16:]), *_k_scales(blocks))
+
+
+def _q5_k(blocks: Array) -> Quantised:
+    bits = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # (n, group, 32)
+    values = _k_nibbles(blocks[:, 48:]) | (bits.reshape(-1, 256) << 4)
+    return Quantised(8, values.view(np.int8), *_k_scales(blocks))
+
+
+def _q6_k(blocks: Array) -> Quantised:
+    low, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
+    high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    values = (low | high << 4).reshape(-1, 256).view(np.int8) - np.int8(32)
+    scales = _halves(blocks, 208).astype(np.float32) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return Quantised(8, values, scales)
+
+
+READERS: dict[str, Callable[[Array], Quantised]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
