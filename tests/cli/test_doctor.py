@@ -22,10 +22,10 @@ def test_the_default(capsys, monkeypatch):
     monkeypatch.setattr(describe, "load_target", lambda *a, **k: pytest.fail("the weights were loaded"))
     out = doctor(capsys, "--device", "cpu")
     for words in (
-        "torch", "transformers", "cache folder", "profiles none", "C++ kernels", "rule seeded",
+        "torch", "transformers", "cache folder", "profiles none", "one C++ call a pass", "rule seeded",
         "would run SmolLM2-135M-Instruct on cpu in float32, eager runtime",
         "drafter recurrent+ngram, W=3, L=3, N=5 (default shape)",
-        "text equals plain decoding token for token, except at ties",
+        "text equals plain decoding token for token; logits have the same bits",
     ):  # fmt: skip
         assert words in out
     assert "drafter recurrent, W=3" in doctor(capsys, "--device", "cpu", "--drafter", "recurrent")

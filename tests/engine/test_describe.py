@@ -9,6 +9,7 @@ from redrafter.engine import describe as module
 from redrafter.engine import exactness
 from redrafter.engine.describe import RunDescription, describe
 from redrafter.targets import load_target
+from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import NAME
 from redrafter.tuning import store
 from redrafter.tuning.profile import BestShape
@@ -31,8 +32,8 @@ def test_the_default_is_described_without_its_weights(monkeypatch, default_targe
     found = describe(drafter=drafter)
     same(found, engine)
     assert not found.tuned
-    replaced = any("forward" in vars(m) for m in engine.target.model.modules())
-    assert ("compiled" in found.kernels) == replaced
+    assert ("one C++ call a pass" in found.kernels) == isinstance(engine.target, PackedTarget)
+    assert found.exactness == engine.exactness
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,9 @@ def test_exactness_is_what_the_engine_promises(folders, monkeypatch, verdict):
 
 
 def test_exactness_on_a_cpu(folders):
-    for found in (describe(device="cpu"), describe(folders[0], "ngram"), describe(folders[0], "ngram", dtype="bf16")):
+    assert describe(device="cpu").exactness == "bitwise"
+    own = describe(device="cpu", dtype="fp32")
+    for found in (own, describe(folders[0], "ngram"), describe(folders[0], "ngram", dtype="bf16")):
         assert found.exactness == "ties"
         assert "because on a CPU the last bits" in found.exactness_text
     assert "scores less than 0.25 apart" in found.exactness_text

@@ -18,6 +18,7 @@ from redrafter.core.tree import Tree
 from redrafter.drafters import int8
 from redrafter.errors import DrafterMismatch
 from redrafter.targets import Target, TargetInfo
+from redrafter.targets.embedding import embedding_rows, embedding_shape
 
 N = TypeVar("N", bound="DrafterNet")
 
@@ -156,8 +157,7 @@ def move_to_target(net: N, target: TargetInfo) -> N:
 
 def output_rows(net: DrafterNet, target: TargetInfo) -> Tensor:
     """(V', H) the rows of the target's output embedding for the tokens that the network guesses among."""
-    weight: Tensor = target.output_embedding.weight.detach().to(target.device)
-    return weight if net.token_ids is None else weight[net.token_ids]
+    return embedding_rows(target.output_embedding, net.token_ids).to(target.device)
 
 
 def select_position(hidden: Tensor, index: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def target_sizes(options: Any, target: Target, layers: tuple[int, ...]) -> dict[
     """The fields of `DrafterConfig`, for a network that reads these layers of the target."""
     return {
         "vocab_size": target.vocab_size,
-        "embedding_size": target.input_embedding.weight.shape[1],
+        "embedding_size": embedding_shape(target.input_embedding)[1],
         "draft_vocab_size": options.draft_vocab if 0 < options.draft_vocab < target.vocab_size else None,
         "context_size": target.hidden_size * len(layers),
         "layers": layers,
@@ -183,7 +183,7 @@ def target_sizes(options: Any, target: Target, layers: tuple[int, ...]) -> dict[
 
 def require_matching_output(kind: str, target: Target) -> None:
     """For kinds that guess hidden states: the target's output embedding must read those."""
-    width = target.output_embedding.weight.shape[1]
+    width = embedding_shape(target.output_embedding)[1]
     require(
         width == target.hidden_size,
         f"{kind} needs an output embedding of the hidden states' width, {target.hidden_size}, got {width}",
@@ -199,7 +199,7 @@ def check_shapes(config: DrafterConfig, target: TargetInfo) -> None:
     for what, drafter, own in (
         ("a vocabulary of", config.vocab_size, target.vocab_size),
         ("a context of", config.context_size, target.hidden_size * len(config.layers)),
-        ("embeddings of", config.embedding_size, target.input_embedding.weight.shape[1]),
+        ("embeddings of", config.embedding_size, embedding_shape(target.input_embedding)[1]),
     ):
         if drafter != own:
             raise DrafterMismatch(f"the drafter expects {what} {drafter}, but the target {target.name} has {own}")

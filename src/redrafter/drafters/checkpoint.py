@@ -15,6 +15,7 @@ from redrafter.drafters import int8, registry
 from redrafter.drafters.base import DrafterConfig, DrafterNet
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets import TargetInfo
+from redrafter.targets.embedding import embedding_rows, embedding_shape
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,9 @@ OTHERWISE = "the text stays exact, guesses may be fewer"
 
 def identity(target: TargetInfo) -> dict[str, str]:
     """Hashes of the tokenizer, which a drafter must share, and of the weights, which it should share."""
-    weight = target.output_embedding.weight.detach()
-    sample = weight[:: max(1, weight.shape[0] // 64)].bfloat16().cpu()  # rounded: the same in every dtype
+    count = embedding_shape(target.output_embedding)[0]
+    ids = torch.arange(0, count, max(1, count // 64))
+    sample = embedding_rows(target.output_embedding, ids).bfloat16().cpu()  # rounded: the same in every dtype
     digest = hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()
     result = {"name": target.name, "weights": digest[:16]}
     if target.tokenizer is not None:

@@ -20,7 +20,10 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import BUILT_IN
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import native
+from redrafter.kernels.cpu_pass import library
 from redrafter.targets import Target, load_target
+from redrafter.targets.cpu import packed_load
+from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import FOLDER, NAME, cache_folder
 from redrafter.targets.load import parse_device, parse_dtype
 from redrafter.tuning.store import apply_profile, resolve_runtime, saved_profiles
@@ -65,11 +68,12 @@ def describe(
     runtime: str = "auto",
 ) -> RunDescription:
     """For the seeded rule and no explicit shape, like `load` with these arguments."""
-    where = torch.device(parse_device(device)) if model is None else None
-    if where is not None and drafter in BUILT_IN and not _default_needs_weights(where, runtime):
+    where = torch.device(parse_device(device))
+    packed = where.type == "cpu" and dtype in (None, "auto", *packed_load.BITS) and library.can_run()
+    if model is None and drafter in BUILT_IN and not _default_needs_weights(where, runtime, packed):
         kind = parse_dtype(dtype, where.type)
         found = _default_drafter(drafter, where, kind)
-        return _description(NAME, found, found.default_shape, False, runtime, where, kind, None)
+        return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
     target = load_target(model, dtype=dtype, device=device)
     asked = resolve_drafter(drafter, target)
     found, shape = apply_profile(target, asked, runtime)
@@ -78,12 +82,12 @@ def describe(
     return _description(target.name, found, shape, tuned, runtime, target.device, target.dtype, target)
 
 
-def _default_needs_weights(device: torch.device, runtime: str) -> bool:
+def _default_needs_weights(device: torch.device, runtime: str, packed: bool = False) -> bool:
     """Only the weights tell whether a profile fits the default model, and how exact its recorded passes are.
 
-    Weights that were never unpacked are not unpacked to describe them.
+    A model that was never converted is not converted to describe it.
     """
-    if not (cache_folder() / FOLDER).exists():
+    if not packed and not (cache_folder() / FOLDER).exists():
         return False
     return _records(device, runtime) or any(p.target_name == NAME for p in saved_profiles())
 
@@ -141,16 +145,23 @@ def _description(
     device: torch.device,
     dtype: torch.dtype,
     target: Target | None,
+    packed: bool = False,
 ) -> RunDescription:
     plain = isinstance(drafter, NoDrafter)
+    packed = packed or isinstance(target, PackedTarget)
     recorded, compiles = _records(device, runtime), runtime in ("auto", "compiled")
     promise = None
     if target is not None:
         promise = make_promise(target, drafter, RuleConfig(), [shape], recorded=recorded, compiles=compiles)
+    elif packed:
+        promise = Promise("bitwise")
     elif not recorded:
         promise = Promise("ties", unrecorded(device))
     runtime = resolve_runtime(device.type, runtime)
-    kernels = _gpu_kernels(device, runtime) if device.type == "cuda" else _cpu_kernels(dtype, target)
+    if packed:
+        kernels = f"quantised weights, one C++ call a pass ({library.chosen()})"
+    else:
+        kernels = _gpu_kernels(device, runtime) if device.type == "cuda" else _cpu_kernels(dtype, target)
     return RunDescription(
         model=model,
         drafter=_drafter_name(drafter),

@@ -338,7 +338,7 @@ class Engine:
 
     def eos_tokens(self) -> tuple[int, ...]:
         """Ids that end a text, as the model's generation config (or config) names them."""
-        for config in (getattr(self.target.model, "generation_config", None), self.target.config):
+        for config in (self.target.generation_config, self.target.config):
             ids = getattr(config, "eos_token_id", None)
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)

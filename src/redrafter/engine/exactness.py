@@ -13,6 +13,7 @@ from redrafter.engine.ties import tie
 from redrafter.errors import ConfigError, NotExact
 from redrafter.kernels.tree_attention.naive import NEWEST
 from redrafter.targets import Target
+from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.cuda.verifier import has_same_bits, verifier
 
@@ -94,6 +95,8 @@ def unrecorded(device: torch.device) -> str:
 
 def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recorded: bool, compiles: bool) -> str:
     """Why the text may differ at ties; empty if it cannot differ."""
+    if isinstance(target, PackedTarget):
+        return ""
     if not recorded:
         return unrecorded(target.device)
     if isinstance(drafter.inner if isinstance(drafter, WithNgrams) else drafter, ModelDrafter):

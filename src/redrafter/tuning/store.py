@@ -46,14 +46,12 @@ ROW_CLASSES: dict[str, type] = {
 
 def profile_key(target: Target, drafter: Drafter, runtime: str) -> dict[str, str]:
     """Everything that step costs and tokens/step depend on."""
-    parameters = target.model.parameters()
     on_gpu = target.device.type == "cuda"
-    replaced = any("forward" in vars(module) for module in target.model.modules())
     return {
         "target": identity(target)["weights"],
         # A quantised copy may share its embeddings with the original, and then differs only in size.
-        "bytes": str(sum(p.numel() * p.element_size() for p in parameters)),
-        "forward": "replaced" if replaced else "original",  # a model that the user loaded keeps its own forward
+        "bytes": str(target.weight_bytes),
+        "forward": target.forward_kind,  # a model that the user loaded keeps its own forward
         "drafter": drafter_identity(drafter),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(target.device) if on_gpu else str(hardware().get("cpu", "cpu")),

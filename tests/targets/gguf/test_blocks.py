@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from redrafter.errors import CorruptCheckpoint, ModelNotFound, UnsupportedTarget
-from redrafter.targets.gguf.blocks import Floats, Quantised, read
+from redrafter.kernels.cpu_pass.matrices import Floats, Quantised
+from redrafter.targets.gguf.blocks import read
 from redrafter.targets.gguf.file import LAYOUTS, GGUFFile
 
 KINDS = [gguf.GGMLQuantizationType(number) for number in LAYOUTS]

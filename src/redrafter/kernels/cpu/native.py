@@ -100,20 +100,25 @@ def build(compiler: str, into: Path) -> Path:
 
     Several processes may compile at once: each uses a temporary name and moves the result into place.
     """
-    sources = sorted(HERE.glob("*.cpp"))
-    flags = [*FLAGS, *openmp()]
     target = library_path(compiler, into)
-    if not target.exists():
-        into.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=into) as scratch:
-            fresh = Path(scratch) / target.name
-            for command in (
-                [compiler, *map(str, sources), "-o", str(fresh), *flags],
-                [sys.executable, "-c", TRY, str(fresh)],
-            ):
-                subprocess.run(command, check=True, capture_output=True, text=True)
-            fresh.replace(target)
+    compile_sources(compiler, HERE, [*FLAGS, *openmp()], target, TRY)
     return target
+
+
+def compile_sources(compiler: str, sources: Path, flags: list[str], target: Path, trial: str) -> None:
+    """Compile a folder's C++ into the library `target` unless it exists. `trial` is Python code that tries it."""
+    if target.exists():
+        return
+    into = target.parent
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into) as scratch:
+        fresh = Path(scratch) / target.name
+        for command in (
+            [compiler, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(fresh), *flags],
+            [sys.executable, "-c", trial, str(fresh)],
+        ):
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        fresh.replace(target)
 
 
 def library_path(compiler: str, into: Path) -> Path:
@@ -121,9 +126,10 @@ def library_path(compiler: str, into: Path) -> Path:
     return into / f"skinny-{key(compiler, [*FLAGS, *openmp()])}.so"
 
 
-def key(compiler: str, flags: list[str]) -> str:
+def key(compiler: str, flags: list[str], sources: Path = HERE) -> str:
+    """A hash of the source, the compiler, its flags and the CPU."""
     digest = hashlib.sha256()
-    for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+    for file in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")]):
         digest.update(file.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest.update("\n".join([version, *flags, platform.machine(), cpu_features()]).encode())

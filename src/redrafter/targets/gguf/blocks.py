@@ -1,77 +1,19 @@
-"""Matrices as redrafter keeps them, and the exact way from each GGUF type to them.
+"""The exact way from each GGUF tensor type to the matrices that the CPU kernels take.
 
-A quantised weight is `scale * (value - zero) + minimum`, with one scale and at most one minimum for each group of values
-in a row. Every GGUF type has such a form with 4 or 8 bits, and the form gives the same fp32 weights bit for bit: a
-product of an fp16 number and a few bits is exact in fp32.
+Every quantised type has the form `scale * (value - zero) + minimum` with 4 or 8 bits, and gives the same fp32 weights
+bit for bit: a product of an fp16 number and a few bits is exact in fp32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
 from redrafter.targets.gguf.file import Tensor
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A quantised matrix (rows, columns), one byte for each value until it is packed for the kernels."""
-
-    bits: Literal[4, 8]
-    values: Array  # (rows, columns), uint8 below 16 for 4 bits, int8 for 8 bits
-    scales: Array  # (rows, columns / group), fp16 or fp32
-    minimums: Array | None = None  # the same shape and type as the scales
-    zero: int = 0
-    """The value that stands for a weight of 0, before the minimum is added."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.values.shape  # type: ignore[return-value]
-
-    @property
-    def group(self) -> int:
-        return int(self.values.shape[1] // self.scales.shape[1])
-
-    def select(self, rows: Array) -> Self:
-        """The matrix of these rows, in this order."""
-        minimums = None if self.minimums is None else self.minimums[rows]
-        return replace(self, values=self.values[rows], scales=self.scales[rows], minimums=minimums)
-
-    def dequantise(self) -> Array:
-        """The weights in fp32."""
-        count, columns = self.shape
-        grouped = (self.values.astype(np.float32) - np.float32(self.zero)).reshape(count, -1, self.group)
-        weights = self.scales.astype(np.float32)[:, :, None] * grouped
-        if self.minimums is not None:
-            weights += self.minimums.astype(np.float32)[:, :, None]
-        return weights.reshape(count, columns)
-
-
-@dataclass(frozen=True)
-class Floats:
-    """A matrix or vector of floats: fp32, fp16, or bf16 as the uint16 that hold its bits."""
-
-    values: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def select(self, rows: Array) -> Self:
-        """The matrix of these rows, in this order."""
-        return replace(self, values=self.values[rows])
-
-    def dequantise(self) -> Array:
-        """The weights in fp32."""
-        if self.values.dtype == np.uint16:
-            return (self.values.astype(np.uint32) << 16).view(np.float32)
-        return self.values.astype(np.float32)
-
-
-Matrix = Quantised | Floats
 
 
 def read(tensor: Tensor) -> Matrix:
@@ -155,9 +97,9 @@ def _q5_k(blocks: Array) -> Quantised:
 
 
 def _q6_k(blocks: Array) -> Quantised:
-    low, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
-    high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    packed = blocks[:, :128].reshape(-1, 2, 64)
+    low = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     values = (low | high << 4).reshape(-1, 256).view(np.int8) - np.int8(32)
     scales = _halves(blocks, 208).astype(np.float32) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     return Quantised(8, values, scales)

@@ -1,0 +1,83 @@
+// Attention of one token over the slots that it sees.
+//
+// The visible slots are numbered in the order of their tokens' positions, 0, 1, 2, ..., wherever in the KV cache they
+// lie. All sums go by these numbers. So a token's result has the same bits as a tree node beside others and in plain
+// decoding, where its ancestors lie in other slots.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "vector.h"
+
+// Visible slots: first, first + 1, ..., first + count - 1, and then the slots of `more`.
+struct Seen {
+  long first = 0, count = 0;
+  std::vector<long> more;
+  long size() const { return count + (long)more.size(); }
+  long slot(long i) const { return i < count ? first + i : more[i - count]; }
+  void add(long slot) {
+    if (count == 0 && more.empty()) first = slot;
+    if (more.empty() && slot == first + count) count++;
+    else more.push_back(slot);
+  }
+};
+
+constexpr long QUERIES = 4;  // heads of a token that share one read of a key
+
+template <int Q>
+static void attend(const float* const* q, const float* keys, const float* values, long size, const Seen& seen,
+                   float scale, float* scores, long room, float* const* out) {
+  long total = seen.size();
+  for (long s = 0; s < total; s++) {
+    const float* key = keys + seen.slot(s) * size;
+    vec dot[Q];
+    for (int h = 0; h < Q; h++) dot[h] = zero();
+    for (long d = 0; d < size; d += LANES) {
+      vec k = load(key + d);
+      for (int h = 0; h < Q; h++) dot[h] = fma(load(q[h] + d), k, dot[h]);
+    }
+    for (int h = 0; h < Q; h++) scores[h * room + s] = sum(dot[h]) * scale;
+  }
+  float by[Q];
+  for (int h = 0; h < Q; h++) {
+    float* own = scores + h * room;
+    for (long s = total; s % LANES; s++) own[s] = -INFINITY;
+    vec most = load(own);
+    for (long s = LANES; s < total; s += LANES) most = max(most, load(own + s));
+    const vec peak = all(top(most));
+    vec weight = zero();
+    for (long s = 0; s < total; s += LANES) {
+      vec e = exp(load(own + s) - peak);
+      store(own + s, e);
+      for (long i = total - s; i < LANES; i++) own[s + i] = 0;
+      weight = weight + load(own + s);
+    }
+    by[h] = 1.0f / sum(weight);
+  }
+  for (long d = 0; d < size; d += LANES) {
+    vec found[Q];
+    for (int h = 0; h < Q; h++) found[h] = zero();
+    for (long s = 0; s < total; s++) {
+      vec v = load(values + seen.slot(s) * size + d);
+      for (int h = 0; h < Q; h++) found[h] = fma(v, all(scores[h * room + s]), found[h]);
+    }
+    for (int h = 0; h < Q; h++) store(out[h] + d, found[h] * all(by[h]));
+  }
+}
+
+// `heads` queries (heads, size) of one token and one key head -> out (heads, size). `scores` has room for QUERIES rows.
+static void attend_heads(const float* q, const float* keys, const float* values, long heads, long size,
+                         const Seen& seen, float scale, float* scores, long room, float* out) {
+  for (long from = 0; from < heads; from += QUERIES) {
+    const float* queries[QUERIES];
+    float* to[QUERIES];
+    long count = heads - from < QUERIES ? heads - from : QUERIES;
+    for (long h = 0; h < count; h++) queries[h] = q + (from + h) * size, to[h] = out + (from + h) * size;
+    switch (count) {
+      case 1: attend<1>(queries, keys, values, size, seen, scale, scores, room, to); break;
+      case 2: attend<2>(queries, keys, values, size, seen, scale, scores, room, to); break;
+      case 3: attend<3>(queries, keys, values, size, seen, scale, scores, room, to); break;
+      case 4: attend<4>(queries, keys, values, size, seen, scale, scores, room, to); break;
+    }
+  }
+}

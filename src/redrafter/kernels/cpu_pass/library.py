@@ -1,0 +1,162 @@
+"""Compiles this folder's C++ for one set of CPU instructions, loads it, and names what it takes."""
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from redrafter.kernels.cpu import native
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+INSTRUCTIONS = {
+    "avx512": (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "avx2": AVX2,
+    "neon": (),
+    "portable": ("-DPORTABLE",),
+}
+"""Compiler flags of each set of instructions, the fastest first. `portable` runs on every CPU."""
+
+FORMATS = (
+    "4 bits, fp16 scale and minimum",
+    "4 bits, fp32 scale and minimum",
+    "4 bits, fp16 scale, zero at 8",
+    "8 bits, fp16 scale",
+    "8 bits, fp16 scale and minimum",
+    "8 bits, fp32 scale and minimum",
+    "8 bits, fp32 scale for each 16",
+    "fp32",
+    "fp16",
+    "bf16",
+)
+"""How weights lie in memory, in the order of formats.h."""
+
+FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+class Matrix(ctypes.Structure):
+    """As in formats.h."""
+
+    _fields_: ClassVar[list[Any]] = [("data", POINTER), *_fields(LONG, "rows", "columns", "tiles", "format")]
+
+
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS = (
+    *("q_bias", "k_bias", "v_bias", "o_bias"),
+    *("before", "q_norm", "k_norm", "after_attention", "before_mlp", "after_mlp"),
+)
+
+
+class Layer(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields(Matrix, *MATRICES),
+        *_fields(POINTER, *VECTORS, "cos", "sin"),
+        ("window", LONG),
+    ]
+
+
+class Model(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("layers", ctypes.POINTER(Layer)),
+        *_fields(LONG, "layer_count", "hidden", "heads", "kv_heads", "size", "middle", "gate"),
+        *_fields(Matrix, "embedding", "head"),
+        ("final_norm", POINTER),
+        *_fields(FLOAT, "eps", "scale", "embedding_scale"),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields(POINTER, "tokens", "positions", "slots", "visible"),
+        *[*_fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
+        *[*_fields(POINTER, "keys", "values"), *_fields(LONG, "row_step", "head_step")],
+        *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
+        *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
+        *_fields(LONG, "rows", "nodes", "threads"),
+    ]
+
+
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "packed_bytes": ([LONG] * 3, LONG),
+    "pack_quantised": ([LONG, *[POINTER] * 3, LONG, LONG, POINTER], None),
+    "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER], None),
+    "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
+    "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
+    "run_pass": ([POINTER, POINTER], None),
+}
+
+TRY = """
+import ctypes, sys
+class Matrix(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *[(n, ctypes.c_long) for n in ("rows", "columns", "tiles", "format")]]
+lib, x = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512)
+packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
+lib.pack_floats(ctypes.c_long(7), x, ctypes.c_long(16), ctypes.c_long(32), packed)
+lib.multiply(ctypes.byref(Matrix(ctypes.addressof(packed), 16, 32, 1, 7)), x, ctypes.c_long(1), y, ctypes.c_long(1))
+assert list(y) == [32.0] * 16
+"""
+"""Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
+
+
+def supported() -> list[str]:
+    """The sets of instructions that this CPU has, the fastest first."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(capability, [])
+    if platform.machine() in ("aarch64", "arm64"):
+        found = ["neon"]
+    return [*found, "portable"]
+
+
+def chosen() -> str:
+    """The set of instructions to use: the fastest, or what REDRAFTER_INSTRUCTIONS says."""
+    asked = os.environ.get("REDRAFTER_INSTRUCTIONS")
+    return asked if asked in supported() else supported()[0]
+
+
+def can_run() -> bool:
+    """Whether `library` is expected to find or make the compiled functions, without compiling them."""
+    return os.environ.get("REDRAFTER_NATIVE") != "0" and native.find_compiler() is not None
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None if they cannot be compiled or loaded."""
+    return load(chosen())
+
+
+@functools.cache
+def load(instructions: str) -> ctypes.CDLL | None:
+    """The functions for one set of instructions; compiled at first use and kept beside those of kernels/cpu."""
+    compiler = native.find_compiler()
+    if compiler is None or not can_run():
+        return None
+    flags = [*FLAGS, *INSTRUCTIONS[instructions], *native.openmp()]
+    try:
+        path = native.folder() / f"pass-{instructions}-{native.key(compiler, flags, HERE)}.so"
+        native.compile_sources(compiler, HERE, flags, path, TRY)
+        loaded = ctypes.CDLL(str(path))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        log.info("the quantised CPU path is off: %s", said[0] if said else error)
+        return None
+    for name, (types, result) in SIGNATURES.items():
+        getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, result
+    return loaded

@@ -1,0 +1,74 @@
+// Packs matrices into the layout of formats.h, and reads their rows back.
+#include <type_traits>
+#include <vector>
+
+#include "product.h"
+
+template <typename F>
+static long size_of(long rows, long columns) {
+  long groups = (rows + LANES - 1) / LANES, tiles = (columns + F::INPUTS - 1) / F::INPUTS;
+  return groups * tiles * (long)sizeof(typename F::Tile);
+}
+
+// Bytes of a packed matrix. -1: there is no such format.
+extern "C" long packed_bytes(long format, long rows, long columns) {
+  switch (format) {
+    FOR_QUANTISED(return size_of<F>(rows, columns);)
+    FOR_FLOATS(return size_of<F>(rows, columns);)
+  }
+  return -1;
+}
+
+template <typename F>
+static void pack_values(const int8_t* values, const void* by, const void* least, long rows, long columns, char* to) {
+  using Scale = std::remove_reference_t<decltype(F::Tile::by[0])>;
+  auto* tile = (typename F::Tile*)to;
+  long tiles = columns / F::INPUTS;
+#pragma omp parallel for
+  for (long group = 0; group < (rows + LANES - 1) / LANES; group++)
+    for (long r = group * LANES; r < rows && r < (group + 1) * LANES; r++)
+      for (long b = 0; b < tiles; b++) {
+        auto& t = tile[group * tiles + b];
+        t.by[r % LANES] = ((const Scale*)by)[r * tiles + b];
+        if constexpr (sizeof(t.least) > 0) t.least[r % LANES] = ((const Scale*)least)[r * tiles + b];
+        for (long k = 0; k < F::INPUTS; k++) F::set(t, r % LANES, k, values[r * columns + b * F::INPUTS + k]);
+      }
+}
+
+template <typename F>
+static void pack_numbers(const void* from, long rows, long columns, char* to) {
+  using Number = std::remove_reference_t<decltype(F::Tile::number[0][0])>;
+  auto* tile = (typename F::Tile*)to;
+  long tiles = (columns + F::INPUTS - 1) / F::INPUTS;
+#pragma omp parallel for
+  for (long r = 0; r < rows; r++)
+    for (long k = 0; k < columns; k++)
+      tile[r / LANES * tiles + k / F::INPUTS].number[k % F::INPUTS][r % LANES] = ((const Number*)from)[r * columns + k];
+}
+
+// values (rows, columns), a byte each; scales and minimums (rows, groups). `to` holds zeros.
+extern "C" void pack_quantised(long format, const int8_t* values, const void* by, const void* least, long rows,
+                               long columns, char* to) {
+  switch (format) { FOR_QUANTISED(pack_values<F>(values, by, least, rows, columns, to);) }
+}
+
+extern "C" void pack_floats(long format, const void* from, long rows, long columns, char* to) {
+  switch (format) { FOR_FLOATS(pack_numbers<F>(from, rows, columns, to);) }
+}
+
+// y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone.
+extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long threads) {
+  Rows input(n, m->columns);
+  for (long t = 0; t < n; t++) input.put(t, 0, x + t * m->columns, m->columns);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    std::vector<float> part(n * LANES);
+#pragma omp for
+    for (long g = 0; g < groups(*m); g++) outputs(*m, g, input, nullptr, y, part.data());
+  }
+}
+
+// Rows `ids` (count,) of a matrix -> y (count, columns) in fp32.
+extern "C" void take_rows(const Matrix* m, const int64_t* ids, long count, float* y) {
+  for (long i = 0; i < count; i++) matrix_row(*m, ids[i], y + i * m->columns);
+}

@@ -1,0 +1,87 @@
+"""Packs matrices for the kernels and multiplies by them."""
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
+
+PIECE = 1 << 26
+"""Bytes that memory is asked for at once: large pieces can lie in huge pages, which a pass reads faster."""
+ALIGNMENT = 64
+
+
+class Memory:
+    """Zeroed memory for packed matrices, from a few large pieces. It is freed with the last object that holds it."""
+
+    def __init__(self) -> None:
+        self.piece = np.zeros(0, dtype=np.uint8)
+        self.used = 0
+
+    def take(self, size: int) -> np.ndarray[Any, Any]:
+        if self.used + size > len(self.piece):
+            room = mmap.mmap(-1, max(size, PIECE))
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                room.madvise(mmap.MADV_HUGEPAGE)
+            self.piece, self.used = np.frombuffer(room, np.uint8), 0
+        start = self.used
+        self.used = -(-(start + size) // ALIGNMENT) * ALIGNMENT
+        return self.piece[start : start + size]
+
+
+class PackedMatrix:
+    """A matrix in the layout of formats.h."""
+
+    def __init__(self, matrix: Matrix, memory: Memory | None = None, lib: ctypes.CDLL | None = None) -> None:
+        lib = lib or library.library()
+        assert lib is not None
+        self.lib = lib
+        rows, columns = self.shape = (matrix.shape[0], matrix.shape[1])
+        kind = format_of(matrix)
+        self.data = (memory or Memory()).take(lib.packed_bytes(kind, rows, columns))
+        at = self.data.ctypes.data
+        inputs = 16 if kind == library.FORMATS.index("8 bits, fp32 scale for each 16") else 32
+        if isinstance(matrix, Quantised):
+            values, scales = np.ascontiguousarray(matrix.values), np.ascontiguousarray(matrix.scales)
+            least = None if matrix.minimums is None else np.ascontiguousarray(matrix.minimums)
+            given = (values.ctypes.data, scales.ctypes.data, None if least is None else least.ctypes.data)
+            lib.pack_quantised(kind, *given, rows, columns, at)
+        else:
+            numbers = np.ascontiguousarray(matrix.values)
+            lib.pack_floats(kind, numbers.ctypes.data, rows, columns, at)
+        self.fields = library.Matrix(at, rows, columns, -(-columns // inputs), kind)
+
+    def take(self, ids: Tensor) -> Tensor:
+        """Rows of the matrix in fp32: ids (...) -> (..., columns)."""
+        ids = ids.contiguous()
+        made = torch.empty(*ids.shape, self.shape[1])
+        self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
+        return made
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (..., columns) -> (..., rows)."""
+        x = x.contiguous()
+        made = torch.empty(*x.shape[:-1], self.shape[0])
+        n = x.numel() // self.shape[1]
+        at = (ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr())
+        self.lib.multiply(*at, torch.get_num_threads())
+        return made
+
+
+def format_of(matrix: Matrix) -> int:
+    """The index of a matrix's format in FORMATS."""
+    if isinstance(matrix, Floats):
+        return library.FORMATS.index({"float32": "fp32", "float16": "fp16", "uint16": "bf16"}[matrix.values.dtype.name])
+    name = f"{matrix.bits} bits, fp{8 * matrix.scales.dtype.itemsize} scale"
+    if matrix.minimums is not None:
+        name += " and minimum"
+    if matrix.zero:
+        name += f", zero at {matrix.zero}"
+    if matrix.group != 32:
+        name += f" for each {matrix.group}"
+    return library.FORMATS.index(name)

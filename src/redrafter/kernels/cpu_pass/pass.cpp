@@ -1,0 +1,181 @@
+// A whole pass of a decoder-only model in one call: embedding, layers, final norm, output embedding.
+//
+// What is computed for one token and one output depends neither on the other tokens nor on how threads share the work.
+#include "attention.h"
+#include "model.h"
+#include "team.h"
+
+namespace {
+
+// y = x / rms(x) · weight, for any size.
+void rms_norm(const float* x, const float* weight, float eps, float* y, long size) {
+  vec squares = zero();
+  long k = 0;
+  for (; k + LANES <= size; k += LANES) squares = fma(load(x + k), load(x + k), squares);
+  float total = sum(squares);
+  for (; k < size; k++) total += x[k] * x[k];
+  float by = 1.0f / std::sqrt(total / (float)size + eps);
+  for (k = 0; k < size; k++) y[k] = x[k] * by * weight[k];
+}
+
+// y = x · cos + rotate_half(x) · sin; y may be x.
+void rotate(const float* x, const float* cos, const float* sin, float* y, long size) {
+  long half = size / 2;
+  for (long d = 0; d < half; d++) {
+    float a = x[d], b = x[d + half];
+    y[d] = a * cos[d] - b * sin[d];
+    y[d + half] = b * cos[d] + a * sin[d];
+  }
+}
+
+vec gated(vec x, long kind) {
+  if (kind == SILU) return x / (all(1.0f) + exp(zero() - x));
+  // GELU by tanh: x/2 · (1 + tanh u) = x · (1 - 1 / (e^2u + 1)), u = sqrt(2/π) · (x + 0.044715 x³)
+  vec u = x * fma(x * x, all(0.044715f * 0.7978845608f), all(0.7978845608f));
+  return x - x / (exp(u + u) + all(1.0f));
+}
+
+// The slots that a token sees; `window` limits them to near positions.
+Seen seen_by(const Pass& p, long row, long node, long window) {
+  Seen found;
+  long token = row * p.nodes + node, own = p.positions[token];
+  if (!p.visible) {
+    long last = p.slots[token];
+    found.first = window && last + 1 > window ? last + 1 - window : 0;
+    found.count = last + 1 - found.first;
+    return found;
+  }
+  const uint8_t* visible = p.visible + row * p.visible_row + node * p.visible_step;
+  for (long s = 0; s < p.extent; s++) {
+    long at = p.key_positions ? p.key_positions[row * p.extent + s] : s;
+    if (visible[s] && (!window || own - at < window)) found.add(s);
+  }
+  return found;
+}
+
+class Runner {
+ public:
+  Runner(const Model& model, const Pass& pass)
+      : m(model), p(pass), tokens(pass.rows * pass.nodes), normed(tokens, m.hidden), found(tokens, m.heads * m.size),
+        inner(tokens, m.middle), kept(p.kept_count, m.hidden), x(new float[tokens * m.hidden]),
+        q(new float[tokens * m.heads * m.size]), k(new float[tokens * m.kv_heads * m.size]),
+        v(new float[tokens * m.kv_heads * m.size]), out(new float[tokens * m.hidden]) {
+    for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t / p.nodes, t % p.nodes, 0));
+    for (long l = 0; l < m.layer_count; l++)
+      if (m.layers[l].window && near.empty())
+        for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, t / p.nodes, t % p.nodes, m.layers[l].window));
+    for (auto& each : far) longest = each.size() > longest ? each.size() : longest;
+  }
+
+  void run() {
+    Team team(8 * m.layer_count + 3, p.threads);
+    team.start([this](Team::Member member) {
+      long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
+      std::vector<float> part(2 * tokens * LANES), scores(room);
+      member.share(tokens, [&](long t) { embed(t), begin(0, t); });
+      for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
+      member.share(kept.tokens, [&](long i) { kept.put(i, 0, &out[p.kept[i] * m.hidden], m.hidden); });
+      member.share(groups(m.head), [&](long g) { outputs(m.head, g, kept, nullptr, p.logits, part.data()); });
+    });
+  }
+
+ private:
+  const Model& m;
+  const Pass& p;
+  long tokens, longest = 0;
+  Rows normed, found, inner, kept;
+  Numbers x, q, k, v, out;
+  std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
+
+  void layer(Team::Member& member, long index, float* part, float* scores) {
+    const Layer& l = m.layers[index];
+    long q_groups = groups(l.q), k_groups = groups(l.k), heads = tokens * m.kv_heads;
+    member.share(q_groups + k_groups + groups(l.v), [&](long g) {
+      if (g < q_groups) outputs(l.q, g, normed, l.q_bias, q.get(), part);
+      else if (g < q_groups + k_groups) outputs(l.k, g - q_groups, normed, l.k_bias, k.get(), part);
+      else outputs(l.v, g - q_groups - k_groups, normed, l.v_bias, v.get(), part);
+    });
+    member.share(heads, [&](long u) { store_keys(l, index, u); });
+    member.share(heads, [&](long u) { attention(l, index, u, scores); });
+    member.share(groups(l.o), [&](long g) { outputs(l.o, g, found, l.o_bias, out.get(), part); });
+    member.share(tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
+    member.share(groups(l.gate), [&](long g) { mlp(l, g, part); });
+    member.share(groups(l.down), [&](long g) { outputs(l.down, g, inner, nullptr, out.get(), part); });
+    member.share(tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
+  }
+
+  void embed(long t) {
+    matrix_row(m.embedding, p.tokens[t], &x[t * m.hidden]);
+    for (long d = 0; d < m.hidden; d++) x[t * m.hidden + d] *= m.embedding_scale;
+  }
+
+  // What comes before the products of a layer, or after the last layer.
+  void begin(long index, long t) {
+    if (index < m.layer_count) {
+      keep(index, &x[t * m.hidden], t);
+      norm(t, m.layers[index].before);
+    } else {
+      norm(t, m.final_norm);
+      keep(index, &out[t * m.hidden], t);
+    }
+  }
+
+  void keep(long index, const float* from, long t) {
+    for (long i = 0; i < p.wanted_count; i++)
+      if (p.wanted[i] == index) memcpy(p.hidden + (t * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
+  }
+
+  // The norm of a token's x, for the next product. `out` has served its purpose when a norm is due.
+  void norm(long t, const float* weight) {
+    rms_norm(&x[t * m.hidden], weight, m.eps, &out[t * m.hidden], m.hidden);
+    normed.put(t, 0, &out[t * m.hidden], m.hidden);
+  }
+
+  // x += out, through a norm if the model has one here.
+  void add(long t, const float* weight) {
+    float *own = &x[t * m.hidden], *made = &out[t * m.hidden];
+    if (weight) rms_norm(made, weight, m.eps, made, m.hidden);
+    for (long d = 0; d < m.hidden; d++) own[d] += made[d];
+  }
+
+  // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.
+  void store_keys(const Layer& l, long index, long u) {
+    long half = m.size / 2, group = m.heads / m.kv_heads, t = u / m.kv_heads, h = u % m.kv_heads;
+    const float *cos = l.cos + p.positions[t] * half, *sin = l.sin + p.positions[t] * half;
+    for (long i = 0; i < group; i++) {
+      float* own = &q[(u * group + i) * m.size];
+      if (l.q_norm) rms_norm(own, l.q_norm, m.eps, own, m.size);
+      rotate(own, cos, sin, own, m.size);
+    }
+    float* key = &k[u * m.size];
+    long to = t / p.nodes * p.row_step + h * p.head_step + p.slots[t] * m.size;
+    if (l.k_norm) rms_norm(key, l.k_norm, m.eps, key, m.size);
+    rotate(key, cos, sin, p.keys[index] + to, m.size);
+    memcpy(p.values[index] + to, &v[u * m.size], m.size * sizeof(float));
+  }
+
+  void attention(const Layer& l, long index, long u, float* scores) {
+    long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES;
+    long t = u / m.kv_heads, h = u % m.kv_heads, at = t / p.nodes * p.row_step + h * p.head_step;
+    float* made = scores + QUERIES * room;
+    attend_heads(&q[u * width], p.keys[index] + at, p.values[index] + at, group, m.size, (l.window ? near : far)[t],
+                 m.scale, scores, room, made);
+    found.put(t, h * width, made, width);
+  }
+
+  void mlp(const Layer& l, long g, float* part) {
+    float* second = part + tokens * LANES;
+    product(l.gate, g, normed, part);
+    product(l.up, g, normed, second);
+    long from = g * LANES, count = m.middle - from < LANES ? m.middle - from : LANES;
+    for (long t = 0; t < tokens; t++) {
+      float made[LANES];
+      store(made, gated(load(part + t * LANES), m.gate) * load(second + t * LANES));
+      inner.put(t, from, made, count);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void run_pass(const Model* model, const Pass* pass) { Runner(*model, *pass).run(); }

@@ -1,0 +1,179 @@
+// Vectors of 16 floats and 16 integers, the same on every CPU: one AVX-512 register, two of AVX2, four of NEON or SSE.
+//
+// Multiplication and addition are fused only where `fma` says so (the library is compiled with -ffp-contract=off), so the
+// order and rounding of every sum is what the source says, whichever template it was compiled from.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && !defined(PORTABLE)
+#include <arm_neon.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr long LANES = 16;
+
+#if defined(__AVX512F__)
+constexpr int PARTS = 1;
+#elif defined(__AVX2__)
+constexpr int PARTS = 2;
+#else
+constexpr int PARTS = 4;
+#endif
+constexpr int WIDTH = LANES / PARTS;
+typedef float floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint32_t naturals __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+
+struct vec {
+  floats part[PARTS];
+};
+struct ivec {
+  integers part[PARTS];
+};
+
+#define EACH for (int i = 0; i < PARTS; i++)
+
+INLINE floats fma_part(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON) && !defined(PORTABLE)
+  return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE vec zero() {
+  vec y;
+  EACH y.part[i] = floats{};
+  return y;
+}
+INLINE vec all(float x) {
+  vec y;
+  EACH y.part[i] = x - floats{};  // a broadcast alone: x - 0 is x
+  return y;
+}
+INLINE vec load(const float* x) {
+  vec y;
+  EACH y.part[i] = *(const floats*)(x + i * WIDTH);
+  return y;
+}
+INLINE void store(float* y, vec x) { EACH *(floats*)(y + i * WIDTH) = x.part[i]; }
+INLINE ivec load(const uint32_t* x) {
+  ivec y;
+  EACH y.part[i] = *(const integers*)(x + i * WIDTH);
+  return y;
+}
+
+INLINE vec operator+(vec a, vec b) {
+  EACH a.part[i] += b.part[i];
+  return a;
+}
+INLINE vec operator-(vec a, vec b) {
+  EACH a.part[i] -= b.part[i];
+  return a;
+}
+INLINE vec operator*(vec a, vec b) {
+  EACH a.part[i] *= b.part[i];
+  return a;
+}
+INLINE vec operator/(vec a, vec b) {
+  EACH a.part[i] /= b.part[i];
+  return a;
+}
+INLINE vec fma(vec a, vec b, vec c) {  // a · b + c
+  EACH c.part[i] = fma_part(a.part[i], b.part[i], c.part[i]);
+  return c;
+}
+INLINE vec max(vec a, vec b) {
+  EACH a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return a;
+}
+INLINE vec to_floats(ivec x) {
+  vec y;
+  EACH y.part[i] = __builtin_convertvector(x.part[i], floats);
+  return y;
+}
+INLINE vec as_floats(ivec x) {  // the same bits
+  vec y;
+  EACH y.part[i] = (floats)x.part[i];
+  return y;
+}
+
+// Sixteen numbers added in pairs: the order is fixed.
+INLINE float sum(vec x) {
+  float v[LANES];
+  store(v, x);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) v[i] += v[i + width];
+  return v[0];
+}
+INLINE float top(vec x) {
+  float v[LANES], most;
+  store(v, x);
+  most = v[0];
+  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+// e^x to the last bit or two (Cephes' expf), for x in the range of fp32's exponents; below it, a tiny number.
+INLINE vec exp(vec x) {
+  EACH {
+    floats& v = x.part[i];
+    v = v < 88.0f ? v : 88.0f - floats{};
+    v = v > -87.0f ? v : -87.0f - floats{};
+    floats scaled = v * 1.44269504f;
+    // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer.
+    floats whole = (scaled + 12582912.0f) - 12582912.0f;
+    floats rest = fma_part(whole, -0.693359375f - floats{}, v);
+    rest = fma_part(whole, 2.12194440e-4f - floats{}, rest);
+    floats p = 1.9875691500e-4f - floats{};
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f})
+      p = fma_part(p, rest, c - floats{});
+    integers power = (__builtin_convertvector(whole, integers) + 127) << 23;
+    v = p * (floats)power;
+  }
+  return x;
+}
+
+INLINE float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, bits = h & 0x7fff, out;
+  float f;
+  if (bits >= 0x7c00) out = (bits << 13) | 0x7f800000;  // infinity or no number
+  else if (bits >= 0x0400) out = (bits << 13) + (112u << 23);
+  else {
+    f = (float)bits * 5.9604644775390625e-08f;  // below the smallest normal number: a multiple of 2^-24
+    memcpy(&out, &f, 4);
+  }
+  out |= sign;
+  memcpy(&f, &out, 4);
+  return f;
+}
+
+static inline vec halves(const uint16_t* x) {  // fp16
+  vec y;
+#if defined(__AVX512F__)
+  y.part[0] = (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+#elif defined(__AVX2__) && defined(__F16C__)
+  EACH y.part[i] = (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + 8 * i)));
+#elif defined(__ARM_NEON) && !defined(PORTABLE)
+  EACH y.part[i] = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + 4 * i)));
+#else
+  float v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = half_to_float(x[i]);
+  y = load(v);
+#endif
+  return y;
+}
+INLINE vec bfloats(const uint16_t* x) {
+  uint32_t v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = (uint32_t)x[i] << 16;
+  return as_floats(load(v));
+}

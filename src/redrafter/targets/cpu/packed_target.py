@@ -1,0 +1,140 @@
+"""A target whose passes run over packed weights, each pass as one C++ call.
+
+A token's logits and hidden states have the same bits in every pass: as a node of any tree, in a prompt piece of any
+length, beside any other rows.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redrafter.core.cache import KVCache
+from redrafter.kernels.cpu_pass.model import PassModel
+from redrafter.kernels.cpu_pass.packed import PackedMatrix
+from redrafter.targets.attention import AttentionPlan
+from redrafter.targets.cpu.families import Rotations
+from redrafter.targets.target import KVLayout, Target
+
+CPU = torch.device("cpu")
+
+
+class PackedEmbedding(nn.Module):
+    """An input or output embedding whose rows are unpacked when they are asked for."""
+
+    def __init__(self, matrix: PackedMatrix, scale: float = 1.0) -> None:
+        super().__init__()
+        self.matrix, self.scale = matrix, scale
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole matrix in fp32. It is unpacked at each call: ask for `rows` where some are enough."""
+        return self.rows(torch.arange(self.matrix.shape[0]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the matrix (n, hidden) in fp32."""
+        return self.matrix.take(ids)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.matrix.take(tokens) * self.scale
+
+
+class PackedTarget(Target):
+    """A model of one of the families that the compiled pass runs.
+
+    `model` is the same model in transformers, loaded when it is first asked for: training needs it, decoding does not.
+    """
+
+    def __init__(
+        self,
+        packed: PassModel,
+        config: Any,
+        tokenizer: Any,
+        name: str,
+        rotations: Rotations,
+        load_model: Callable[[], Any],
+        generation_config: Any = None,
+    ) -> None:
+        self.packed = packed
+        self.config = config
+        self.tokenizer = tokenizer
+        self.name = name
+        self.generation_config = generation_config
+        self.attention = AttentionPlan(config)
+        self.layer_count = packed.layer_count
+        self.hidden_size = packed.sizes.hidden
+        self.max_positions = config.max_position_embeddings
+        self.input_embedding = PackedEmbedding(packed.embedding, packed.sizes.embedding_scale)
+        self.output_embedding = PackedEmbedding(packed.head)
+        self.vocab_size = packed.head.shape[0]
+        self.dtype, self.device = torch.float32, CPU
+        self.verifiers = {}
+        self._undo = contextlib.ExitStack()
+        self._extra = {"logits_to_keep": 0}
+        self._rotations = rotations
+        self._load_model = load_model
+        size = (packed.sizes.kv_heads, packed.sizes.size, torch.float32, CPU)
+        self._kv_layout = dict.fromkeys(range(self.layer_count), (size, size))
+
+    @functools.cached_property
+    def model(self) -> Any:
+        return self._load_model()
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.packed.weight_bytes
+
+    @property
+    def forward_kind(self) -> str:
+        return "packed"
+
+    def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
+        return self._kv_layout
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor | None,
+        key_positions: Tensor | None,
+        cache: KVCache,
+        layers: tuple[int, ...],
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
+        self._allocate(cache, tokens.shape[0])
+        positions = self.clamp_positions(positions)
+        if self._rotations.reach(int(positions.max())):
+            self.packed.set_rotations(self._rotations.tables)
+        return self.packed.run(
+            tokens,
+            positions,
+            slots,
+            [cache.layers[i] for i in range(self.layer_count)],
+            visible=visible,
+            key_positions=key_positions if self.attention.window is not None else None,
+            wanted=layers,
+            keep=keep,
+        )
+
+    def _allocate(self, cache: KVCache, rows: int) -> None:
+        """Layers of a KV cache that was never written."""
+        for layer, pair in self._kv_layout.items():
+            if layer not in cache.layers:
+                keys, values = (torch.zeros(rows, h, cache.slots, d, dtype=kind) for h, d, kind, _ in pair)
+                cache.layers[layer] = (keys, values)
+
+    def read(
+        self, tokens: Tensor, start: int, cache: KVCache, layers: tuple[int, ...], keep: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        batch, n = tokens.shape
+        positions = torch.arange(start, start + n).expand(batch, -1)
+        return self.forward(tokens, positions, positions, None, None, cache, layers, keep)

@@ -1,0 +1,57 @@
+"""The tokenizer of a GGUF file. transformers converts it, which takes seconds, so the result is kept on disk."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from redrafter.errors import CacheUnavailable
+from redrafter.results import versions
+from redrafter.targets.default import cache_folder
+from redrafter.targets.gguf.file import GGUFFile
+
+log = logging.getLogger(__name__)
+
+
+def tokenizer_of(file: GGUFFile) -> Any:
+    """The tokenizer, or None with one line in the log: token ids in and out still work without one."""
+    from transformers import AutoTokenizer
+
+    if "tokenizer.ggml.tokens" not in file.metadata:
+        log.info("%s has no tokenizer: give token ids, or a tokenizer", file.path)
+        return None
+    kept = _kept(file)
+    if kept is not None and kept.exists():
+        with contextlib.suppress(Exception):  # damaged: convert it again
+            return AutoTokenizer.from_pretrained(kept)
+    try:
+        made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    except Exception as error:  # whatever transformers meets in the file
+        text = str(error).strip().splitlines()
+        log.info("%s has no tokenizer that transformers can convert (%s)", file.path, text[0] if text else error)
+        return None
+    if kept is not None:
+        _keep(made, kept)
+    return made
+
+
+def _kept(file: GGUFFile) -> Path | None:
+    """The folder of the converted tokenizer: one for each vocabulary and version of transformers."""
+    about = [(k, v) for k, v in sorted(file.metadata.items()) if k.startswith("tokenizer.")]
+    digest = hashlib.sha256(repr([about, versions().get("transformers")]).encode()).hexdigest()
+    try:
+        return cache_folder() / "tokenizers" / digest[:16]
+    except CacheUnavailable:
+        return None
+
+
+def _keep(tokenizer: Any, folder: Path) -> None:
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # a cache folder that cannot be written, or another process was first
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(scratch)
+        scratch.rename(folder)
+    shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""Packed matrices against numpy, for every format and every set of instructions that this CPU has."""
+
+import numpy as np
+import pytest
+import torch
+
+from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu_pass.matrices import Floats, Quantised, quantise
+from redrafter.kernels.cpu_pass.packed import PackedMatrix, format_of
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+
+ROWS, COLUMNS = 37, 96
+
+
+def matrices():
+    """One random matrix of every format, in the order of FORMATS."""
+    rng = np.random.default_rng(0)
+    nibbles = rng.integers(0, 16, (ROWS, COLUMNS), dtype=np.uint8)
+    octets = rng.integers(-128, 128, (ROWS, COLUMNS), dtype=np.int8)
+    numbers = rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)
+
+    def scales(kind, group=32):
+        return rng.standard_normal((ROWS, COLUMNS // group)).astype(kind)
+
+    half, single = np.float16, np.float32
+    return [
+        Quantised(4, nibbles, scales(half), scales(half)),
+        Quantised(4, nibbles, scales(single), scales(single)),
+        Quantised(4, nibbles, scales(half), zero=8),
+        Quantised(8, octets, scales(half)),
+        Quantised(8, octets, scales(half), scales(half)),
+        Quantised(8, octets, scales(single), scales(single)),
+        Quantised(8, octets, scales(single, 16)),
+        Floats(numbers),
+        Floats(numbers.astype(half)),
+        Floats((numbers.view(np.uint32) >> 16).astype(np.uint16)),
+    ]
+
+
+@pytest.fixture(params=library.supported())
+def lib(request):
+    found = library.load(request.param)
+    assert found is not None
+    return found
+
+
+def test_every_format(lib):
+    for index, matrix in enumerate(matrices()):
+        assert format_of(matrix) == index
+        packed, weights = PackedMatrix(matrix, lib=lib), matrix.dequantise()
+        some = torch.tensor([[0, 36], [17, 16]])
+        assert np.array_equal(packed.take(some).numpy().view(np.uint32), weights[some.numpy()].view(np.uint32))
+        x = torch.randn(19, COLUMNS)
+        made, wanted = packed.multiply(x), x.double() @ torch.from_numpy(weights).double().T
+        assert float((made - wanted).abs().max() / wanted.abs().max()) < 1e-6, library.FORMATS[index]
+
+
+def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(lib):
+    for matrix in matrices():
+        packed, x = PackedMatrix(matrix, lib=lib), torch.randn(19, COLUMNS)
+        alone = torch.cat([packed.multiply(row[None]) for row in x])
+        for n in (2, 3, 4, 5, 7, 8, 9, 19):
+            assert torch.equal(packed.multiply(x[:n]), alone[:n])
+
+
+def test_odd_widths_of_floats(lib):
+    weights = torch.randn(5, 50)
+    x = torch.randn(3, 50)
+    made = PackedMatrix(Floats(weights.numpy()), lib=lib).multiply(x)
+    assert torch.allclose(made, x @ weights.T, atol=1e-5)
+
+
+def test_quantise():
+    weights = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    weights[1, :32] = 0
+    for bits, most in ((8, 0.02), (4, 0.25)):
+        made = quantise(weights, bits)
+        assert np.abs(made.dequantise() - weights).max() < most
+        assert np.array_equal(made.dequantise()[1, :32], weights[1, :32])
+
+
+def test_instructions_can_be_forced(monkeypatch):
+    assert library.chosen() == library.supported()[0]
+    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
+    assert library.chosen() == "portable"
+    monkeypatch.setenv("REDRAFTER_NATIVE", "0")
+    assert not library.can_run()

@@ -1,0 +1,147 @@
+"""Targets with packed weights: the logits of transformers over the same weights, and the same bits in every pass."""
+
+import copy
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.core.cache import KVCache
+from redrafter.core.tree import pack_beam
+from redrafter.drafters import NgramDrafter
+from redrafter.errors import ConfigError, UnsupportedTarget
+from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu_pass.matrices import quantise
+from redrafter.targets import Target, load_target
+from redrafter.targets.cpu.families import Rotations
+from redrafter.targets.cpu.packed_load import from_module
+from redrafter.targets.cpu.packed_target import PackedTarget
+from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+
+KINDS = ("llama", "qwen2", "qwen2-mixed", "qwen3", "mistral", "gemma3")
+LAYERS = (0, 1, -1)
+
+
+def model(kind):
+    return make_model(kind, torch.float32, head_dim=16)
+
+
+def packed(kind, bits=8):
+    own = model(kind)
+    return from_module(own, None, kind, bits, lambda: own)
+
+
+def rounded(kind, bits=8):
+    """The transformers model whose matrices are those that the packed model keeps."""
+    own = copy.deepcopy(model(kind))
+    with torch.no_grad():
+        for weight in {id(p): p for p in own.parameters() if p.dim() == 2}.values():
+            if weight.shape[1] % 32 == 0:
+                weight.copy_(torch.from_numpy(quantise(weight.numpy(), bits).dequantise()))
+    return Target(own)
+
+
+def trees(target):
+    """Ragged rows with a tree each -> logits and hidden states of all nodes, and the trees."""
+    torch.manual_seed(1)
+    tokens, lengths = torch.randint(VOCAB, (2, 30)), [30, 21]
+    beam = torch.randint(VOCAB, (2, 3, 3))
+    beam[:, 1, :2] = beam[:, 0, :2]
+    tree, _ = pack_beam(beam, tokens[:, 0])
+    cache = KVCache(slots=30 + tree.nodes + 1)
+    with torch.no_grad():
+        first, states = target.prefill(tokens, lengths, cache, LAYERS)
+        logits, hidden = target.verify(tree, torch.tensor(lengths), cache, LAYERS)
+    return tokens, lengths, tree, first, states, logits, hidden
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers(kind):
+    for bits in (8, 4):
+        made, wanted = trees(packed(kind, bits)), trees(rounded(kind, bits))
+        for ours, theirs in zip(made[3:], wanted[3:], strict=True):
+            if ours.dim() == 3 and ours.shape[1] == 30:  # hidden states of prompts: padding has no meaning
+                ours, theirs = ours[:, :21], theirs[:, :21]
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("instructions", library.supported())
+def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
+    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
+    for kind in KINDS:
+        target = packed(kind)
+        tokens, lengths, tree, first, states, logits, hidden = trees(target)
+        for row, length in enumerate(lengths):
+            for node in range(tree.nodes + 1):
+                path = tree.mask[row, node].nonzero()[:, 0]
+                text = torch.cat([tokens[row, :length], tree.tokens[row, path]])
+                alone, seen = one_by_one(target, text)
+                assert torch.equal(alone[length:], logits[row, path])
+                assert torch.equal(seen[length:], hidden[row, path])
+                assert torch.equal(alone[length - 1], first[row])
+                assert torch.equal(seen[:length], states[row, :length])
+
+
+def one_by_one(target, text):
+    """Plain decoding of a text: logits and hidden states of every token."""
+    cache, found = KVCache(slots=len(text)), []
+    for i, token in enumerate(text):
+        at = torch.tensor([[i]])
+        visible = torch.ones(1, 1, i + 1, dtype=torch.bool)
+        keys = torch.arange(i + 1)[None]
+        found.append(target.forward(token.view(1, 1), at, at, visible, keys, cache, LAYERS))
+    logits, hidden = (torch.cat(parts, 1)[0] for parts in zip(*found, strict=True))
+    return logits, hidden
+
+
+def test_threads_change_no_bit():
+    target, before = packed("llama"), torch.get_num_threads()
+    alone = trees(target)
+    torch.set_num_threads(2)
+    try:
+        together = trees(target)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(alone[3:], together[3:], strict=True))
+
+
+def test_texts_are_those_of_plain_decoding():
+    target = packed("qwen3")
+    for drafter in (NgramDrafter(), recurrent_drafter(target, exit_size=32)):
+        engine = Engine(target, drafter, shape=Shape(width=3, length=3), exact="require")
+        assert engine.exactness == "bitwise"
+        for temperature in (0.0, 1.0):
+            options = {"max_new_tokens": 20, "temperature": temperature, "seed": 5}
+            done, plain = engine.generate(PROMPTS, **options), engine.plain().generate(PROMPTS, **options)
+            assert [c.tokens for c in done] == [c.tokens for c in plain]
+
+
+def test_rotations_grow_and_keep_their_bits():
+    rotations = Rotations(model("llama").config)
+    assert rotations.reach(3)
+    short = rotations.tables[0][0].clone()
+    assert not rotations.reach(3)
+    assert rotations.reach(len(short))
+    assert torch.equal(rotations.tables[0][0][: len(short)], short)
+
+
+def test_q8_from_a_folder(tmp_path):
+    model("llama").save_pretrained(tmp_path / "m")
+    target = load_target(tmp_path / "m", dtype="q8", device="cpu")
+    assert isinstance(target, PackedTarget)
+    assert target.name == "m"
+    assert target.weight_bytes < 0.5 * sum(4 * p.numel() for p in model("llama").parameters())
+    assert next(target.model.parameters()).dtype == torch.float32
+    for ours, theirs in zip(trees(target)[3:], trees(packed("llama"))[3:], strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ConfigError, match="dtype q8 is for"):
+        load_target(tmp_path / "m", dtype="q8", device="cpu", revision="main")
+
+
+def test_unknown_models_are_refused():
+    with pytest.raises(UnsupportedTarget, match="phi3 is none of llama"):
+        from_module(make_model("phi3", torch.float32), None, "phi3", 8, lambda: None)
+    with pytest.raises(UnsupportedTarget, match="head size 8"):
+        from_module(make_model("llama", torch.float32), None, "llama", 8, lambda: None)

@@ -1,0 +1,136 @@
+"""Models in GGUF files: the logits of transformers from the same file, errors of one line, texts of plain decoding."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import redrafter
+from redrafter.errors import ConfigError, CorruptCheckpoint, UnsupportedTarget
+from redrafter.kernels.cpu_pass import library
+from redrafter.targets import Target, load_target
+from redrafter.targets.cpu.packed_target import PackedTarget
+from tests.targets.gguf.test_blocks import random_bytes, write
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+
+Kind = gguf.GGMLQuantizationType
+HIDDEN, MIDDLE, TOKENS = 256, 512, 64
+HEADS = {"qwen3": (2, 1, 128), "gemma3": (2, 1, 256)}
+"""Query heads, key heads and head size. transformers assumes its default head sizes for these architectures."""
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+
+def matrix(rows, columns, kind, seed):
+    """Random weights of a sensible size in a type."""
+    rng = np.random.default_rng(seed)
+    weights = (rng.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
+    if "_K" not in kind:
+        return gguf.quants.quantize(weights, Kind[kind]), Kind[kind]
+    data = random_bytes(Kind[kind], rows, columns, seed).reshape(-1, {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind])
+    scale = np.float16(2e-4).tobytes()
+    for at in (208,) if kind == "Q6_K" else (0, 2):  # this package does not quantise to these types: random bits
+        data[:, at : at + 2] = np.frombuffer(scale, np.uint8)
+    return data.reshape(rows, -1), Kind[kind]
+
+
+def make_file(path, architecture="llama", kind="Q4_1", *, without=(), **changes):
+    heads, kv_heads, size = HEADS.get(architecture, (8, 4, 32))
+    hidden, width, kv_width = HIDDEN, heads * size, kv_heads * size
+    tensors = {"token_embd.weight": matrix(TOKENS, hidden, kind, 1)}
+    for i in range(2):
+        for n, (name, rows, columns) in enumerate(
+            [
+                *[("attn_q", width, hidden), ("attn_k", kv_width, hidden), ("attn_v", kv_width, hidden)],
+                *[("attn_output", hidden, width), ("ffn_gate", MIDDLE, hidden), ("ffn_up", MIDDLE, hidden)],
+                ("ffn_down", hidden, MIDDLE),
+            ]
+        ):
+            tensors[f"blk.{i}.{name}.weight"] = matrix(rows, columns, kind, 10 * i + n + 2)
+        norms = {"attn_norm": hidden, "ffn_norm": hidden}
+        if architecture in ("qwen3", "gemma3"):
+            norms |= {"attn_q_norm": size, "attn_k_norm": size}
+        if architecture == "gemma3":
+            norms |= {"post_attention_norm": hidden, "post_ffw_norm": hidden}
+        for name, count in norms.items():
+            tensors[f"blk.{i}.{name}.weight"] = (np.linspace(0.5, 1.5, count, dtype=np.float32), Kind.F32)
+        if architecture == "qwen2":
+            for name, count in (("attn_q", width), ("attn_k", kv_width), ("attn_v", kv_width)):
+                tensors[f"blk.{i}.{name}.bias"] = (np.linspace(-1, 1, count, dtype=np.float32), Kind.F32)
+    tensors["output_norm.weight"] = (np.linspace(0.5, 1.5, hidden, dtype=np.float32), Kind.F32)
+    fields = {
+        **{"block_count": 2, "context_length": 512, "embedding_length": hidden, "feed_forward_length": MIDDLE},
+        **{"attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": size},
+        **{"attention.value_length": size, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0},
+        **({"attention.sliding_window": 8} if architecture == "gemma3" else {}),
+    }
+    metadata = {f"{architecture}.{name}": value for name, value in (fields | changes).items()}
+    metadata |= {"general.name": "tiny", "tokenizer.ggml.eos_token_id": 5}
+    return write(path, {k: v for k, v in tensors.items() if k not in without}, metadata, architecture)
+
+
+def logits(target, ids):
+    from redrafter.core.cache import KVCache
+
+    cache = KVCache(slots=ids.shape[1])
+    positions = torch.arange(ids.shape[1])[None]
+    visible = positions[:, None] <= positions[:, :, None]
+    with torch.no_grad():
+        return target.forward(ids, positions, positions, visible, positions, cache, ())[0]
+
+
+def compare(path):
+    target = load_target(path, device="cpu")
+    assert isinstance(target, PackedTarget)
+    own = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32).eval()
+    ids = torch.randint(TOKENS, (1, 20))
+    wanted = logits(Target(own), ids)
+    assert float((logits(target, ids) - wanted).norm() / wanted.norm()) < 1e-5
+    return target
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type(tmp_path, kind):
+    compare(make_file(tmp_path / "x.gguf", kind=kind))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma3"])
+def test_every_architecture(tmp_path, architecture):
+    target = compare(make_file(tmp_path / "x.gguf", architecture, "Q8_0"))
+    assert target.config.eos_token_id == [5]
+    if architecture == "gemma3":
+        assert target.attention.window == 8
+
+
+def test_text_and_another_dtype(tmp_path):
+    path = make_file(tmp_path / "tiny.gguf", kind="Q4_K")
+    engine = redrafter.load(str(path), "ngram", device="cpu", exact="require")
+    assert engine.target.name == "tiny"
+    assert engine.eos_tokens() == (5,)
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 1, "ignore_eos": True}
+    done, plain = (e.generate([1, 2, 3], **options) for e in (engine, engine.plain()))
+    assert done.tokens == plain.tokens
+    with pytest.raises(ConfigError, match="came without a tokenizer"):
+        engine.generate("words")
+    other = load_target(path, dtype="fp32", device="cpu")  # as transformers dequantises it
+    assert not isinstance(other, PackedTarget)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.allclose(logits(other, ids), logits(engine.target, ids), atol=1e-4)
+
+
+def test_files_that_do_not_fit_are_one_line(tmp_path):
+    path = tmp_path / "x.gguf"
+    for error, words, options in (
+        (UnsupportedTarget, "architecture 'rwkv7'; redrafter reads llama, qwen2", {"architecture": "rwkv7"}),
+        (CorruptCheckpoint, "no tensor blk.1.ffn_up.weight", {"without": ["blk.1.ffn_up.weight"]}),
+        (CorruptCheckpoint, "no tensor blk.0.attn_norm.weight", {"without": ["blk.0.attn_norm.weight"]}),
+        (CorruptCheckpoint, "no tensor output_norm.weight", {"without": ["output_norm.weight"]}),
+        (CorruptCheckpoint, "has the shape", {"feed_forward_length": 1024}),
+        (CorruptCheckpoint, "llama.block_count is 0", {"block_count": 0}),
+        (UnsupportedTarget, "scales its rotary embedding by 'longrope'", {"rope.scaling.type": "longrope"}),
+        (UnsupportedTarget, "the head size 8 is no multiple of 16", {"attention.key_length": 8}),
+    ):
+        with pytest.raises(error, match=words) as found:
+            load_target(make_file(path, **options), device="cpu")
+        assert "\n" not in str(found.value)
