@@ -41,7 +41,7 @@ class RecordingSearch(BeamSearch):
     sizes: list[int] = field(default_factory=list)
     """Receives the number of nodes of each packed tree, without the root."""
 
-    def tree(self, advance: Any, state: Any, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+    def tree(self, advance: Any, state: Any, last: Tensor, token_ids: Tensor | None = None, _: Any = None) -> Tree:
         beam = self.beam(advance, state, last, token_ids)
         if self.budget is None:
             tree, _ = pack_beam(candidates(beam), last)

@@ -113,13 +113,13 @@ def test_wrong_drafter(capsys, drafter_folder):
 
 def test_unreadable_cache_folder(capsys, monkeypatch):
     monkeypatch.setenv("REDRAFTER_CACHE", "/proc/redrafter")
-    assert "cannot use the cache folder /proc/redrafter" in bad(capsys, "generate", "hi")
+    assert "cannot use the cache folder /proc/redrafter" in bad(capsys, "generate", "hi", "--dtype", "fp32")
 
 
 def test_no_disk_space_while_converting(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr(default.shutil, "disk_usage", lambda p: type("Usage", (), {"free": 5})())
-    assert f"no space left in {tmp_path}" in bad(capsys, "generate", "hi")
+    assert f"no space left in {tmp_path}" in bad(capsys, "generate", "hi", "--dtype", "fp32")
 
 
 def test_generate_prints_the_text_and_its_figures(capsys):

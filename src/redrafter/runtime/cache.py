@@ -34,9 +34,7 @@ class Arena(KVCache):
         """Rows start..stop-1, in the same memory."""
         made = copy.copy(self)
         made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
-        # One kernel for all layers runs on a GPU only; on a CPU the commit goes layer by layer.
-        on_gpu = self.whole is not None and self.whole.is_cuda
-        made.whole = self.whole[:, :, start:stop] if on_gpu and self.whole is not None else None
+        made.whole = None if self.whole is None else self.whole[:, :, start:stop]
         return made
 
     def row_first(self) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.beam import Advance, Beam, State, beam_search, visited_nodes
+from redrafter.core.beam import Advance, Beam, Grow, State, beam_search, visited_nodes
 from redrafter.core.chain import Chain
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
@@ -18,6 +18,7 @@ from redrafter.core.sampling import Sampling, floor
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack, select_rows
 from redrafter.errors import ConfigError
 from redrafter.kernels import verify
+from redrafter.kernels.argmax import argmax
 
 
 class NoiseAhead:
@@ -64,7 +65,18 @@ class BeamSearch:
             chain=self.chain,
         )
 
-    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+    def tree(
+        self,
+        advance: Advance[State],
+        state: State,
+        last: Tensor,
+        token_ids: Tensor | None = None,
+        grow: Grow | None = None,
+    ) -> Tree:
+        if grow is not None and self.chain is None:
+            noise = self.noise(self.shape.length + 1) if self.sampling.samples else None
+            beam = grow(self.shape.width, self.shape.length, self.sampling.temperature, noise)
+            return self._pack(visited_nodes(beam), last)
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
         return self._pack(visited_nodes(self.beam(advance, state, last, token_ids), chain), last)
 
@@ -128,7 +140,7 @@ def target_choices(search: BeamSearch, tree: Tree, logits: Tensor) -> Tensor:
     """(B, N+1) the token that plain decoding would choose at each node, from its `node_logits` (B, N+1, V)."""
     sampling = search.sampling
     if not sampling.samples:  # no filter removes the best token
-        return logits.argmax(-1)
+        return argmax(logits)
     return verify.seeded(
         logits,
         tree.depths,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.beam import Advance, State
+from redrafter.core.beam import Advance, Grow, State
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.sampling import Sampling
 from redrafter.core.tree import Tree
@@ -23,8 +23,15 @@ class Search(Protocol):
     def visited(self) -> int:
         """How many nodes `tree` may visit."""
 
-    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
-        """Search a network that advances token by token."""
+    def tree(
+        self,
+        advance: Advance[State],
+        state: State,
+        last: Tensor,
+        token_ids: Tensor | None = None,
+        grow: Grow | None = None,
+    ) -> Tree:
+        """Search a network that advances token by token. A beam search may use `grow` instead of `advance`."""
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         """Pack candidate sequences (B, W, L) with node scores (B, W, L); -inf marks a missing node."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redrafter.config import Shape
-from redrafter.core.beam import Advance, State
+from redrafter.core.beam import Advance, Grow, State
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import DRAFT, gumbel
 from redrafter.core.sampling import Sampling, floor
@@ -141,7 +141,14 @@ class SampledSearch:
     def visited(self) -> int:
         return branching_nodes(self.branching)
 
-    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+    def tree(
+        self,
+        advance: Advance[State],
+        state: State,
+        last: Tensor,
+        token_ids: Tensor | None = None,
+        grow: Grow | None = None,
+    ) -> Tree:
         return sample_tree(
             advance,
             state,

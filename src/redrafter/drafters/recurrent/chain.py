@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
-from redrafter.core.beam import Advance, State, beam_search
+from redrafter.core.beam import Advance, Grow, State, beam_search
 from redrafter.core.chain import Chain
 from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
@@ -76,7 +76,14 @@ class ChainSearch:
     def visited(self) -> int:
         return self.shape.width * self.shape.length
 
-    def tree(self, advance: Advance[State], state: State, last: Tensor, token_ids: Tensor | None = None) -> Tree:
+    def tree(
+        self,
+        advance: Advance[State],
+        state: State,
+        last: Tensor,
+        token_ids: Tensor | None = None,
+        grow: Grow | None = None,
+    ) -> Tree:
         rows, width, length = last.shape[0], self.shape.width, self.shape.length
         zero = torch.zeros(1, dtype=self.dtype, device=last.device)
         beam = beam_search(

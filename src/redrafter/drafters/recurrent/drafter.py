@@ -10,14 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.core.accept import Accepted
+from redrafter.core.beam import Beam, Grow
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint
 from redrafter.drafters.base import NetDrafter, last_accepted, select_position
 from redrafter.drafters.int8 import product, usable_for
+from redrafter.drafters.recurrent.compiled import compile_network
 from redrafter.drafters.recurrent.int8 import replace_layers
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
+from redrafter.kernels.cpu_pass.draft import DraftModel
 from redrafter.kernels.drafter_layers import cell, narrow, trial
 from redrafter.targets import TargetInfo
 
@@ -35,6 +38,8 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
 
     def __init__(self, net: RecurrentNet, target: TargetInfo) -> None:
         super().__init__(net, target)
+        self.target = target
+        self.compiled: DraftModel | None = None  # runs a whole beam search on a CPU
         self.logits = lambda x: F.linear(self.net.project(x), self.vocabulary)
         self.table: Tensor | None = None
         self.token_input: Callable[[Tensor], Tensor] = lambda tokens: self.net.token_input(
@@ -59,6 +64,7 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             replace_layers(self.net)
             vocabulary_product = product(self.vocabulary)
             self.logits = lambda x: vocabulary_product(self.net.project(x))
+            self.compiled = compile_network(self.net, self.target, self.vocabulary)
         return self
 
     @torch.no_grad()
@@ -121,9 +127,22 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
                 reading = net.memory.read(state.memory, states)
             return self.logits(net.trunk(states, share, reading)), states
 
-        return search.tree(advance, None, last, net.token_ids)
+        if self.compiled is None:
+            return search.tree(advance, None, last, net.token_ids)
+        return search.tree(advance, None, last, net.token_ids, self._grow(self.compiled, state, last))
+
+    def _grow(self, compiled: DraftModel, state: RecurrentState, last: Tensor) -> Grow:
+        """The whole beam search as one C++ call."""
+
+        def grow(width: int, length: int, temperature: Tensor, noise: Tensor | None) -> Beam:
+            how = {"width": width, "length": length, "temperature": temperature, "noise": noise}
+            return Beam(*compiled.search(state.context, state.memory, last, **how))  # type: ignore[arg-type]
+
+        return grow
 
     def advance(self, state: RecurrentState, accepted: Accepted, hidden: Tensor) -> RecurrentState:
+        if self.compiled is not None:
+            return RecurrentState(*self.compiled.take(hidden, accepted.tokens, accepted.count, state.memory))
         memory = state.memory
         if memory is not None:
             memory = self.remember(memory, accepted.tokens, hidden, accepted.count)

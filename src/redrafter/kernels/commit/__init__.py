@@ -16,6 +16,8 @@ def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
         from redrafter.kernels.commit import triton
 
         triton.commit(cache, lengths, path)
+    elif runs_cpp(cache.device) and cache[0, 0, 0].is_contiguous():
+        ops.move_path(cache.flatten(0, 1), lengths.contiguous(), path.contiguous())
     else:
         naive.commit(cache, lengths, path)
 

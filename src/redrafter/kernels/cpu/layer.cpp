@@ -134,17 +134,18 @@ extern "C" void attend(const float* q, long q_row, long q_head, long q_step, con
   }
 }
 
-// Commits a path. The tree's nodes lie in the slots from `lengths` (B,) on; nodes `path` (B, steps) move to the first
-// of these slots. Sources and destinations overlap, so all are read before any is written. Sizes are in bytes, so that
-// any dtype works.
-extern "C" void move_path(char* cache, const int64_t* lengths, const int64_t* path, long batch, long heads, long steps,
-                          long row_step, long head_step, long size) {
+// Commits a path in `parts` tensors, `part_step` bytes apart. The tree's nodes lie in the slots from `lengths` (B,) on;
+// nodes `path` (B, steps) move to the first of these slots. Sources and destinations overlap, so all are read before any
+// is written. Sizes are in bytes, so that any dtype works.
+extern "C" void move_path(char* cache, const int64_t* lengths, const int64_t* path, long parts, long part_step,
+                          long batch, long heads, long steps, long row_step, long head_step, long size) {
   std::vector<char> moved(steps * size);
   for (long b = 0; b < batch; b++, path += steps) {
     long still = 0;  // number of leading nodes that are in their slots already
     while (still < steps && path[still] == still) still++;
-    for (long h = 0; h < heads; h++) {
-      char* tree = cache + b * row_step + h * head_step + lengths[b] * size;
+    if (still == steps) continue;
+    for (long part = 0; part < parts * heads; part++) {
+      char* tree = cache + part / heads * part_step + b * row_step + part % heads * head_step + lengths[b] * size;
       for (long j = still; j < steps; j++) memcpy(&moved[j * size], tree + path[j] * size, size);
       for (long j = still; j < steps; j++) memcpy(tree + j * size, &moved[j * size], size);
     }

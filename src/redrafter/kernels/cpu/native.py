@@ -27,7 +27,7 @@ SIGNATURES = {
     "rms_norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],
     "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
     "block": [POINTER] * 8 + [LONG] * 2 + [POINTER] + [LONG] * 6,
-    "move_path": [POINTER] * 3 + [LONG] * 6,
+    "move_path": [POINTER] * 3 + [LONG] * 8,
     "attend": [
         *[POINTER, LONG, LONG, LONG],
         *[POINTER, LONG, LONG] * 3,

@@ -110,12 +110,16 @@ def rotate_and_store(
 
 
 def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """Move nodes `path` (B, steps) of the tree at slot `lengths` (B,) to that slot and on; cache (B, K, S, D)."""
-    batch, heads, _, size = cache.shape
-    each = cache.element_size()
+    """Move nodes `path` (B, steps) of the tree at slot `lengths` (B,) to that slot and on.
+
+    `cache` is (B, K, S, D), or several of these with equal distances, (parts, B, K, S, D).
+    """
+    parts = cache if cache.dim() == 5 else cache[None]
+    count, batch, heads, _, size = parts.shape
+    part_step, row_step, head_step = (step * cache.element_size() for step in parts.stride()[:3])
     _lib().move_path(
-        *(_at(cache), _at(lengths), _at(path), batch, heads, path.shape[1]),
-        *(cache.stride(0) * each, cache.stride(1) * each, size * each),
+        *(_at(cache), _at(lengths), _at(path), count, part_step, batch, heads, path.shape[1]),
+        *(row_step, head_step, size * cache.element_size()),
     )
 
 

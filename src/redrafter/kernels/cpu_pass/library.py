@@ -43,14 +43,14 @@ FORMATS = (
 FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
 
 
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names]
 
 
 class Matrix(ctypes.Structure):
     """As in formats.h."""
 
-    _fields_: ClassVar[list[Any]] = [("data", POINTER), *_fields(LONG, "rows", "columns", "tiles", "format")]
+    _fields_: ClassVar[list[Any]] = [("data", POINTER), *fields(LONG, "rows", "columns", "tiles", "format")]
 
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -64,8 +64,8 @@ class Layer(ctypes.Structure):
     """As in model.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *_fields(Matrix, *MATRICES),
-        *_fields(POINTER, *VECTORS, "cos", "sin"),
+        *fields(Matrix, *MATRICES),
+        *fields(POINTER, *VECTORS, "cos", "sin"),
         ("window", LONG),
     ]
 
@@ -75,10 +75,10 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         ("layers", ctypes.POINTER(Layer)),
-        *_fields(LONG, "layer_count", "hidden", "heads", "kv_heads", "size", "middle", "gate"),
-        *_fields(Matrix, "embedding", "head"),
+        *fields(LONG, "layer_count", "hidden", "heads", "kv_heads", "size", "middle", "gate"),
+        *fields(Matrix, "embedding", "head"),
         ("final_norm", POINTER),
-        *_fields(FLOAT, "eps", "scale", "embedding_scale"),
+        *fields(FLOAT, "eps", "scale", "embedding_scale"),
     ]
 
 
@@ -86,12 +86,12 @@ class Pass(ctypes.Structure):
     """As in model.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *_fields(POINTER, "tokens", "positions", "slots", "visible"),
-        *[*_fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
-        *[*_fields(POINTER, "keys", "values"), *_fields(LONG, "row_step", "head_step")],
+        *fields(POINTER, "tokens", "positions", "slots", "visible"),
+        *[*fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
+        *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *_fields(LONG, "rows", "nodes", "threads"),
+        *fields(LONG, "rows", "nodes", "threads"),
     ]
 
 
@@ -102,6 +102,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
     "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
     "run_pass": ([POINTER, POINTER], None),
+    "run_draft": ([POINTER, POINTER], None),
+    "run_take": ([POINTER, POINTER], None),
 }
 
 TRY = """

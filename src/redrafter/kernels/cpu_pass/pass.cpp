@@ -1,22 +1,12 @@
 // A whole pass of a decoder-only model in one call: embedding, layers, final norm, output embedding.
 //
 // What is computed for one token and one output depends neither on the other tokens nor on how threads share the work.
+#include "arithmetic.h"
 #include "attention.h"
 #include "model.h"
 #include "team.h"
 
 namespace {
-
-// y = x / rms(x) · weight, for any size.
-void rms_norm(const float* x, const float* weight, float eps, float* y, long size) {
-  vec squares = zero();
-  long k = 0;
-  for (; k + LANES <= size; k += LANES) squares = fma(load(x + k), load(x + k), squares);
-  float total = sum(squares);
-  for (; k < size; k++) total += x[k] * x[k];
-  float by = 1.0f / std::sqrt(total / (float)size + eps);
-  for (k = 0; k < size; k++) y[k] = x[k] * by * weight[k];
-}
 
 // y = x · cos + rotate_half(x) · sin; y may be x.
 void rotate(const float* x, const float* cos, const float* sin, float* y, long size) {
@@ -29,7 +19,7 @@ void rotate(const float* x, const float* cos, const float* sin, float* y, long s
 }
 
 vec gated(vec x, long kind) {
-  if (kind == SILU) return x / (all(1.0f) + exp(zero() - x));
+  if (kind == SILU) return silu(x);
   // GELU by tanh: x/2 · (1 + tanh u) = x · (1 - 1 / (e^2u + 1)), u = sqrt(2/π) · (x + 0.044715 x³)
   vec u = x * fma(x * x, all(0.044715f * 0.7978845608f), all(0.7978845608f));
   return x - x / (exp(u + u) + all(1.0f));

@@ -20,8 +20,7 @@ static void some(const typename F::Tile* tile, long tiles, const float* x, const
 #pragma GCC unroll 8
   for (int t = 0; t < TOKENS; t++) sum[t] = zero();
   for (long b = 0; b < tiles; b++, tile++) {
-    if (TOKENS < 4)
-      for (long i = 0; i < LINES; i++) __builtin_prefetch((const char*)tile + AHEAD + 64 * i);
+    for (long i = 0; i < LINES; i++) __builtin_prefetch((const char*)tile + AHEAD + 64 * i);
     const long half = b * HALVES;
     const float *own = x + half / 2 * among * TILE + half % 2 * LANES, *total = totals + half / 2 * among * 2 + half % 2;
     vec even[TOKENS], odd[TOKENS];

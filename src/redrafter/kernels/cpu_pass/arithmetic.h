@@ -1,0 +1,33 @@
+// Arithmetic that a model's pass and a drafter share.
+#pragma once
+#include <cmath>
+
+#include "vector.h"
+
+// The factor that brings x to unit size: 1 / sqrt(mean(x²) + eps).
+static inline float rms_factor(const float* x, float eps, long size) {
+  vec squares = zero();
+  long k = 0;
+  for (; k + LANES <= size; k += LANES) squares = fma(load(x + k), load(x + k), squares);
+  float total = sum(squares);
+  for (; k < size; k++) total += x[k] * x[k];
+  return 1.0f / std::sqrt(total / (float)size + eps);
+}
+
+// The length of a vector, but never 0.
+static inline float length(const float* x, long size) {
+  vec squares = zero();
+  for (long k = 0; k < size; k += LANES) squares = fma(load(x + k), load(x + k), squares);
+  float found = std::sqrt(sum(squares));
+  return found > 1e-12f ? found : 1e-12f;
+}
+
+// y = x / rms(x) · weight, for any size. Without a weight, x / rms(x).
+static inline void rms_norm(const float* x, const float* weight, float eps, float* y, long size) {
+  float by = rms_factor(x, eps, size);
+  for (long k = 0; k < size; k++) y[k] = weight ? x[k] * by * weight[k] : x[k] * by;
+}
+
+INLINE vec sigmoid(vec x) { return all(1.0f) / (all(1.0f) + exp(zero() - x)); }
+INLINE vec silu(vec x) { return x / (all(1.0f) + exp(zero() - x)); }
+INLINE vec tanh(vec x) { return all(1.0f) - all(2.0f) / (exp(x + x) + all(1.0f)); }

@@ -1,0 +1,50 @@
+// The best few of many scores.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "vector.h"
+
+struct Scored {
+  float score;
+  long index;
+};
+
+// Keeps the `most` best of what it is shown, the best first; of equal scores, the earlier.
+class Best {
+ public:
+  explicit Best(long most) : most(most) {}
+  float least() const { return (long)kept.size() < most ? -INFINITY : kept.back().score; }
+  void show(float score, long index) {
+    if (!(score > least()) && (long)kept.size() == most) return;
+    long at = (long)kept.size();
+    if (at == most) at--;
+    else kept.push_back({});
+    for (; at > 0 && kept[at - 1].score < score; at--) kept[at] = kept[at - 1];
+    kept[at] = {score, index};
+  }
+  std::vector<Scored> kept;
+
+ private:
+  long most;
+};
+
+// log softmax of logits (count,) at its `most` best places. `logits` has room for a multiple of 16.
+static inline std::vector<Scored> best_of(float* logits, long count, long most) {
+  for (long i = count; i % LANES; i++) logits[i] = -INFINITY;
+  vec highest = load(logits);
+  for (long i = LANES; i < count; i += LANES) highest = max(highest, load(logits + i));
+  const float peak = top(highest);
+  vec weight = zero();
+  Best best(most);
+  for (long i = 0; i < count; i += LANES) {
+    vec some = load(logits + i);
+    weight = weight + exp(some - all(peak));
+    if (top(some) > best.least())
+      for (long j = i; j < i + LANES && j < count; j++) best.show(logits[j], j);
+  }
+  // What fills up the last vector is below everything: e^-87 each, and no number of a sum that is at least 1.
+  const float total = peak + std::log(sum(weight));
+  for (auto& each : best.kept) each.score -= total;
+  return best.kept;
+}

@@ -1,0 +1,191 @@
+// A whole draft of a recurrent drafter in one call: beam search over the network, depth by depth.
+#include "arithmetic.h"
+#include "best.h"
+#include "draft.h"
+#include "team.h"
+
+namespace {
+
+class Drafter {
+ public:
+  Drafter(const Network& network, const Draft& draft)
+      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width), before(most, n.state), state(most, n.state),
+        reading(most, n.heads * n.size), normed(most, n.exit), feature(most, n.width), context(d.rows, n.context),
+        states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
+        x(new float[most * n.exit]), out(new float[most * n.width]), share(new float[d.rows * n.exit]),
+        logits(new float[most * room()]), tokens(most), from(most), totals(most), found(most) {
+    for (long row = 0; row < d.rows; row++) tokens[row] = d.last[row];
+  }
+
+  void run() {
+    Team team(2 + d.length * (12 + 2 * n.block_count), d.threads);
+    team.start([this](Team::Member member) {
+      std::vector<float> part(3 * most * LANES);
+      begin(member, part.data());
+      for (long depth = 0; depth < d.length; depth++) {
+        long beams = depth ? d.beams : 1, count = d.rows * beams;
+        network(member, depth, beams, count, part.data());
+        member.share(count, [&](long i) { score(depth, beams, i); });
+        member.share(d.rows, [&](long row) { choose(depth, beams, row); });
+      }
+    });
+  }
+
+ private:
+  const Network& n;
+  const Draft& d;
+  long most;  // beams of all rows
+  Rows heard, before, state, reading, normed, feature, context;
+  Numbers states, parents, query, x, out, share, logits;
+  std::vector<long> tokens, from;  // what each beam guessed last, and the beam it came from
+  std::vector<float> totals;
+  std::vector<std::vector<Scored>> found;
+
+  long room() const { return (n.guesses + LANES - 1) / LANES * LANES; }
+
+  // The state before the last token, and the context's part of the input projection.
+  void begin(Team::Member& member, float* part) {
+    member.share(d.rows, [&](long row) { context.put(row, 0, d.context + row * n.context, n.context); });
+    long first = groups(n.from_context);
+    member.share(first + groups(n.input_context), [&](long g) {
+      if (g >= first) return outputs(n.input_context, g - first, context, n.input_bias, share.get(), part);
+      product(n.from_context, g, context, part);
+      for (long row = 0; row < d.rows; row++)
+        store(&states[row * n.state + g * LANES], tanh(load(part + row * LANES) + load(n.context_bias + g * LANES)));
+    });
+  }
+
+  // The network for `count` beams: logits of what may follow their tokens.
+  void network(Team::Member& member, long depth, long beams, long count, float* part) {
+    member.share(1, [&](long) {
+      for (Rows* rows : {&heard, &before, &state, &reading, &normed, &feature}) rows->tokens = count;
+      parents.swap(states);
+    });
+    member.share(count, [&](long i) { listen(depth, beams, i); });
+    member.share(n.state / LANES, [&](long g) { advance(g, depth, beams, count, part); });
+    if (n.heads) {
+      member.share(groups(n.query), [&](long g) { outputs(n.query, g, state, nullptr, query.get(), part); });
+      member.share(count * n.heads, [&](long u) { remember(u, beams); });
+    }
+    member.share(n.exit / LANES, [&](long g) { join(g, beams, count, part); });
+    for (long b = 0; b < n.block_count; b++) {
+      member.share(count, [&](long i) { unit(i, 1.0f); });
+      member.share(n.exit / LANES, [&](long g) { block(b, g, count, part); });
+    }
+    member.share(count, [&](long i) { unit(i, std::pow((float)n.exit, -0.25f)); });
+    member.share(groups(n.head), [&](long g) { outputs(n.head, g, normed, nullptr, out.get(), part); });
+    member.share(count, [&](long i) { feature.put(i, 0, &out[i * n.width], n.width); });
+    member.share(groups(n.vocabulary), [&](long g) {
+      product(n.vocabulary, g, feature, part);
+      for (long i = 0; i < count; i++) store(&logits[i * room() + g * LANES], load(part + i * LANES));
+    });
+  }
+
+  // The state that beam i continues.
+  const float* past(long depth, long beams, long i) const {
+    return &parents[(depth > 1 ? i / beams * d.beams + from[i] : i / beams) * n.state];
+  }
+
+  void listen(long depth, long beams, long i) {
+    embed(n, tokens[i], &out[i * n.width]);
+    heard.put(i, 0, &out[i * n.width], n.width);
+    before.put(i, 0, past(depth, beams, i), n.state);
+  }
+
+  // 16 numbers of every beam's new state: the old one mixed with silu(U s + W e + b), as a gate says.
+  void advance(long g, long depth, long beams, long count, float* part) {
+    float *more = part + most * LANES, *kept = more + most * LANES;
+    for (long half = 0; half < 2; half++) {
+      long group = g + half * (n.state / LANES);
+      product(n.cell_u, group, before, part);
+      product(n.cell_w, group, heard, more);
+      for (long i = 0; i < count; i++) {
+        vec mixed = load(part + i * LANES) + load(more + i * LANES) + load(n.cell_bias + group * LANES);
+        if (half == 0) {
+          store(kept + i * LANES, silu(mixed));
+          continue;
+        }
+        vec old = load(past(depth, beams, i) + g * LANES);
+        vec made = fma(sigmoid(mixed), load(kept + i * LANES) - old, old);
+        store(&states[i * n.state + g * LANES], made);
+        state.put(i, g * LANES, &states[i * n.state + g * LANES], LANES);
+      }
+    }
+  }
+
+  // What one beam reads from one head of its row's memory.
+  void remember(long u, long beams) {
+    long i = u / n.heads, h = u % n.heads;
+    const float* memory = d.memory + (i / beams * n.heads + h) * n.size * n.size;
+    float* own = &query[u * n.size];
+    const float by_length = 1.0f / length(own, n.size);
+    std::vector<float> read(n.size);
+    for (long k = 0; k < n.size; k += LANES) store(&read[k], zero());
+    for (long j = 0; j < n.size; j++) {
+      vec by = all(own[j] * by_length);
+      for (long k = 0; k < n.size; k += LANES) store(&read[k], fma(by, load(memory + j * n.size + k), load(&read[k])));
+    }
+    rms_norm(read.data(), nullptr, 1.0f, read.data(), n.size);
+    reading.put(i, h * n.size, read.data(), n.size);
+  }
+
+  void join(long g, long beams, long count, float* part) {
+    float* more = part + most * LANES;
+    product(n.input_state, g, state, part);
+    if (n.heads) product(n.input_memory, g, reading, more);
+    for (long i = 0; i < count; i++) {
+      vec made = load(part + i * LANES) + load(&share[i / beams * n.exit + g * LANES]);
+      if (n.heads) made = made + load(more + i * LANES);
+      store(&x[i * n.exit + g * LANES], made);
+    }
+  }
+
+  void unit(long i, float scale) {
+    float by = rms_factor(&x[i * n.exit], EPS, n.exit) * scale;
+    for (long k = 0; k < n.exit; k += LANES) {
+      float made[LANES];
+      store(made, load(&x[i * n.exit + k]) * all(by));
+      normed.put(i, k, made, LANES);
+    }
+  }
+
+  void block(long b, long g, long count, float* part) {
+    product(n.blocks[b], g, normed, part);
+    for (long i = 0; i < count; i++) {
+      float* own = &x[i * n.exit + g * LANES];
+      store(own, load(own) + silu(load(part + i * LANES) + load(n.block_biases[b] + g * LANES)));
+    }
+  }
+
+  // The best continuations of one beam, under the noise that the target will choose with.
+  void score(long depth, long beams, long i) {
+    long row = i / beams;
+    float* own = &logits[i * room()];
+    if (d.noise) {
+      const float* noise = d.noise + row * d.noise_row + depth * d.noise_step;
+      float by = d.temperature[row] > 0 ? 1.0f / d.temperature[row] : 1.0f;
+      for (long v = 0; v < n.guesses; v++) own[v] = own[v] * by + noise[n.token_ids ? n.token_ids[v] : v];
+    }
+    found[i] = best_of(own, n.guesses, d.beams);
+  }
+
+  // The best paths of a row that are one token longer.
+  void choose(long depth, long beams, long row) {
+    Best best(d.beams);
+    for (long w = 0; w < beams; w++)
+      for (long j = 0; j < (long)found[row * beams + w].size(); j++)
+        best.show((depth ? totals[row * d.beams + w] : 0.0f) + found[row * beams + w][j].score, w * d.beams + j);
+    for (long w = 0; w < d.beams; w++) {
+      const Scored& one = best.kept[w];
+      long beam = one.index / d.beams, guess = found[row * beams + beam][one.index % d.beams].index;
+      long at = (row * d.length + depth) * d.beams + w;
+      tokens[row * d.beams + w] = d.tokens[at] = n.token_ids ? n.token_ids[guess] : guess;
+      from[row * d.beams + w] = d.parents[at] = beam;
+      totals[row * d.beams + w] = d.scores[at] = one.score;
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void run_draft(const Network* network, const Draft* draft) { Drafter(*network, *draft).run(); }

@@ -1,0 +1,154 @@
+"""A recurrent drafter's weights for the compiled beam search, and the search on tensors."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from redrafter.kernels.cpu_pass.library import FLOAT, LONG, POINTER, Matrix, fields
+from redrafter.kernels.cpu_pass.packed import PackedMatrix
+
+MATRICES = (
+    *("cell_u", "cell_w", "from_context", "query", "key", "value"),
+    *("input_state", "input_context", "input_memory", "head", "vocabulary", "embedding"),
+)
+BIASES = ("cell_bias", "context_bias", "input_bias")
+
+
+class _Network(ctypes.Structure):
+    """As in draft.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *fields(Matrix, *MATRICES),
+        ("blocks", POINTER),
+        *fields(POINTER, *BIASES, "block_biases", "log_decay", "token_ids"),
+        *fields(LONG, "state", "exit", "context", "width", "heads", "size", "block_count", "guesses"),
+        ("embedding_scale", FLOAT),
+    ]
+
+
+class _Draft(ctypes.Structure):
+    """As in draft.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *fields(POINTER, "context", "memory", "last", "temperature", "noise"),
+        *fields(LONG, "noise_row", "noise_step", "rows", "beams", "length", "threads"),
+        *fields(POINTER, "tokens", "parents", "scores"),
+    ]
+
+
+class _Taken(ctypes.Structure):
+    """As in draft.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *fields(POINTER, "hidden", "ids", "count", "memory", "context", "made"),
+        *fields(LONG, "rows", "tokens", "layers", "threads"),
+    ]
+
+
+class DraftModel:
+    """A recurrent drafter that one C++ call runs."""
+
+    def __init__(
+        self,
+        matrices: Mapping[str, PackedMatrix],
+        blocks: Sequence[PackedMatrix],
+        biases: Mapping[str, Tensor],
+        block_biases: Sequence[Tensor],
+        token_ids: Tensor | None,
+        embedding_scale: float,
+        log_decay: Tensor | None,
+        layers: int,
+    ) -> None:
+        """Names as in MATRICES and BIASES. log_decay: (heads,) of the memory; None without one, and its matrices too.
+
+        layers: hidden states of the target that a context is made of.
+        """
+        memory_heads = 0 if log_decay is None else len(log_decay)
+        log_decay = None if log_decay is None else log_decay.detach().float().contiguous()
+        self.layers = layers
+        kept_biases = [b.detach().contiguous() for b in block_biases]
+        named = {name: b.detach().contiguous() for name, b in biases.items()}
+        block_matrices = (Matrix * len(blocks))(*(b.fields for b in blocks))
+        pointers = (ctypes.c_void_p * len(blocks))(*(b.data_ptr() for b in kept_biases))
+        self._kept = (matrices, blocks, kept_biases, named, block_matrices, pointers, token_ids, log_decay)
+        self.lib = matrices["cell_u"].lib
+        self.network = _Network(
+            **{name: matrix.fields for name, matrix in matrices.items()},
+            **{name: bias.data_ptr() for name, bias in named.items()},
+            blocks=ctypes.addressof(block_matrices),
+            block_biases=ctypes.addressof(pointers),
+            log_decay=None if log_decay is None else log_decay.data_ptr(),
+            token_ids=None if token_ids is None else token_ids.data_ptr(),
+            state=matrices["cell_u"].shape[1],
+            exit=matrices["input_state"].shape[0],
+            context=matrices["from_context"].shape[1],
+            width=matrices["cell_w"].shape[1],
+            heads=memory_heads,
+            size=matrices["query"].shape[0] // memory_heads if memory_heads else 0,
+            block_count=len(blocks),
+            guesses=matrices["vocabulary"].shape[0],
+            embedding_scale=embedding_scale,
+        )
+
+    def search(
+        self,
+        context: Tensor,
+        memory: Tensor | None,
+        last: Tensor,
+        *,
+        width: int,
+        length: int,
+        temperature: Tensor,
+        noise: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Contexts (B, C), memories, last tokens (B,), noise (B, L or more, V) -> tokens, parents, scores (B, L, W)."""
+        rows = last.shape[0]
+        context, last = context.contiguous(), last.contiguous()
+        memory = None if memory is None else memory.contiguous()
+        temperature = temperature.float().contiguous()
+        tokens, parents = (torch.empty(rows, length, width, dtype=torch.long) for _ in range(2))
+        scores = torch.empty(rows, length, width)
+        call = _Draft(
+            context=context.data_ptr(),
+            memory=None if memory is None else memory.data_ptr(),
+            last=last.data_ptr(),
+            temperature=temperature.data_ptr(),
+            noise=None if noise is None else noise.data_ptr(),
+            noise_row=0 if noise is None else noise.stride(0),
+            noise_step=0 if noise is None else noise.stride(1),
+            rows=rows,
+            beams=width,
+            length=length,
+            threads=torch.get_num_threads(),
+            tokens=tokens.data_ptr(),
+            parents=parents.data_ptr(),
+            scores=scores.data_ptr(),
+        )
+        self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
+        return tokens, parents, scores
+
+    def take(
+        self, hidden: Tensor, tokens: Tensor, count: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The first `count` (B,) of the tokens (B, n), chosen by hidden states (B, n, C) -> new context and memory."""
+        rows, n = tokens.shape
+        hidden, tokens, count = hidden.contiguous(), tokens.contiguous(), count.contiguous()
+        memory = None if memory is None else memory.contiguous()
+        context, made = hidden.new_empty(rows, hidden.shape[2]), None if memory is None else torch.empty_like(memory)
+        call = _Taken(
+            hidden=hidden.data_ptr(),
+            ids=tokens.data_ptr(),
+            count=count.data_ptr(),
+            memory=None if memory is None else memory.data_ptr(),
+            context=context.data_ptr(),
+            made=None if made is None else made.data_ptr(),
+            rows=rows,
+            tokens=n,
+            layers=self.layers,
+            threads=torch.get_num_threads(),
+        )
+        self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
+        return context, made
