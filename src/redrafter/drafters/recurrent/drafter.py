@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.beam import Beam, Grow
 from redrafter.core.rules import Search
@@ -47,6 +48,11 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         )
         if self.vocabulary.is_cuda:
             self._precompute()
+
+    @property
+    def default_shape(self) -> Shape:
+        """Over packed weights three tokens take a third longer than one, and each further token costs as much again."""
+        return super().default_shape if self.compiled is None else Shape(width=1, length=2)
 
     @property
     def default_length(self) -> int:

@@ -1,0 +1,95 @@
+"""The recurrent drafter's compiled search against the same network in torch."""
+
+import pytest
+import torch
+
+from redrafter import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.rules import make_rule
+from redrafter.config import RuleConfig, SamplingParams
+from redrafter.core.sampling import Sampling
+from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
+from redrafter.drafters.recurrent import compiled as module
+from redrafter.drafters.recurrent.drafter import RecurrentState
+from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu_pass.matrices import quantise
+from tests.helpers.zoo import VOCAB
+from tests.targets.cpu.test_packed import packed
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+
+ROWS = 3
+
+
+def drafter(monkeypatch, **changes):
+    """A drafter whose weights are 8 bits already, so that the compiled search rounds nothing away."""
+    monkeypatch.setattr(module, "quantise", lambda weights, bits: quantise(weights, 8))
+    target = packed("llama")
+    sizes = {"state_size": 64, "exit_size": 96, "embedding_size": 32, "context_size": 64, "vocab_size": VOCAB}
+    config = RecurrentConfig(
+        **sizes | {"layers": (1, -1), "cell": "gated", "first_state": "context", "head": "tied", "normed": True,
+                   "memory_heads": 2, "memory_size": 32, "draft_vocab_size": 24} | changes
+    )  # fmt: skip
+    net = RecurrentNet(config)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.normal_(0, 0.4)
+            if weight.dim() == 2 and weight.shape[1] % 32 == 0:
+                weight.copy_(torch.from_numpy(quantise(weight.numpy(), 8).dequantise()))
+    if net.token_ids is not None:
+        net.token_ids.copy_(torch.randperm(VOCAB)[:24])
+    made = RecurrentDrafter(net, target)
+    made.compiled = module.compile_network(made.net, target, made.vocabulary)
+    return made
+
+
+def in_torch(made, call):
+    kept, made.compiled = made.compiled, None
+    try:
+        return call()
+    finally:
+        made.compiled = kept
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("memory", [2, 0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_it_drafts_and_advances_as_in_torch(monkeypatch, memory, temperature):
+    made = drafter(monkeypatch, memory_heads=memory, **({} if memory else {"draft_vocab_size": None}))
+    assert made.compiled is not None
+    assert made.default_shape == Shape(width=1, length=2)
+    context = made.net.context(torch.randn(ROWS, 64))
+    state = RecurrentState(context, torch.randn(ROWS, 2, 32, 32) if memory else None)
+    last, lengths, seeds = torch.tensor([1, 2, 3]), torch.tensor([7, 9, 30]), torch.tensor([4, 5, 6])
+    sampling = Sampling.of([SamplingParams(temperature=temperature)] * ROWS, VOCAB, "cpu")
+    for shape in (Shape(width=1, length=2), Shape(width=4, length=3, nodes=9)):
+        rule = make_rule(RuleConfig(), shape, VOCAB, torch.float32)
+        ours, theirs = (
+            how(made, lambda: made.draft(state, last, rule.search(sampling, seeds, lengths)))  # noqa: B023
+            for how in (lambda _, call: call(), in_torch)
+        )
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert torch.equal(ours.parents, theirs.parents)
+    hidden, tokens, zeros = torch.randn(ROWS, 4, 64), torch.randint(VOCAB, (ROWS, 4)), torch.zeros(ROWS, 4).long()
+    accepted = Accepted(zeros, tokens, torch.tensor([4, 0, 2]), drafted=zeros[:, 0], nodes=zeros[:, 0])
+    new = made.advance(state, accepted, hidden)
+    wanted = in_torch(made, lambda: made.advance(state, accepted, hidden))
+    assert torch.allclose(new.context, wanted.context, atol=1e-5)
+    if memory:
+        assert torch.allclose(new.memory, wanted.memory, atol=1e-4)
+        assert torch.allclose(new.memory[1], state.memory[1]), "nothing was accepted in this row"
+
+
+def test_twin_another_bias_is_seen(monkeypatch):
+    made = drafter(monkeypatch)
+    state = RecurrentState(torch.ones(1, 64), torch.zeros(1, 2, 32, 32))
+    how = {"width": 3, "length": 3, "temperature": torch.zeros(1), "noise": None}
+    before = made.compiled.search(state.context, state.memory, torch.tensor([1]), **how)
+    made.net.blocks[0].bias.data[:48] += 3
+    after = made.compiled.search(state.context, state.memory, torch.tensor([1]), **how)
+    assert not torch.allclose(before[2], after[2])
+
+
+@pytest.mark.parametrize("change", [{"cell": "rnn"}, {"normed": False}, {"head": "own"}, {"state_size": 48}])
+def test_other_networks_run_in_torch(monkeypatch, change):
+    assert drafter(monkeypatch, **change).compiled is None
