@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from redrafter import Shape
+from redrafter.config import RuleConfig, SamplingParams
 from redrafter.core.accept import Accepted
 from redrafter.core.rules import make_rule
-from redrafter.config import RuleConfig, SamplingParams
 from redrafter.core.sampling import Sampling
 from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.drafters.recurrent import compiled as module
