@@ -39,8 +39,13 @@ def field_help(cls: type) -> dict[str, str]:
 
 def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("model")
-    group.add_argument("--model", help="a Hugging Face id or a folder (default: SmolLM2-135M-Instruct)")
-    group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
+    group.add_argument("--model", help="a Hugging Face id, a folder or a GGUF file (default: SmolLM2-135M-Instruct)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU; on a CPU fp32, or a GGUF file's own weights); on a "
+        "CPU also q8 or q4, which round the weights to 8 or 4 bits",
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     return group
 

@@ -51,7 +51,9 @@ def load(
 ) -> "Engine":
     """Load a target and what guesses for it.
 
-    model: a Hugging Face id, a folder, a loaded transformers model; the default model if left out.
+    model: a Hugging Face id, a folder, a GGUF file, a loaded transformers model; the default model if left out.
+    dtype: "fp32", "bf16", ... or a torch dtype. On a CPU, without a dtype, the default model and GGUF files run on
+        their own quantised weights, and "q8" and "q4" quantise any other model of a known family.
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
