@@ -30,8 +30,8 @@ class Beam:
     follows: Tensor | None = None  # (B, W) bool: which path of the last depth has followed the chain all along
 
 
-Grow = Callable[[int, int, Tensor, Tensor | None], Beam]
-"""grow(width, length, temperature (B,), noise (B, L or more, V) or None for no noise): the whole search at once.
+Grow = Callable[[int, int, Tensor, Tensor | None, Chain | None], Beam]
+"""grow(width, length, temperature (B,), noise (B, L or more, V) or None for no noise, chain): the search at once.
 
 A drafter that has a faster way than `beam_search` over its `advance` offers this. The result must be the same search.
 """

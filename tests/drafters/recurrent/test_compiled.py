@@ -1,11 +1,14 @@
 """The recurrent drafter's compiled search against the same network in torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from redrafter import Shape
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.core.accept import Accepted
+from redrafter.core.chain import Chain
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
@@ -78,6 +81,30 @@ def test_it_drafts_and_advances_as_in_torch(monkeypatch, memory, temperature):
     if memory:
         assert torch.allclose(new.memory, wanted.memory, atol=1e-4)
         assert torch.allclose(new.memory[1], state.memory[1]), "nothing was accepted in this row"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_chain_is_mixed_in_as_in_torch(monkeypatch, temperature):
+    """The chain's token is in the draft vocabulary or not, likely or not, and one row has no chain."""
+    made = drafter(monkeypatch)
+    state = RecurrentState(made.net.context(torch.randn(ROWS, 64)), torch.randn(ROWS, 2, 32, 32))
+    last, lengths, seeds = torch.tensor([1, 2, 3]), torch.tensor([7, 9, 30]), torch.tensor([4, 5, 6])
+    sampling = Sampling.of([SamplingParams(temperature=temperature)] * ROWS, VOCAB, "cpu")
+    odds = torch.tensor([[0.9], [0.0], [0.3]]).expand(-1, 6)
+    seen = set()
+    for shape in (Shape(width=1, length=2), Shape(width=4, length=3, nodes=9)):
+        search = make_rule(RuleConfig(), shape, VOCAB, torch.float32).search(sampling, seeds, lengths)
+        alone = made.draft(state, last, search)
+        for _ in range(4):
+            mixed = replace(search, chain=Chain(torch.randint(VOCAB, (ROWS, 6)), odds))
+            ours = made.draft(state, last, mixed)
+            theirs = in_torch(made, lambda: made.draft(state, last, mixed))  # noqa: B023
+            assert torch.equal(ours.tokens, theirs.tokens)
+            assert torch.equal(ours.parents, theirs.parents)
+            assert torch.equal(ours.tokens[1, : alone.tokens.shape[1]], alone.tokens[1]), "a row without a chain"
+            seen.add(torch.equal(ours.tokens[0, : alone.tokens.shape[1]], alone.tokens[0]))
+    assert False in seen, "twin: the chain was not ignored"
 
 
 def test_twin_another_bias_is_seen(monkeypatch):

@@ -73,12 +73,13 @@ class BeamSearch:
         token_ids: Tensor | None = None,
         grow: Grow | None = None,
     ) -> Tree:
-        if grow is not None and self.chain is None:
+        if grow is None:
+            beam = self.beam(advance, state, last, token_ids)
+        else:
             noise = self.noise(self.shape.length + 1) if self.sampling.samples else None
-            beam = grow(self.shape.width, self.shape.length, self.sampling.temperature, noise)
-            return self._pack(visited_nodes(beam), last)
+            beam = grow(self.shape.width, self.shape.length, self.sampling.temperature, noise, self.chain)
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
-        return self._pack(visited_nodes(self.beam(advance, state, last, token_ids), chain), last)
+        return self._pack(visited_nodes(beam, chain), last)
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         if self.chain is not None:

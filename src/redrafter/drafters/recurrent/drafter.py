@@ -12,6 +12,7 @@ from torch import Tensor
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.beam import Beam, Grow
+from redrafter.core.chain import Chain
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint
@@ -140,9 +141,12 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
     def _grow(self, compiled: DraftModel, state: RecurrentState, last: Tensor) -> Grow:
         """The whole beam search as one C++ call."""
 
-        def grow(width: int, length: int, temperature: Tensor, noise: Tensor | None) -> Beam:
-            how = {"width": width, "length": length, "temperature": temperature, "noise": noise}
-            return Beam(*compiled.search(state.context, state.memory, last, **how))  # type: ignore[arg-type]
+        def grow(width: int, length: int, temperature: Tensor, noise: Tensor | None, chain: Chain | None) -> Beam:
+            found = compiled.search(
+                state.context, state.memory, last, width=width, length=length, temperature=temperature, noise=noise,
+                chain=None if chain is None else (chain.tokens, chain.odds),
+            )  # fmt: skip
+            return Beam(*found)
 
         return grow
 

@@ -29,22 +29,30 @@ class Best {
   long most;
 };
 
-// log softmax of logits (count,) at its `most` best places. `logits` has room for a multiple of 16.
-static inline std::vector<Scored> best_of(float* logits, long count, long most) {
+static inline float log_add(float a, float b) {
+  const float high = std::fmax(a, b), low = std::fmin(a, b);
+  return high == -INFINITY ? high : high + std::log1p(std::exp(low - high));
+}
+
+// log of the sum of e^logits (count,). `logits` has room for a multiple of 16.
+static inline float log_sum(float* logits, long count) {
   for (long i = count; i % LANES; i++) logits[i] = -INFINITY;
   vec highest = load(logits);
   for (long i = LANES; i < count; i += LANES) highest = max(highest, load(logits + i));
   const float peak = top(highest);
   vec weight = zero();
-  Best best(most);
-  for (long i = 0; i < count; i += LANES) {
-    vec some = load(logits + i);
-    weight = weight + exp(some - all(peak));
-    if (top(some) > best.least())
-      for (long j = i; j < i + LANES && j < count; j++) best.show(logits[j], j);
-  }
+  for (long i = 0; i < count; i += LANES) weight = weight + exp(load(logits + i) - all(peak));
   // What fills up the last vector is below everything: e^-87 each, and no number of a sum that is at least 1.
-  const float total = peak + std::log(sum(weight));
+  return peak + std::log(sum(weight));
+}
+
+// log softmax of logits (count,) at its `most` best places. `logits` has room for a multiple of 16.
+static inline std::vector<Scored> best_of(float* logits, long count, long most) {
+  const float total = log_sum(logits, count);
+  Best best(most);
+  for (long i = 0; i < count; i += LANES)
+    if (top(load(logits + i)) > best.least())
+      for (long j = i; j < i + LANES && j < count; j++) best.show(logits[j], j);
   for (auto& each : best.kept) each.score -= total;
   return best.kept;
 }

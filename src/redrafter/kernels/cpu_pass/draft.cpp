@@ -13,7 +13,8 @@ class Drafter {
         reading(most, n.heads * n.size), normed(most, n.exit), feature(most, n.width), context(d.rows, n.context),
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
         x(new float[most * n.exit]), out(new float[most * n.width]), share(new float[d.rows * n.exit]),
-        logits(new float[most * room()]), tokens(most), from(most), totals(most), found(most) {
+        logits(new float[most * room()]), tokens(most), from(most), follows(d.rows, d.chain ? 0 : -1), totals(most),
+        found(most) {
     for (long row = 0; row < d.rows; row++) tokens[row] = d.last[row];
   }
 
@@ -29,6 +30,7 @@ class Drafter {
         member.share(d.rows, [&](long row) { choose(depth, beams, row); });
       }
     });
+    if (d.chain) std::copy(follows.begin(), follows.end(), d.follows);
   }
 
  private:
@@ -38,6 +40,7 @@ class Drafter {
   Rows heard, before, state, reading, normed, feature, context;
   Numbers states, parents, query, x, out, share, logits;
   std::vector<long> tokens, from;  // what each beam guessed last, and the beam it came from
+  std::vector<long> follows;       // by row: the beam that has followed the chain so far; -1: none
   std::vector<float> totals;
   std::vector<std::vector<Scored>> found;
 
@@ -157,16 +160,46 @@ class Drafter {
     }
   }
 
+  // The odds of the chain's next token below beam i, if that beam has followed the chain so far.
+  float odds(long depth, long beams, long i) const {
+    long row = i / beams;
+    return follows[row] == i % beams && depth < d.chain_length ? d.odds[row * d.chain_length + depth] : 0.0f;
+  }
+
   // The best continuations of one beam, under the noise that the target will choose with.
   void score(long depth, long beams, long i) {
     long row = i / beams;
-    float* own = &logits[i * room()];
-    if (d.noise) {
-      const float* noise = d.noise + row * d.noise_row + depth * d.noise_step;
-      float by = d.temperature[row] > 0 ? 1.0f / d.temperature[row] : 1.0f;
-      for (long v = 0; v < n.guesses; v++) own[v] = own[v] * by + noise[n.token_ids ? n.token_ids[v] : v];
+    float *own = &logits[i * room()], by = d.temperature[row] > 0 ? 1.0f / d.temperature[row] : 1.0f;
+    const float* noise = d.noise ? d.noise + row * d.noise_row + depth * d.noise_step : nullptr;
+    const float chance = odds(depth, beams, i);
+    float plain = 0.0f;  // log of the sum of weights without noise
+    if (noise) {
+      for (long v = 0; v < n.guesses; v++) own[v] *= by;
+      if (chance > 0) plain = log_sum(own, n.guesses);
+      for (long v = 0; v < n.guesses; v++) own[v] += noise[n.token_ids ? n.token_ids[v] : v];
     }
-    found[i] = best_of(own, n.guesses, d.beams);
+    if (chance > 0) {
+      long token = d.chain[row * d.chain_length + depth];
+      mix(i, own, token, chance, noise ? noise[token] : 0.0f, plain, noise != nullptr);
+    } else {
+      found[i] = best_of(own, n.guesses, d.beams);
+    }
+  }
+
+  // The same for a mixture: `token` with probability `chance`, otherwise what the network guesses (core/chain.py). All
+  // scores fall by the same amount but the token's, which becomes a candidate of its own, with the index n.guesses.
+  void mix(long i, float* own, long token, float chance, float noise, float plain, bool noisy) {
+    const float norm = log_sum(own, n.guesses);
+    float drafted = -INFINITY;
+    for (long v = 0; v < n.guesses; v++)
+      if ((n.token_ids ? n.token_ids[v] : v) == token) drafted = own[v] - norm;
+    const float rest = std::log1p(-chance) + (noisy ? norm - plain : 0.0f), copied = std::log(chance) + noise;
+    const float whole = log_add(rest, copied), shift = rest - whole;
+    Best best(d.beams);
+    best.show(log_add(drafted + shift, copied - whole), n.guesses);
+    for (const Scored& one : best_of(own, n.guesses, d.beams))
+      if ((n.token_ids ? n.token_ids[one.index] : one.index) != token) best.show(one.score + shift, one.index);
+    found[i] = best.kept;
   }
 
   // The best paths of a row that are one token longer.
@@ -175,14 +208,18 @@ class Drafter {
     for (long w = 0; w < beams; w++)
       for (long j = 0; j < (long)found[row * beams + w].size(); j++)
         best.show((depth ? totals[row * d.beams + w] : 0.0f) + found[row * beams + w][j].score, w * d.beams + j);
+    long following = -1;
     for (long w = 0; w < d.beams; w++) {
       const Scored& one = best.kept[w];
       long beam = one.index / d.beams, guess = found[row * beams + beam][one.index % d.beams].index;
-      long at = (row * d.length + depth) * d.beams + w;
-      tokens[row * d.beams + w] = d.tokens[at] = n.token_ids ? n.token_ids[guess] : guess;
+      long at = (row * d.length + depth) * d.beams + w, token = 0;
+      if (guess == n.guesses) token = d.chain[row * d.chain_length + depth], following = w;
+      else token = n.token_ids ? n.token_ids[guess] : guess;
+      tokens[row * d.beams + w] = d.tokens[at] = token;
       from[row * d.beams + w] = d.parents[at] = beam;
       totals[row * d.beams + w] = d.scores[at] = one.score;
     }
+    follows[row] = following;
   }
 };
 

@@ -23,10 +23,13 @@ struct Draft {
   const int64_t* last;   // (rows,)
   const float* temperature;  // (rows,)
   const float* noise;        // (rows, length or more, vocabulary); null: none
+  const int64_t* chain;      // (rows, chain_length): tokens from another source, mixed into the search; null: none
+  const float* odds;         // (rows, chain_length): the probability of each if those before it are right; 0: no chain
   long noise_row, noise_step;
-  long rows, beams, length, threads;
+  long rows, beams, length, chain_length, threads;
   int64_t *tokens, *parents;  // (rows, length, beams)
   float* scores;
+  int64_t* follows;  // (rows,): the beam of the last depth that has followed the chain all along; -1: none
 };
 
 // What a step accepted. The memory takes in the first `count` of `tokens` tokens of each row.

@@ -33,9 +33,9 @@ class _Draft(ctypes.Structure):
     """As in draft.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *fields(POINTER, "context", "memory", "last", "temperature", "noise"),
-        *fields(LONG, "noise_row", "noise_step", "rows", "beams", "length", "threads"),
-        *fields(POINTER, "tokens", "parents", "scores"),
+        *fields(POINTER, "context", "memory", "last", "temperature", "noise", "chain", "odds"),
+        *fields(LONG, "noise_row", "noise_step", "rows", "beams", "length", "chain_length", "threads"),
+        *fields(POINTER, "tokens", "parents", "scores", "follows"),
     ]
 
 
@@ -103,20 +103,29 @@ class DraftModel:
         length: int,
         temperature: Tensor,
         noise: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Contexts (B, C), memories, last tokens (B,), noise (B, L or more, V) -> tokens, parents, scores (B, L, W)."""
+        chain: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Contexts (B, C), memories, last tokens (B,), noise (B, L or more, V) -> tokens, parents, scores (B, L, W).
+
+        A chain, tokens and odds (B, D), is mixed in. With a chain at least as long as the search, the last result tells
+        which paths (B, W) have followed it.
+        """
         rows = last.shape[0]
         context, last = context.contiguous(), last.contiguous()
         memory = None if memory is None else memory.contiguous()
         temperature = temperature.float().contiguous()
         tokens, parents = (torch.empty(rows, length, width, dtype=torch.long) for _ in range(2))
-        scores = torch.empty(rows, length, width)
+        scores, follows = torch.empty(rows, length, width), torch.empty(rows, dtype=torch.long)
+        ids, odds = (None, None) if chain is None else (chain[0].contiguous(), chain[1].float().contiguous())
         call = _Draft(
             context=context.data_ptr(),
             memory=None if memory is None else memory.data_ptr(),
             last=last.data_ptr(),
             temperature=temperature.data_ptr(),
             noise=None if noise is None else noise.data_ptr(),
+            chain=None if ids is None else ids.data_ptr(),
+            odds=None if odds is None else odds.data_ptr(),
+            chain_length=0 if ids is None else ids.shape[1],
             noise_row=0 if noise is None else noise.stride(0),
             noise_step=0 if noise is None else noise.stride(1),
             rows=rows,
@@ -126,9 +135,12 @@ class DraftModel:
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             scores=scores.data_ptr(),
+            follows=follows.data_ptr(),
         )
         self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
-        return tokens, parents, scores
+        if ids is None or ids.shape[1] < length:
+            return tokens, parents, scores, None
+        return tokens, parents, scores, follows[:, None] == torch.arange(width)
 
     def take(
         self, hidden: Tensor, tokens: Tensor, count: Tensor, memory: Tensor | None
