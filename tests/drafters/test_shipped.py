@@ -1,5 +1,6 @@
 """The drafter that comes with the package: it fits the default model, guesses well, changes no token."""
 
+import copy
 import json
 
 import pytest
@@ -16,7 +17,7 @@ QUESTIONS = ["Why is the sky blue?", "Write a short story about a lighthouse kee
 
 @pytest.fixture(scope="module")
 def engine() -> redrafter.Engine:
-    return redrafter.load()
+    return redrafter.load(shape=redrafter.Shape(width=3, length=3, nodes=5))
 
 
 def test_auto_finds_it(engine: redrafter.Engine) -> None:
@@ -58,3 +59,17 @@ def test_int8_storage_is_a_quarter_and_nearly_the_same(engine: redrafter.Engine,
     back, _ = checkpoint.read(tmp_path / "int8")
     for a, b in zip(net.parameters(), back.parameters(), strict=True):
         assert torch.allclose(a, b, atol=float(a.detach().abs().max()) / 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_recognised_in_every_dtype(dtype: torch.dtype) -> None:
+    model = copy.deepcopy(make_model())
+    with torch.no_grad():  # numbers that fp16 rounds up to the middle between two of bf16
+        model.get_output_embeddings().weight.view(-1)[::7] = 1 + 2**-8 - 2**-12
+    of = checkpoint.identity(Target(model))
+    rounded = checkpoint.identity(Target(model.to(dtype)))
+    assert checkpoint.same_weights(of, rounded)
+    assert (of["weights"] == rounded["weights"]) == (dtype == torch.bfloat16), "twin: a hash of rounded weights"
+    assert not checkpoint.same_weights(of | {"signs": ""}, rounded)
+    old = {"weights": of["weights"]}
+    assert checkpoint.same_weights(old, of), "an identity from before there were signs"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from redrafter.drafters import int8, registry
 from redrafter.drafters.base import DrafterConfig, DrafterNet
@@ -30,13 +31,26 @@ def identity(target: TargetInfo) -> dict[str, str]:
     """Hashes of the tokenizer, which a drafter must share, and of the weights, which it should share."""
     count = embedding_shape(target.output_embedding)[0]
     ids = torch.arange(0, count, max(1, count // 64))
-    sample = embedding_rows(target.output_embedding, ids).bfloat16().cpu()  # rounded: the same in every dtype
-    digest = hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()
-    result = {"name": target.name, "weights": digest[:16]}
+    sample = embedding_rows(target.output_embedding, ids).cpu()
+    result = {
+        "name": target.name,
+        "weights": _hash(sample.bfloat16().view(torch.int16)),
+        "signs": _hash(torch.signbit(sample)),  # the same in every dtype; a weight rounded twice is not
+    }
     if target.tokenizer is not None:
         vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()))
         result["tokenizer"] = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
     return result
+
+
+def _hash(numbers: Tensor) -> str:
+    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:16]
+
+
+def same_weights(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether two identities are of the same weights, possibly in different dtypes. Older identities have no signs."""
+    name = "signs" if "signs" in one and "signs" in other else "weights"
+    return one.get(name) == other.get(name)
 
 
 def compare(made_for: dict[str, str], target: TargetInfo, what: str, otherwise: str) -> None:
@@ -48,7 +62,7 @@ def compare(made_for: dict[str, str], target: TargetInfo, what: str, otherwise: 
             f"{what} was made for the tokenizer of {name} ({made_for['tokenizer']}), but the target {target.name} has "
             f"another ({own['tokenizer']})"
         )
-    if "weights" in made_for and made_for["weights"] != own["weights"]:
+    if "weights" in made_for and not same_weights(made_for, own):
         log.warning("%s was made for %s; %s has other weights: %s", what, name, target.name, otherwise)
 
 

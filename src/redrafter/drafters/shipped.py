@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from redrafter.drafters.checkpoint import CONFIG_FILE, identity
+from redrafter.drafters.checkpoint import CONFIG_FILE, identity, same_weights
 from redrafter.targets import TargetInfo
 
 FOLDER = Path(__file__).parent / "shipped"
@@ -14,6 +14,6 @@ def find(target: TargetInfo) -> Path | None:
     own = identity(target)
     for config in sorted(FOLDER.glob(f"*/{CONFIG_FILE}")):
         made_for = json.loads(config.read_text())["target"]
-        if made_for["weights"] == own["weights"] and own.get("tokenizer") in (made_for["tokenizer"], None):
+        if same_weights(made_for, own) and own.get("tokenizer") in (made_for["tokenizer"], None):
             return config.parent
     return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redrafter.drafters.checkpoint import same_weights
 from redrafter.errors import ConfigError, CorruptCheckpoint, RedrafterError
 from redrafter.texts import Texts
 from redrafter.train import dataset as disk
@@ -120,9 +121,14 @@ def digest(items: Sequence[str] | None) -> str | None:
 
 def check_same(path: Path, before: dict[str, Any], target: dict[str, str], settings: dict[str, Any]) -> None:
     """A folder holds the data of one target and one set of settings."""
-    for name, other in (("tokenizer", "another tokenizer"), ("weights", "other weights")):
-        if before["target"].get(name) != target.get(name):
-            made_by, own = before["target"].get("name"), target.get("name")
+    made = before["target"]
+    shared = {
+        "another tokenizer": made.get("tokenizer") == target.get("tokenizer"),
+        "other weights": same_weights(made, target),
+    }
+    for other, same in shared.items():
+        if not same:
+            made_by, own = made.get("name"), target.get("name")
             raise ConfigError(f"{path} was made with {made_by}, but {own} has {other}; choose another folder")
     for name, value in settings.items():
         old = before["settings"].get(name)
