@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.config import Shape
@@ -30,15 +31,15 @@ class Matches:
 
 
 def find_matches(state: NgramState, longest: int, shortest: int, count: int) -> Matches:
-    batch, slots = state.tokens.shape
-    device = state.tokens.device
-    place = torch.arange(slots, device=device)
-    matched = torch.ones(batch, slots, dtype=torch.bool, device=device)
-    run = torch.zeros(batch, slots, dtype=torch.long, device=device)
-    for back in range(1, longest + 1):  # run[b, e]: tokens before e that equal the text's end
-        at_end = state.tokens.gather(1, (state.lengths - back).clamp(min=0)[:, None])
-        matched = matched & (state.tokens.roll(back, 1) == at_end) & (place >= back)
-        run = run + matched
+    slots = state.tokens.shape[1]
+    place = torch.arange(slots, device=state.tokens.device)
+    back = torch.arange(longest, 0, -1, device=place.device)
+    at_end = state.tokens.gather(1, (state.lengths[:, None] - back).clamp(min=0))  # (B, longest)
+    before = F.pad(state.tokens, (longest, -1), value=-1).unfold(
+        1, longest, 1
+    )  # (B, S, longest) the tokens before each
+    same = (before == at_end[:, None]).flip(2)
+    run = same.long().cumprod(2).sum(2)  # run[b, e]: tokens before e that equal the text's end
     usable = (run >= shortest) & (place < state.lengths[:, None])
     best, starts = torch.where(usable, run * slots + place, -1).topk(min(count, slots), dim=1)
     return Matches(starts, torch.where(best >= 0, best // slots, 0))

@@ -20,7 +20,7 @@ class DraftQuality:
     steps: int
     nodes: int
     reached: tuple[int, ...]
-    """reached[d]: steps that accepted more than d tokens."""
+    """reached[d]: steps that accepted more than d tokens. A chain of n-grams may reach below the beam."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -61,7 +61,7 @@ def count(
                 tokens=sum(c.stats.tokens for c in own),
                 steps=sum(c.stats.steps for c in own),
                 nodes=sum(c.stats.nodes for c in own),
-                reached=tuple(sum(a > depth for a in accepted) for depth in range(shape.length)),
+                reached=tuple(sum(a > depth for a in accepted) for depth in range(max([shape.length, *accepted]))),
             )
         )
     return result

@@ -33,7 +33,7 @@ class SimulatedSteps:
     tokens: int
     steps: int
     reached: tuple[int, ...]
-    """reached[d]: steps that accepted more than d tokens."""
+    """reached[d]: steps that accepted more than d tokens, for d within the beam."""
 
     @property
     def tokens_per_step(self) -> float:
