@@ -39,12 +39,17 @@ def test_gradients_in_closed_form(name: str) -> None:
     p = torch.randn(6, 9, dtype=torch.float64).softmax(-1)
     label = torch.tensor([0, 3, -1, 8, 2, 5])
     q = logits.log_softmax(-1)
+    torch.manual_seed(4)
+    noise = -torch.empty(6, 9).exponential_().log()
+    choice = (p.float().log() + noise).argmax(-1, keepdim=True)  # p sums to 1, so every choice can be guessed
     reference = {
+        "seeded": -(logits + noise).log_softmax(-1).gather(1, choice)[:, 0],
         "hard": torch.where(label >= 0, -q.gather(1, label.clamp(min=0)[:, None])[:, 0], 0.0),
         "soft": -(p * q).sum(-1),
         "acceptance": -torch.minimum(p, q.exp()).sum(-1).log(),
     }[name]
     (expected,) = torch.autograd.grad(reference.sum(), logits)
+    torch.manual_seed(4)
     value, gradient = LOSSES[name](logits.detach(), p, label)
     assert torch.allclose(value, reference.float().detach().to(value.dtype), atol=1e-5)
     assert torch.allclose(gradient, expected.to(gradient.dtype), atol=1e-5)
@@ -93,7 +98,7 @@ def naive(net: RecurrentNet, target: Target, texts: Texts, depth: int, name: str
     return total
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "seeded"])  # it draws noise for each chunk
 @pytest.mark.parametrize(
     "changes",
     [
@@ -133,7 +138,7 @@ def test_rollouts_are_learned_from_like_the_text_they_would_be(target: Target) -
     rollouts = roll_out_rows(target, [texts.row(i).tolist() for i in range(4)], 4)
     with_rollouts = replace(texts, rollouts=torch.cat(rollouts).int())
     net = make_net(target, texts, OPTIONS, seed=1).double()
-    for loss in LOSSES:
+    for loss in ("hard", "soft", "acceptance"):
         objective = Objective(net, target, depth=3, loss=loss, decay=0.8, chunk=64, bf16=False)
         values = []
         for data in (texts, with_rollouts):

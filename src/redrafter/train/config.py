@@ -6,11 +6,11 @@ The command line reads these classes for its help texts, so this file imports ne
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from redrafter.config import require
 
-LossName = Literal["hard", "soft", "acceptance"]
+LossName = Literal["hard", "soft", "acceptance", "seeded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class TrainConfig:
     depth: int = 6
     """How many tokens ahead it learns to guess."""
     loss: LossName = "soft"
-    """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q)."""
+    """`hard`: the token written; `soft`: KL to the target's distribution; `acceptance`: −log of Σ min(p, q); `seeded`:
+    the target's choice under random noise, guessed under the same noise."""
     depth_decay: float = 0.9
     """Weight of each depth, relative to the one before."""
     feature_loss: float = 1.0
@@ -68,7 +69,7 @@ class TrainConfig:
             require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("lr", "clip", "depth_decay"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name, allowed in (("loss", ("hard", "soft", "acceptance")), ("states", ("recompute", "cache"))):
+        for name, allowed in (("loss", get_args(LossName)), ("states", ("recompute", "cache"))):
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 

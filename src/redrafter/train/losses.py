@@ -46,4 +46,24 @@ def acceptance(logits: Tensor, p: Tensor | None, label: Tensor) -> tuple[Tensor,
     return -a.log()[:, 0], -q * (below - inside) / a
 
 
-LOSSES: dict[str, Loss] = {"hard": hard, "soft": soft, "acceptance": acceptance}
+def seeded(logits: Tensor, p: Tensor | None, label: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """−log of the probability that the beam gives to the target's choice where both are under the same Gumbel noise.
+
+    This is what the beam search of the rule `seeded` sees at temperature 1. The target chooses argmax(log p + noise);
+    the value is 0 where it chooses a token that cannot be guessed.
+    """
+    assert p is not None
+    p = p.float()
+    noise = -torch.log(torch.empty_like(p).exponential_().clamp(min=TINY**3))
+    best, choice = (p.clamp(min=TINY**3).log() + noise).max(-1)
+    other = (1 - p.sum(-1)).clamp(min=TINY**3).log() - torch.log(
+        torch.empty_like(best).exponential_().clamp(min=TINY**3)
+    )
+    logq = (logits.float() + noise).log_softmax(-1)
+    known = best > other
+    index = choice[:, None]
+    at_choice = torch.arange(logits.shape[1], device=logits.device) == index
+    return -logq.gather(1, index)[:, 0] * known, (logq.exp() - at_choice.float()) * known[:, None]
+
+
+LOSSES: dict[str, Loss] = {"hard": hard, "soft": soft, "acceptance": acceptance, "seeded": seeded}

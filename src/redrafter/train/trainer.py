@@ -223,6 +223,8 @@ class _Training:
         """Gradients of all rows, in micro-batches that fit; then one step of the optimiser."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.update)
+        if self.config.loss == "seeded":  # the same noise after a restart
+            torch.manual_seed(self.config.seed * 1_000_003 + self.update)
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             scores: list[Score] = []
