@@ -21,7 +21,7 @@ SMALL = [
     "--texts", "24", "--max-new-tokens", "16", "--prompt-tokens", "64", "--shard", "12", "--updates", "12",
     "--positions", "96", "--together", "2", "--depth", "3", "--held-out", "4", "--checkpoint-every", "2",
     "--evaluate-every", "4", "--chunk", "64", "--state-size", "32", "--draft-vocab", "0", "--memory-heads", "2",
-    "--memory-size", "8", "--shape", "4x3:7", "--device", "cpu",
+    "--memory-size", "8", "--shape", "4x3:7", "--device", "cpu", "--tasks", "0",
 ]  # fmt: skip
 LAST = "checkpoints/update-00000012/state.safetensors"
 

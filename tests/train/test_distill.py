@@ -49,6 +49,12 @@ def test_rows_are_the_targets_own_texts(target, tmp_path):
     assert other.rows == 4, "no more texts than prompts"
 
 
+def test_no_shard_is_begun_after_the_time_given(target, tmp_path):
+    config = DistillConfig(**vars(SMALL) | {"shard": 1})
+    assert distill(target, tmp_path, config, prompts=FILE, seconds=0.0).rows == 1
+    assert distill(target, tmp_path, config, prompts=FILE).rows == 4
+
+
 def test_how_many_at_once_changes_nothing(target, tmp_path):
     for batch in (1, 7):
         config = DistillConfig(**vars(SMALL) | {"batch": batch})

@@ -244,3 +244,14 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(target: Target, texts:
     assert net.token_ids is not None
     assert sorted(counts[net.token_ids].tolist()) == counts.sort().values[-5:].tolist()
     assert isinstance(net.config, RecurrentConfig)
+
+
+def test_minutes_replace_updates(target, texts, tmp_path):
+    config = replace(CONFIG, minutes=1 / 60, loss="seeded")
+    done = train(target, texts, tmp_path, options=OPTIONS, config=config)
+    assert done.seconds >= 1
+    assert done.updates != CONFIG.updates
+    rates = [r["lr"] for r in done.records if "lr" in r]
+    assert rates[-1] < 0.2 * config.lr
+    assert [r["update"] for r in done.records if "held_out" in r][-1] == done.updates
+    assert train(target, texts, tmp_path, options=OPTIONS, config=config).updates == done.updates

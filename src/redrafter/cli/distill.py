@@ -97,7 +97,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def make_texts(
-    target: "Target", folder: Path, config: DistillConfig, sources: dict[str, Any], console: Console
+    target: "Target",
+    folder: Path,
+    config: DistillConfig,
+    sources: dict[str, Any],
+    console: Console,
+    seconds: float | None = None,
 ) -> tuple["Distilled", float]:
     """Run `distill` behind a progress bar. Returns the data and the tokens written per second."""
     from redrafter.train.distill import distill
@@ -114,7 +119,7 @@ def make_texts(
             speed = written / (time.perf_counter() - began)
             bar.update(task, advance=rows, speed=f"{written} tokens, {speed:.0f}/s" if written else "")
 
-        made = distill(target, folder, config, **sources, progress=progress)
+        made = distill(target, folder, config, **sources, progress=progress, seconds=seconds)
     return made, written / (time.perf_counter() - began)
 
 

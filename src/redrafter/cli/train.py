@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from redrafter.targets import Target
     from redrafter.train.trainer import Trained
 
+DATA_SHARE = 1 / 3
+"""Of `--minutes`, the part in which data is written."""
+
 EPILOG = """examples:
   redrafter train --out my-drafter --model my-model               needs no data: the model writes its own
+  redrafter train --out my-drafter --model my-model --minutes 20  the same in about 20 minutes
   redrafter train --out my-drafter --prompts questions.jsonl --self-prompt
   redrafter train --out my-drafter --data folder-of-redrafter-distill
   redrafter train --out tuned --model my-fine-tune --init-from my-drafter --updates 1000
@@ -61,6 +65,10 @@ def run(args: argparse.Namespace) -> None:
         if folder and not folder.is_dir():
             raise ConfigError(f"--{name.replace('_', '-')}: there is no folder {folder}")
     plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
+    seconds = None
+    if plan is not None and config.minutes is not None:
+        seconds = 60 * DATA_SHARE * config.minutes
+        config = dataclasses.replace(config, minutes=(1 - DATA_SHARE) * config.minutes)
     # torchrun and accelerate launch set RANK: each process has its own GPU, and only the first one prints.
     rank = int(os.environ.get("RANK", 0))
     if plan is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -85,8 +93,8 @@ def run(args: argparse.Namespace) -> None:
     processes = int(os.environ.get("WORLD_SIZE", 1))
     Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
     folder = args.data or args.out / "data"
-    if plan is not None:
-        made, _ = make_texts(target, folder, *plan, console)
+    if plan is not None and (seconds is None or not Run(args.out).begun):  # a begun run has all its data
+        made, _ = make_texts(target, folder, *plan, console, seconds)
         console.print(f"{made.rows} texts, {made.answer_tokens} tokens written by {target.name}")
     texts = read_texts(folder, target)
     with LiveTraining(config.updates, console, read_journal(args.out)) as live:

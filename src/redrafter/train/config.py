@@ -19,6 +19,8 @@ class TrainConfig:
 
     updates: int = 8000
     """Optimiser updates."""
+    minutes: float | None = None
+    """Minutes for data and training, in place of `updates`: the learning rate falls to zero in this time."""
     positions: int = 8192
     """Positions an update learns from; each guesses `depth` tokens ahead."""
     micro_batch: int | None = None
@@ -62,6 +64,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("updates", "positions", "together", "depth", "held_out", "checkpoint_every"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.minutes is None or self.minutes > 0, f"minutes must be positive, got {self.minutes}")
         for name in ("micro_batch", "evaluate_every", "chunk"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}")

@@ -1,6 +1,7 @@
 """Makes training data: prompts from a file or from the target itself, the target's answers, and its rollouts."""
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -69,11 +70,13 @@ def distill(
     self_prompt: bool = False,
     documents: Sequence[str] | None = None,
     progress: Progress | None = None,
+    seconds: float | None = None,
 ) -> Distilled:
     """Fill a folder with texts, going on where an earlier run with the same settings was stopped.
 
     `prompts` are answered, each once; then, with `self_prompt`, the target writes the rest of the
-    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts.
+    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts. After `seconds`, no
+    further shard is begun.
     """
     if documents is not None and (prompts is not None or self_prompt):
         raise ConfigError("give either whole texts or prompts to answer, not both")
@@ -96,7 +99,8 @@ def distill(
         check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
     made.open()
     begun = Begun(0, [0] * len(sources), set())
-    while begun.rows < total:
+    began = time.perf_counter()
+    while begun.rows < total and not (begun.rows and seconds is not None and time.perf_counter() - began > seconds):
         index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
         rows = made.read(index, begun)
         if rows is None:

@@ -34,6 +34,11 @@ class Run:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
 
+    @property
+    def begun(self) -> bool:
+        """Whether training has begun here, so that its texts are settled."""
+        return (self.folder / SETTINGS).exists()
+
     def check(self, settings: Mapping[str, Any]) -> None:
         """The same settings as before go on; others are refused, for they would not continue this run.
 

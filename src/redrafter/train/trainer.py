@@ -77,6 +77,8 @@ def train(
     run = Run(folder)
     shape = shape or Shape(width=16, length=config.depth, nodes=63)
     accelerator = Accelerator(cpu=target.device.type == "cpu")
+    if config.minutes is not None and accelerator.num_processes > 1:
+        raise ConfigError("minutes are for one process, because several would not stop at the same update: set updates")
     options = options or DrafterOptions()
     rollouts = 0 if texts.rollouts is None else texts.rollouts.shape[1]
     planned = check(target, options, config, shape, init_from, rollouts)
@@ -170,11 +172,11 @@ class _Training:
         shown, shown_at = self.update, began
         stale = (self.update - self.best_update) // config.evaluation_interval
         order = self._order()
-        while self.update < config.updates and not (config.patience and stale >= config.patience):
+        while not self._over() and not (config.patience and stale >= config.patience):
             self._one_update(*next(order))
             self.update += 1
             self.seconds = before + time.perf_counter() - began
-            last = self.update == config.updates
+            last = self._over()
             saves = self.update % config.checkpoint_every == 0 or last
             evaluates = self.update % config.evaluation_interval == 0 or last
             if self.update - shown >= SHOW_EVERY or saves or evaluates:
@@ -186,11 +188,16 @@ class _Training:
                 shown_at = time.perf_counter()
             if saves:
                 self._save()
-        if self.update % config.checkpoint_every and self.update < config.updates:
+        if self.update % config.checkpoint_every and not self._over():
             self._save()  # stopped early: so that the same command finds nothing left to do
         records = self.journal.records if self.journal is not None else []
         parameters = sum(p.numel() for p in self.net.parameters())
         return Trained(self.update, self.best, self.seconds, parameters, records)
+
+    def _over(self) -> bool:
+        if self.config.minutes is None:
+            return self.update >= self.config.updates
+        return self.seconds >= 60 * self.config.minutes
 
     def _order(self) -> Iterator[tuple[list[int], int]]:
         """This process's rows of each update to come, and the positions of all processes' rows."""
@@ -222,7 +229,7 @@ class _Training:
     def _one_update(self, rows: list[int], total: int) -> None:
         """Gradients of all rows, in micro-batches that fit; then one step of the optimiser."""
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.update)
+            group["lr"] = learning_rate(self.config, self.update, self.seconds)
         if self.config.loss == "seeded":  # the same noise after a restart
             torch.manual_seed(self.config.seed * 1_000_003 + self.update)
         while True:
@@ -280,7 +287,7 @@ class _Training:
                 "update": self.update,
                 "loss": loss / max(1, count[0]),
                 "accuracy": [r / max(1, n) for r, n in zip(right, count, strict=True)],
-                "lr": learning_rate(self.config, self.update - 1),
+                "lr": learning_rate(self.config, self.update - 1, self.seconds),
                 "positions_per_second": self.accelerator.num_processes * count[0] / max(seconds, 1e-9),
                 "seconds": self.seconds,
             }
@@ -369,16 +376,20 @@ class _Training:
         self.best, self.best_update = facts["best"], facts["best_update"]
 
 
-def learning_rate(config: TrainConfig, update: int) -> float:
-    """Linear warm-up, then a cosine to zero at the last update.
+def learning_rate(config: TrainConfig, update: int, seconds: float = 0.0) -> float:
+    """Linear warm-up, then a cosine to zero at the last update, or at the end of the time given.
 
     >>> [round(learning_rate(TrainConfig(updates=20, warmup=4, lr=1.0), u), 2) for u in (0, 3, 4, 12, 19)]
     [0.25, 1.0, 1.0, 0.5, 0.01]
+    >>> [round(learning_rate(TrainConfig(minutes=2, warmup=4, lr=1.0), 9, s), 2) for s in (0, 60, 120)]
+    [1.0, 0.5, 0.0]
     """
     warm = min(config.warmup, config.updates // 2)
     if update < warm:
         return config.lr * (update + 1) / warm
     done = (update - warm) / max(1, config.updates - warm)
+    if config.minutes is not None:
+        done = min(1.0, seconds / (60 * config.minutes))
     return config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
