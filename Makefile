@@ -8,8 +8,10 @@ READY_SERVE := .venv/.ready-serve
 
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
+CLIENTS := .venv-clients/bin
+READY_CLIENTS := .venv-clients/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short setup-clients test-clients check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -66,6 +68,16 @@ test-vllm: setup-vllm
 
 test-vllm-short: setup-vllm
 	REDRAFTER_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/interop/test_vllm.py -k "comparison or first_turns or version or settings"
+
+# Frameworks as clients of the server; they get an environment of their own, too.
+setup-clients: $(READY_CLIENTS)
+$(READY_CLIENTS):
+	test -x $(CLIENTS)/python || $(PYTHON) -m venv .venv-clients
+	$(CLIENTS)/python -m pip install --quiet langchain-openai==1.7.3 'lm-eval[api]==0.4.13'
+	touch $@
+
+test-clients: setup-dev setup-clients
+	REDRAFTER_CLIENTS=$(CURDIR)/$(CLIENTS)/python $(BIN)/python -m pytest tests/serve/test_clients.py
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -96,6 +96,10 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     async def detokenize(asked: DetokenizeAsked) -> Any:
         return {"prompt": await run_in_threadpool(served.detokenize, asked.tokens)}
 
+    @app.get("/tokenizer_info", responses={401: REFUSALS[401]})
+    async def tokenizer_info() -> dict[str, Any]:
+        return served.tokenizer_info()
+
     @app.get("/v1/models", responses={401: REFUSALS[401]})
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(served)]}

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import failure
 
-KEYED = ("/v1", "/tokenize", "/detokenize")
+KEYED = ("/v1", "/tokenize", "/tokenizer_info", "/detokenize")
 """Paths that need the key, with everything below them."""
 
 

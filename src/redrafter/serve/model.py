@@ -78,6 +78,12 @@ class Served:
         with self.lock:
             return str(self.tokenizer.decode(list(tokens)))
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """vLLM's form, as far as clients use it."""
+        names = ("bos_token", "eos_token", "pad_token", "chat_template")
+        told = {name: getattr(self.tokenizer, name, None) for name in names}
+        return told | {"tokenizer_class": type(self.tokenizer).__name__, "model_max_length": self.context}
+
     def _prompts(self, asked: ChatAsked | CompletionAsked) -> list[list[int]]:
         if isinstance(asked, ChatAsked):
             return [self._chat_ids(asked)]
