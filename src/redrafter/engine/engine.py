@@ -136,6 +136,7 @@ class Engine:
         """The same target under the same rule of choice, decoding token by token."""
         if self._plain is None:
             self._plain = Engine(self.target, NoDrafter(), runtime=self.runtime, exact=self.exact)
+            self._plain.grammars = self.grammars
         return self._plain
 
     def encode(self, prompt: str | Messages, **template: Any) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from redrafter.config import Grammar
@@ -162,7 +163,7 @@ class GrammarGuide:
         return self.guessed
 
     def __call__(self, logits: Tensor, tree: Tree) -> Tensor:
-        """(1, N+1, V) logits -> the same, -inf for tokens that may not follow a node's path."""
+        """(1, N+1, V) logits -> the same tensor, -inf for tokens that may not follow a node's path."""
         began = time.thread_time()
         self._follow()
         if self.before is not None:
@@ -182,7 +183,7 @@ class GrammarGuide:
 
         look(0)
         self._check(began)
-        return logits.masked_fill(~allowed(torch.from_numpy(words).to(logits.device), logits.shape[2]), -torch.inf)
+        return logits.masked_fill_(forbidden(words, logits.shape[2], logits.device), -torch.inf)
 
     def _follow(self) -> None:
         """Take in what was decided since the last call."""
@@ -230,11 +231,14 @@ def without(tree: Branches, cut: set[int]) -> Branches:
     return Branches([tree.tokens[node] for node in kept], [place[tree.parents[node]] for node in kept])
 
 
-def allowed(words: Tensor, vocab_size: int) -> Tensor:
-    """(n, V/32) bits in int32, the lowest first -> (n, V) bool.
+def forbidden(words: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
+    """(n, V/32) bits of allowed tokens, the lowest first -> (n, V) bool, true for all others.
 
-    >>> allowed(torch.tensor([[5]], dtype=torch.int32), 4).tolist()
-    [[True, False, True, False]]
+    >>> forbidden(np.array([[5]], dtype=np.int32), 4, torch.device("cpu")).tolist()
+    [[False, True, False, True]]
     """
-    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
-    return bits.flatten(-2)[..., :vocab_size] > 0
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0)
+    there = torch.from_numpy(words).to(device)  # bits: eight times fewer bytes to copy
+    bits = (there[..., None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    return bits.flatten(-2)[..., :vocab_size] == 0

@@ -39,7 +39,7 @@ class Guide(Protocol):
 
 
 class RowProcessors:
-    """Each row's processor on its own nodes. An error ends that row alone."""
+    """Each row's processor on its own nodes, which it may change in place. An error ends that row alone."""
 
     def __init__(self, rows: Sequence[Row | None], room: int = 0) -> None:
         self.rows, self.room = rows, room
@@ -50,8 +50,10 @@ class RowProcessors:
             if row is None or row.processor is None or row.error is not None:
                 continue
             try:
-                own = torch.tensor([i], device=logits.device)
-                result[i] = row.processor(logits[i : i + 1], keep_rows(tree, own))[0]
+                own, there = torch.tensor([i], device=logits.device), result[i : i + 1]
+                made = row.processor(there, keep_rows(tree, own))
+                if made is not there:
+                    there.copy_(made)
             except Exception as error:
                 row.error = error
         return result
