@@ -51,6 +51,8 @@ def test_ids_logs_and_other_origins(caplog: pytest.LogCaptureFixture) -> None:
         _, headers, _ = post(url, {"max_tokens": 2}, Origin="http://page.example", Authorization="Bearer k")
         assert headers["access-control-allow-origin"] == "http://page.example"
         connection = connect(url)
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         for origin, allowed in (("http://page.example", True), ("http://other.example", False)):
             connection.request("OPTIONS", PATH, headers=asked | {"Origin": origin})
@@ -63,6 +65,7 @@ def test_ids_logs_and_other_origins(caplog: pytest.LogCaptureFixture) -> None:
     assert (first["request_id"], first["status"], first["path"], first["completion_tokens"]) == ("abc-1", 200, PATH, 5)
     assert 0 < first["first_byte_seconds"] <= first["seconds"]
     assert [line["status"] for line in lines[1:4]] == [401] * 3
+    assert not any(line["path"] == "/health" for line in lines)
 
 
 def test_a_draining_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,9 @@ log = logging.getLogger("redrafter.requests")
 USABLE = re.compile(r"[\w.:-]{1,128}")
 """Ids of clients that are taken over; others could break a log line."""
 
+POLLED = ("/health", "/ready", "/metrics")
+"""Monitors ask for these every few seconds; they get no line."""
+
 
 class RequestLog:
     """ASGI middleware. The id is the client's header X-Request-Id, or a new one, and comes back in the same header."""
@@ -42,7 +45,7 @@ class RequestLog:
         try:
             await self.app(scope, receive, told)
         finally:
-            if self.logs:
+            if self.logs and scope["path"] not in POLLED:
                 log.info(line(identity, scope, status, time.monotonic() - began, first, state.get("usage")))
 
 
