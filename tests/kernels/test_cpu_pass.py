@@ -38,7 +38,14 @@ def matrices():
     ]
 
 
-@pytest.fixture(params=library.supported())
+INSTRUCTIONS = [
+    name if name in (library.chosen(), "portable") else pytest.param(name, marks=pytest.mark.slow)
+    for name in library.supported()
+]
+"""Each set of instructions is compiled once for these tests, which takes ten seconds."""
+
+
+@pytest.fixture(params=INSTRUCTIONS)
 def lib(request):
     found = library.load(request.param)
     assert found is not None

@@ -17,6 +17,7 @@ from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.cpu.packed_load import from_module
 from redrafter.targets.cpu.packed_target import PackedTarget
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
+from tests.kernels.test_cpu_pass import INSTRUCTIONS
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
@@ -67,7 +68,7 @@ def test_logits_are_those_of_transformers(kind):
             assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("instructions", library.supported())
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
     monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
     for kind in KINDS:

@@ -46,7 +46,11 @@ struct Four {
     float w = scale(t.by[row]) * (float)((int)(t.word[input / 8][row] >> (input % 8 * 4) & 15) - ZERO);
     return MINIMUM ? w + scale(t.least[row]) : w;
   }
-  static void set(Tile& t, long row, long input, int v) { t.word[input / 8][row] |= (uint32_t)v << (input % 8 * 4); }
+  static uint32_t joined(const int8_t* values) {  // a word of a row
+    uint32_t word = 0;
+    for (int i = 0; i < EACH_WORD; i++) word |= (uint32_t)values[i] << (4 * i);
+    return word;
+  }
 };
 
 // 8 bits, signed: byte i of the 32-bit word `c` of a row is the row's input 4c + i.
@@ -71,8 +75,10 @@ struct Eight {
     float w = scale(t.by[row]) * (float)(int8_t)(t.word[input / 4][row] >> (input % 4 * 8));
     return MINIMUM ? w + scale(t.least[row]) : w;
   }
-  static void set(Tile& t, long row, long input, int v) {
-    t.word[input / 4][row] |= (uint32_t)(uint8_t)v << (input % 4 * 8);
+  static uint32_t joined(const int8_t* values) {  // a word of a row
+    uint32_t word = 0;
+    for (int i = 0; i < EACH_WORD; i++) word |= (uint32_t)(uint8_t)values[i] << (8 * i);
+    return word;
   }
 };
 

@@ -141,14 +141,14 @@ def can_run() -> bool:
 
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None if they cannot be compiled or loaded."""
-    return load(chosen())
+    return load(chosen()) if can_run() else None
 
 
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL | None:
     """The functions for one set of instructions; compiled at first use and kept beside those of kernels/cpu."""
     compiler = native.find_compiler()
-    if compiler is None or not can_run():
+    if compiler is None:
         return None
     flags = [*FLAGS, *INSTRUCTIONS[instructions], *native.openmp()]
     try:

@@ -90,5 +90,9 @@ def quantise(weights: Array, bits: Literal[4, 8], group: int = 32) -> Quantised:
 
 
 def _rounded(values: Array, scales: Array) -> Array:
-    by = scales.astype(np.float32)[:, :, None]
-    return np.rint(np.divide(values, by, out=np.zeros_like(values), where=by != 0))
+    by = scales.astype(np.float32)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(by == 0, np.float32(0), 1 / by)
+    made: Array = values * inverse[:, :, None]
+    np.rint(made, out=made)
+    return made

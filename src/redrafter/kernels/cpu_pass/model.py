@@ -1,7 +1,7 @@
 """A model's weights for the compiled pass, and the pass on tensors."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,13 @@ class PassModel:
     def __init__(
         self,
         sizes: Sizes,
-        layers: Sequence[LayerWeights],
+        layers: Iterable[LayerWeights],
         embedding: Matrix,
         head: Matrix | None,
         final_norm: Array,
         lib: ctypes.CDLL | None = None,
     ) -> None:
-        """Without a `head` the output embedding is the input embedding."""
+        """Without a `head` the output embedding is the input embedding. Layers are taken one by one."""
         lib = lib or library.library()
         assert lib is not None
         assert sizes.size % 16 == 0
@@ -68,11 +68,12 @@ class PassModel:
         self._kept: list[Any] = []  # what the structure points to
         self.embedding = PackedMatrix(embedding, self._memory, lib)
         self.head = self.embedding if head is None else PackedMatrix(head, self._memory, lib)
-        self.rotations = [layer.rotation for layer in layers]
-        self._layers = (library.Layer * len(layers))(*map(self._layer, layers))
+        self.rotations: list[int] = []
+        packed = [self._layer(layer) for layer in layers]
+        self._layers = (library.Layer * len(packed))(*packed)
         self.model = library.Model(
             layers=self._layers,
-            layer_count=len(layers),
+            layer_count=len(packed),
             embedding=self.embedding.fields,
             head=self.head.fields,
             final_norm=self._vector(final_norm),
@@ -99,6 +100,7 @@ class PassModel:
         return int(kept.ctypes.data)
 
     def _layer(self, layer: LayerWeights) -> library.Layer:
+        self.rotations.append(layer.rotation)
         packed = {name: PackedMatrix(layer.matrices[name], self._memory, self.lib) for name in library.MATRICES}
         self._kept += packed.values()
         return library.Layer(

@@ -31,7 +31,8 @@ static void pack_values(const int8_t* values, const void* by, const void* least,
         auto& t = tile[group * tiles + b];
         t.by[r % LANES] = ((const Scale*)by)[r * tiles + b];
         if constexpr (sizeof(t.least) > 0) t.least[r % LANES] = ((const Scale*)least)[r * tiles + b];
-        for (long k = 0; k < F::INPUTS; k++) F::set(t, r % LANES, k, values[r * columns + b * F::INPUTS + k]);
+        const int8_t* own = values + r * columns + b * F::INPUTS;
+        for (long c = 0; c < F::WORDS; c++) t.word[c][r % LANES] = F::joined(own + c * F::EACH_WORD);
       }
 }
 

@@ -47,7 +47,7 @@ def from_gguf(
     weights = GGUFWeights(file, config)
     packed = PassModel(
         sizes_of(config),
-        [weights.layer(i) for i in range(config.num_hidden_layers)],
+        (weights.layer(i) for i in range(config.num_hidden_layers)),
         weights.embedding(),
         weights.head(),
         weights.final_norm(),
@@ -85,7 +85,7 @@ def from_module(
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     packed = PassModel(
         sizes_of(config),
-        [weights.layer(i, layer) for i, layer in enumerate(base.layers)],
+        (weights.layer(i, layer) for i, layer in enumerate(base.layers)),
         weights.matrix(base.embed_tokens.weight),
         None if tied else weights.matrix(model.get_output_embeddings().weight),
         weights.norm(base.norm.weight),
