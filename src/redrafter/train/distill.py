@@ -33,6 +33,8 @@ PATIENCE = 500
 """Self-written prompts tried in one shard before asking whether any are of use."""
 ROW_BYTES = 64
 """What a row costs on disk besides its tokens, generously."""
+DOCUMENTS = 0.7
+"""Temperature of documents: at 1 a small model soon writes nonsense."""
 SHORT, LONG_TAKE = 384, 4
 """Prompts up to SHORT tokens are answered first; of longer ones, a LONG_TAKE-th as many at once."""
 
@@ -162,11 +164,12 @@ class _Writer:
         return found
 
     def _answer(self, chats: Sequence[tuple[str, ...]], seeds: Sequence[int], limit: int) -> list[str]:
-        """The target's answers at temperature 1, as text."""
+        """The target's answers as text, for documents and conversations that prompts are made of."""
         if not chats:
             return []
         requests = [
-            self._request(prompt, seed, limit, 1.0) for prompt, seed in zip(self._encode(chats), seeds, strict=True)
+            self._request(prompt, seed, limit, DOCUMENTS)
+            for prompt, seed in zip(self._encode(chats), seeds, strict=True)
         ]
         new = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
         found = self.target.tokenizer.batch_decode(new, skip_special_tokens=True)

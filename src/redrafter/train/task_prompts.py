@@ -59,7 +59,7 @@ OPENING, ARTICLES, ANSWERS, FOLLOWING = range(-2, -6, -1)
 
 
 Answer = Callable[[Sequence[tuple[str, ...]], Sequence[int], int], list[str]]
-"""Chats, seeds and a limit of tokens -> the target's answers at temperature 1, as text."""
+"""Chats, seeds and a limit of tokens -> the target's answers, as text."""
 
 
 class TaskPrompts:
@@ -106,7 +106,9 @@ class TaskPrompts:
     def _started(self, numbers: Sequence[int]) -> list[Piece]:
         which = [n % len(STARTS) for n in numbers]
         texts, reasons = self._turns(OPENING, [2 * n for n in numbers], [self.starts[k] for k in which])
-        return self.free.pieces([(f"{STARTS[k]} {text}",) for k, text in zip(which, texts, strict=True)], reasons)
+        gaps = ["" if STARTS[k].endswith("\n") else " " for k in which]
+        chats = [(STARTS[k] + gap + text,) for k, gap, text in zip(which, gaps, texts, strict=True)]
+        return self.free.pieces(chats, reasons)
 
     def _on_documents(self, numbers: Sequence[int]) -> list[Piece]:
         wanted = dict.fromkeys(n // TASKS_PER_DOCUMENT for n in numbers)
