@@ -121,12 +121,22 @@ class GGUFFile:
         return struct.unpack_from("<" + code, self._bytes, self._take(struct.calcsize(code)))[0]
 
     def _string(self) -> str:
-        count = self._number("Q")
-        start = self._take(count)
-        try:
-            return self._bytes[start : start + count].decode()
-        except UnicodeDecodeError as error:
-            raise self.corrupt(f"a text at byte {start} is not UTF-8") from error
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """The next texts, each after its length. A vocabulary has 100,000 of them, so this is one loop."""
+        content, size, at, found = self._bytes, len(self._bytes), self._at, []
+        for _ in range(self._bounded(count, 8, "texts in a list")):
+            start = at + 8
+            at = start + int.from_bytes(content[start - 8 : start], "little")
+            if at > size:
+                raise self.corrupt(f"it ends within its header, after {size} bytes")
+            try:
+                found.append(content[start:at].decode())
+            except UnicodeDecodeError as error:
+                raise self.corrupt(f"a text at byte {start} is not UTF-8") from error
+        self._at = at
+        return found
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
@@ -140,7 +150,7 @@ class GGUFFile:
 
     def _array(self, kind: int, count: int) -> list[Any]:
         if kind == STRING:
-            return [self._string() for _ in range(self._bounded(count, 8, "texts in a list"))]
+            return self._strings(count)
         if kind not in NUMBERS:
             raise self.corrupt(f"a metadata list at byte {self._at} has the unsupported type {kind}")
         code = np.dtype("<" + NUMBERS[kind])
