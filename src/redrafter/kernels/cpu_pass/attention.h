@@ -28,15 +28,18 @@ template <int Q>
 static void attend(const float* const* q, const float* keys, const float* values, long size, const Seen& seen,
                    float scale, float* scores, long room, float* const* out) {
   long total = seen.size();
-  for (long s = 0; s < total; s++) {
-    const float* key = keys + seen.slot(s) * size;
-    vec dot[Q];
-    for (int h = 0; h < Q; h++) dot[h] = zero();
-    for (long d = 0; d < size; d += LANES) {
-      vec k = load(key + d);
-      for (int h = 0; h < Q; h++) dot[h] = fma(load(q[h] + d), k, dot[h]);
+  for (long s = 0; s < total; s += LANES) {
+    vec dot[Q][LANES];
+    long count = total - s < LANES ? total - s : LANES;
+    for (long i = 0; i < LANES; i++) {
+      const float* key = keys + seen.slot(i < count ? s + i : s) * size;
+      for (int h = 0; h < Q; h++) dot[h][i] = zero();
+      for (long d = 0; d < size; d += LANES) {
+        vec k = load(key + d);
+        for (int h = 0; h < Q; h++) dot[h][i] = fma(load(q[h] + d), k, dot[h][i]);
+      }
     }
-    for (int h = 0; h < Q; h++) scores[h * room + s] = sum(dot[h]) * scale;
+    for (int h = 0; h < Q; h++) store(scores + h * room + s, sums(dot[h]) * all(scale));
   }
   float by[Q];
   for (int h = 0; h < Q; h++) {
@@ -57,8 +60,10 @@ static void attend(const float* const* q, const float* keys, const float* values
   for (long d = 0; d < size; d += LANES) {
     vec found[Q];
     for (int h = 0; h < Q; h++) found[h] = zero();
-    for (long s = 0; s < total; s++) {
-      vec v = load(values + seen.slot(s) * size + d);
+    const float* value = values + seen.first * size + d;
+    for (long s = 0; s < total; s++, value += size) {
+      if (s >= seen.count) value = values + seen.slot(s) * size + d;
+      vec v = load(value);
       for (int h = 0; h < Q; h++) found[h] = fma(v, all(scores[h * room + s]), found[h]);
     }
     for (int h = 0; h < Q; h++) store(out[h] + d, found[h] * all(by[h]));

@@ -115,6 +115,29 @@ INLINE float sum(vec x) {
     for (int i = 0; i < width; i++) v[i] += v[i + width];
   return v[0];
 }
+// The sums of sixteen vectors, each added in the same order as by `sum`.
+INLINE vec sums(const vec* x) {
+#if defined(__AVX512F__)
+  __m512 a[8], b[4], c[2];
+  for (int i = 0; i < 8; i++) {  // halves of two vectors
+    __m512 u = (__m512)x[2 * i].part[0], w = (__m512)x[2 * i + 1].part[0];
+    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(u, w, 0x44), _mm512_shuffle_f32x4(u, w, 0xee));
+  }
+  for (int i = 0; i < 4; i++)  // quarters of four
+    b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+  for (int i = 0; i < 2; i++)  // pairs of eight
+    c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44),
+                         _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+  __m512 all = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return {{(floats)_mm512_permutexvar_ps(order, all)}};
+#else
+  float v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = sum(x[i]);
+  return load(v);
+#endif
+}
 INLINE float top(vec x) {
   float v[LANES], most;
   store(v, x);
