@@ -1,7 +1,11 @@
 """Targets with packed weights: the logits of transformers over the same weights, and the same bits in every pass."""
 
 import copy
+import gc
+import weakref
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +15,8 @@ from redrafter.core.tree import pack_beam
 from redrafter.drafters import NgramDrafter
 from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import quantise
+from redrafter.kernels.cpu_pass.matrices import Floats, quantise
+from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel, shapes_of
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.cpu.packed_load import from_module
@@ -121,11 +126,60 @@ def test_texts_are_those_of_plain_decoding():
 
 def test_rotations_grow_and_keep_their_bits():
     rotations = Rotations(model("llama").config)
-    assert rotations.reach(3)
-    short = rotations.tables[0][0].clone()
-    assert not rotations.reach(3)
-    assert rotations.reach(len(short))
-    assert torch.equal(rotations.tables[0][0][: len(short)], short)
+    short = rotations.up_to(3)
+    assert rotations.up_to(3) is short
+    long = rotations.up_to(len(short[0][0]))
+    assert torch.equal(long[0][0][: len(short[0][0])], short[0][0])
+
+
+def test_rotations_that_another_thread_replaces_stay_while_a_pass_uses_them(monkeypatch):
+    """Tables grow during a pass. Without its own reference the pass would read freed memory."""
+    target, seen = packed("llama"), []
+    run = target.packed.lib.run_pass
+
+    class Lib:
+        def run_pass(self, *arguments):
+            rotations = target._rotations
+            table = weakref.ref(rotations.up_to(0)[0][0])
+            rotations.up_to(len(table()))  # another thread
+            gc.collect()
+            seen.append(table() is not None)
+            run(*arguments)
+
+    monkeypatch.setattr(target.packed, "lib", Lib())
+    wanted = trees(packed("llama"))
+    for ours, theirs in zip(trees(target)[3:], wanted[3:], strict=True):
+        assert torch.equal(ours, theirs)
+    assert seen
+    assert all(seen)
+
+
+def test_weights_of_other_shapes_are_refused():
+    sizes = packed("qwen3").packed.sizes
+    vector, matrix = np.ones(32, np.float32), Floats(np.ones((32, 32), np.float32))
+    layer = LayerWeights(
+        {name: Floats(np.ones(shape, np.float32)) for name, shape in shapes_of(sizes).items() if len(shape) == 2},
+        {"before": vector, "before_mlp": vector, "q_norm": np.ones(16, np.float32)},
+    )
+    assert PassModel(sizes, [layer], matrix, None, vector).layer_count == 1
+    for words, change in (
+        ("the final norm", lambda: PassModel(sizes, [layer], matrix, None, vector[:31])),
+        (
+            "the output embedding",
+            lambda: PassModel(sizes, [layer], matrix, Floats(np.ones((31, 32), np.float32)), vector),
+        ),
+        ("the embedding", lambda: PassModel(sizes, [layer], Floats(np.ones((32, 64), np.float32)), None, vector)),
+        ("q_norm of a layer", lambda: PassModel(sizes, [with_vector(layer, "q_norm", vector)], matrix, None, vector)),
+        ("needs before_mlp", lambda: PassModel(sizes, [with_vector(layer, "before_mlp")], matrix, None, vector)),
+        ("multiple", lambda: PassModel(replace(sizes, kv_heads=3), [layer], matrix, None, vector)),
+    ):
+        with pytest.raises(UnsupportedTarget, match=words):
+            change()
+
+
+def with_vector(layer, name, value=None):
+    others = {k: v for k, v in layer.vectors.items() if k != name}
+    return replace(layer, vectors=others if value is None else others | {name: value})
 
 
 def test_q8_from_a_folder(tmp_path):

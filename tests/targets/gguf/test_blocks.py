@@ -1,5 +1,7 @@
 """Every GGUF type against the `gguf` package: the same fp32 weights, bit for bit."""
 
+import struct
+
 import gguf
 import numpy as np
 import pytest
@@ -112,6 +114,29 @@ def test_damaged_files(every_type, tmp_path):
     kind = whole.index(b"Q4_1") + 4 + 4 + 16
     with pytest.raises(UnsupportedTarget, match="type 39"):
         opened(whole[:kind] + b"\x27" + whole[kind + 1 :])
+
+
+def test_tensors_off_the_alignment_and_twice(tmp_path):
+    def opened(offset=0, alignment=32, names=("a", "b")):
+        """A file of two vectors of eight numbers."""
+        text = [struct.pack("<Q", len(t)) + t.encode() for t in ("general.alignment", *names)]
+        entries = b"".join(
+            t + struct.pack("<IQIQ", 1, 8, 0, at) for t, at in zip(text[1:], (0, offset or 32), strict=True)
+        )
+        header = b"GGUF" + struct.pack("<IQQ", 3, 2, 1) + text[0] + struct.pack("<II", 4, alignment) + entries
+        (tmp_path / "x.gguf").write_bytes(header + bytes(-len(header) % alignment) + bytes(range(96)))
+        return GGUFFile(tmp_path / "x.gguf")
+
+    assert list(opened().tensors) == ["a", "b"]
+    for words, options in (
+        ("tensor 'b' begins at 33, no multiple of the alignment 32", {"offset": 33}),
+        ("tensor 'b' begins at 40", {"offset": 40}),
+        ("alignment is 4, no multiple of 8", {"alignment": 4}),
+        ("two tensors 'a'", {"names": ("a", "a")}),
+    ):
+        with pytest.raises(CorruptCheckpoint, match=words):
+            opened(**options)
+    assert opened(8 * 5, alignment=8).tensors["b"].data[0, 0] == 40
 
 
 def test_mutated_headers_give_one_line_or_a_model(every_type, tmp_path):

@@ -35,7 +35,8 @@ def matrix(rows, columns, kind, seed):
     return data.reshape(rows, -1), Kind[kind]
 
 
-def make_file(path, architecture="llama", kind="Q4_1", *, without=(), **changes):
+def make_file(path, architecture="llama", kind="Q4_1", *, without=(), extra=(), **changes):
+    """`extra`: tensors by name, or the lengths of vectors."""
     heads, kv_heads, size = HEADS.get(architecture, (8, 4, 32))
     hidden, width, kv_width = HIDDEN, heads * size, kv_heads * size
     tensors = {"token_embd.weight": matrix(TOKENS, hidden, kind, 1)}
@@ -67,6 +68,8 @@ def make_file(path, architecture="llama", kind="Q4_1", *, without=(), **changes)
     }
     metadata = {f"{architecture}.{name}": value for name, value in (fields | changes).items()}
     metadata |= {"general.name": "tiny", "tokenizer.ggml.eos_token_id": 5}
+    for name, value in dict(extra).items():
+        tensors[name] = (np.ones(value, np.float32), Kind.F32) if isinstance(value, int) else value
     return write(path, {k: v for k, v in tensors.items() if k not in without}, metadata, architecture)
 
 
@@ -129,7 +132,49 @@ def test_files_that_do_not_fit_are_one_line(tmp_path):
         (CorruptCheckpoint, "has the shape", {"feed_forward_length": 1024}),
         (CorruptCheckpoint, "llama.block_count is 0", {"block_count": 0}),
         (UnsupportedTarget, "scales its rotary embedding by 'longrope'", {"rope.scaling.type": "longrope"}),
-        (UnsupportedTarget, "the head size 8 is no multiple of 16", {"attention.key_length": 8}),
+        (
+            UnsupportedTarget,
+            "the head size 8 is no multiple of 16",
+            {"attention.key_length": 8, "attention.value_length": 8},
+        ),
+        *[
+            (CorruptCheckpoint, f"{name} has the shape", {"architecture": kind, "extra": {name: length}})
+            for kind, name, length in (
+                ("llama", "blk.1.attn_norm.weight", HIDDEN - 1),
+                ("llama", "blk.0.ffn_norm.weight", 1),
+                ("llama", "output_norm.weight", HIDDEN + 1),
+                ("llama", "rope_freqs.weight", 15),
+                ("llama", "blk.0.attn_q.bias", 32),
+                ("qwen2", "blk.1.attn_k.bias", 1),
+                ("qwen3", "blk.0.attn_q_norm.weight", 127),
+                ("gemma3", "blk.0.post_ffw_norm.weight", 8),
+            )
+        ],
+        *[
+            (UnsupportedTarget, f"has the tensor {name}", {"architecture": kind, "extra": {name: 8}})
+            for kind, name in (
+                ("llama", "blk.0.ffn_down.bias"),
+                ("llama", "blk.7.attn_norm.weight"),
+                ("llama", "blk.0.attn_q_norm.weight"),
+                ("qwen3", "rope_freqs.weight"),
+            )
+        ],
+        *[
+            (CorruptCheckpoint, f"no tensor {name}", {"architecture": kind, "without": [name]})
+            for kind, name in (("qwen3", "blk.1.attn_q_norm.weight"), ("qwen2", "blk.0.attn_v.bias"))
+        ],
+        (CorruptCheckpoint, "8 heads cannot share 3 key heads", {"attention.head_count_kv": 3}),
+        (CorruptCheckpoint, "epsilon is nan", {"attention.layer_norm_rms_epsilon": float("nan")}),
+        (CorruptCheckpoint, "context_length is inf", {"context_length": float("inf")}),
+        (CorruptCheckpoint, "context_length is 1.5", {"context_length": 1.5}),
+        (CorruptCheckpoint, "claims 1000000 layers", {"block_count": 1_000_000}),
+        (UnsupportedTarget, "rope.dimension_count = 16; redrafter needs", {"rope.dimension_count": 16}),
+        (UnsupportedTarget, "attention.value_length = 16; redrafter needs", {"attention.value_length": 16}),
+        (UnsupportedTarget, "needs a rope.scaling.type", {"rope.scaling.factor": 2.0}),
+        *[
+            (UnsupportedTarget, f"{name} = 3, which redrafter does not know", {name: 3})
+            for name in ("rope.scale_linear", "rope.freq_base_swa", "logit_scale", "expert_count")
+        ],
     ):
         with pytest.raises(error, match=words) as found:
             load_target(make_file(path, **options), device="cpu")

@@ -65,8 +65,8 @@ class Layer(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         *fields(Matrix, *MATRICES),
-        *fields(POINTER, *VECTORS, "cos", "sin"),
-        ("window", LONG),
+        *fields(POINTER, *VECTORS),
+        *fields(LONG, "rotation", "window"),
     ]
 
 
@@ -88,7 +88,7 @@ class Pass(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         *fields(POINTER, "tokens", "positions", "slots", "visible"),
         *[*fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
-        *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step")],
+        *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
         *fields(LONG, "rows", "nodes", "threads"),

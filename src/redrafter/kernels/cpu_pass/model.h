@@ -7,8 +7,8 @@ struct Layer {
   Matrix q, k, v, o, gate, up, down;
   const float *q_bias, *k_bias, *v_bias, *o_bias;
   const float *before, *q_norm, *k_norm, *after_attention, *before_mlp, *after_mlp;  // weights of RMS norms
-  const float *cos, *sin;  // (positions, head size / 2)
-  long window;             // most positions that a token sees, its own included; 0: all
+  long rotation;  // which of the pass's tables of rotations
+  long window;    // most positions that a token sees, its own included; 0: all
 };
 
 enum Gate { SILU = 0, GELU = 1 };
@@ -28,6 +28,7 @@ struct Pass {
   long visible_row, visible_step;
   const int64_t* key_positions;  // (rows, extent): for windows; null: a slot's number is its position
   long extent;
+  const float *const *cos, *const *sin;  // tables of rotations: (positions, head size / 2) each
   float *const *keys, *const *values;  // by layer: (rows, kv heads, slots, size)
   long row_step, head_step;            // of keys and values, in numbers
   const int64_t* wanted;               // hidden states to return: i is the input of layer i, the last one is normed

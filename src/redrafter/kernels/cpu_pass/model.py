@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Matrix
 from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix
@@ -47,6 +48,44 @@ class Sizes:
     embedding_scale: float = 1.0
 
 
+def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of each matrix and vector of a layer."""
+    hidden, middle, q, k = sizes.hidden, sizes.middle, sizes.heads * sizes.size, sizes.kv_heads * sizes.size
+    return {
+        **{"q": (q, hidden), "k": (k, hidden), "v": (k, hidden), "o": (hidden, q)},
+        **{"gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)},
+        **{"q_bias": (q,), "k_bias": (k,), "v_bias": (k,), "o_bias": (hidden,)},
+        **{"q_norm": (sizes.size,), "k_norm": (sizes.size,)},
+        **dict.fromkeys(("before", "after_attention", "before_mlp", "after_mlp"), (hidden,)),
+    }
+
+
+def _check_sizes(sizes: Sizes) -> None:
+    numbers = (sizes.hidden, sizes.heads, sizes.kv_heads, sizes.size, sizes.middle)
+    if min(numbers) < 1 or sizes.size % 16 or sizes.heads % sizes.kv_heads:
+        raise UnsupportedTarget(
+            f"the compiled pass cannot run {sizes}: it needs a head size that is a multiple of 16, and a number of "
+            "heads that is a multiple of the number of key heads"
+        )
+
+
+def _check_shape(name: str, given: Matrix | Array, wanted: tuple[int, ...]) -> None:
+    """The compiled pass reads as many numbers as the sizes say, so every shape must agree with them."""
+    if tuple(given.shape) != wanted:
+        raise UnsupportedTarget(
+            f"the compiled pass needs the shape {wanted} for {name}, and it has {tuple(given.shape)}"
+        )
+
+
+def _check_layer(layer: LayerWeights, sizes: Sizes) -> None:
+    shapes = shapes_of(sizes)
+    for required in (*library.MATRICES, "before", "before_mlp"):
+        if required not in layer.matrices and required not in layer.vectors:
+            raise UnsupportedTarget(f"the compiled pass needs {required} in each layer, and one has none")
+    for name, given in (*layer.matrices.items(), *layer.vectors.items()):
+        _check_shape(f"{name} of a layer", given, shapes[name])
+
+
 class PassModel:
     """A model that one C++ call runs. Weights are packed at once; the given ones may be freed."""
 
@@ -62,13 +101,16 @@ class PassModel:
         """Without a `head` the output embedding is the input embedding. Layers are taken one by one."""
         lib = lib or library.library()
         assert lib is not None
-        assert sizes.size % 16 == 0
+        _check_sizes(sizes)
+        vocabulary = (embedding.shape[0], sizes.hidden)
+        _check_shape("the embedding", embedding, vocabulary)
+        _check_shape("the output embedding", embedding if head is None else head, vocabulary)
+        _check_shape("the final norm", final_norm, (sizes.hidden,))
         self.lib, self.sizes = lib, sizes
         self._memory = Memory()
         self._kept: list[Any] = []  # what the structure points to
         self.embedding = PackedMatrix(embedding, self._memory, lib)
         self.head = self.embedding if head is None else PackedMatrix(head, self._memory, lib)
-        self.rotations: list[int] = []
         packed = [self._layer(layer) for layer in layers]
         self._layers = (library.Layer * len(packed))(*packed)
         self.model = library.Model(
@@ -100,20 +142,15 @@ class PassModel:
         return int(kept.ctypes.data)
 
     def _layer(self, layer: LayerWeights) -> library.Layer:
-        self.rotations.append(layer.rotation)
+        _check_layer(layer, self.sizes)
         packed = {name: PackedMatrix(layer.matrices[name], self._memory, self.lib) for name in library.MATRICES}
         self._kept += packed.values()
         return library.Layer(
             **{name: matrix.fields for name, matrix in packed.items()},
             **{name: self._vector(layer.vectors.get(name)) for name in library.VECTORS},
+            rotation=layer.rotation,
             window=layer.window,
         )
-
-    def set_rotations(self, tables: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Cosines and sines (positions, head size / 2) in fp32, one pair for each kind of layer."""
-        self._tables = tables
-        for layer, kind in zip(self._layers, self.rotations, strict=True):
-            layer.cos, layer.sin = (table.data_ptr() for table in tables[kind])
 
     def run(
         self,
@@ -121,6 +158,7 @@ class PassModel:
         positions: Tensor,
         slots: Tensor,
         cache: Sequence[tuple[Tensor, Tensor]],
+        rotations: Sequence[tuple[Tensor, Tensor]],
         *,
         visible: Tensor | None = None,
         key_positions: Tensor | None = None,
@@ -129,9 +167,10 @@ class PassModel:
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
-        cache: keys and values (B, K, S, D) of each layer, all with the same strides. visible: (B, n, S) bool, which
-        slots each token sees; without it, all up to its own. key_positions: (B, S), for layers with a window. wanted:
-        hidden states, as transformers numbers them. keep: columns whose logits are wanted.
+        cache: keys and values (B, K, S, D) of each layer, all with the same strides. rotations: cosines and sines
+        (positions, head size / 2) of each kind of layer; other threads may use others at the same time. visible:
+        (B, n, S) bool, which slots each token sees; without it, all up to its own. key_positions: (B, S), for layers
+        with a window. wanted: hidden states, as transformers numbers them. keep: columns whose logits are wanted.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
@@ -141,11 +180,12 @@ class PassModel:
         hidden = torch.empty(batch, n, len(states) * self.sizes.hidden)
         logits = torch.empty(*kept.shape, self.head.shape[0])
         first = cache[0][0]
-        pointers = ctypes.c_void_p * len(cache)
         if visible is not None:
             visible = visible if visible.stride(2) == 1 else visible.contiguous()
         where = None if key_positions is None else key_positions.contiguous()
-        keys, values = (pointers(*(pair[i].data_ptr() for pair in cache)) for i in (0, 1))
+        keys, values, cos, sin = (
+            _pointers([pair[i] for pair in pairs]) for pairs in (cache, rotations) for i in (0, 1)
+        )
         call = library.Pass(
             tokens=tokens.data_ptr(),
             positions=positions.data_ptr(),
@@ -155,6 +195,8 @@ class PassModel:
             visible_step=0 if visible is None else visible.stride(1),
             key_positions=None if where is None else where.data_ptr(),
             extent=0 if visible is None else visible.shape[2],
+            cos=ctypes.addressof(cos),
+            sin=ctypes.addressof(sin),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
             row_step=first.stride(0),
@@ -171,3 +213,7 @@ class PassModel:
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

@@ -131,7 +131,7 @@ class Runner {
   // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.
   void store_keys(const Layer& l, long index, long u) {
     long half = m.size / 2, group = m.heads / m.kv_heads, t = u / m.kv_heads, h = u % m.kv_heads;
-    const float *cos = l.cos + p.positions[t] * half, *sin = l.sin + p.positions[t] * half;
+    const float *cos = p.cos[l.rotation] + p.positions[t] * half, *sin = p.sin[l.rotation] + p.positions[t] * half;
     for (long i = 0; i < group; i++) {
       float* own = &q[(u * group + i) * m.size];
       if (l.q_norm) rms_norm(own, l.q_norm, m.eps, own, m.size);

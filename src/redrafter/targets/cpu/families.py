@@ -93,7 +93,7 @@ class Rotations:
     def __init__(self, config: Any, factors: Tensor | None = None) -> None:
         """`factors` (head size / 2) divide the frequencies, as GGUF files have them for Llama 3."""
         self.most: int = config.max_position_embeddings
-        self.tables: Tables = []
+        self._tables: Tables = []
         self._angles: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
         dummy = torch.zeros(1)
         if is_gemma(config):
@@ -110,17 +110,19 @@ class Rotations:
             rotary.inv_freq = rotary.inv_freq / factors
         self._angles = [lambda p: rotary(dummy, p)]
 
-    def reach(self, position: int) -> bool:
-        """Make tables that contain this position. Returns whether the tables changed."""
-        known = len(self.tables[0][0]) if self.tables else 0
+    def up_to(self, position: int) -> Tables:
+        """Tables that contain this position. A caller holds them while it uses them: other threads may replace them."""
+        found = self._tables
+        known = len(found[0][0]) if found else 0
         if position < known:
-            return False
+            return found
         # Twice as many as before, so that long texts rebuild the tables seldom.
         size = max(-(-(position + 1) // PIECE), 2 * known // PIECE) * PIECE
-        self.tables = []
+        made: Tables = []
         for angles in self._angles:
             pieces = [angles(torch.arange(at, at + PIECE)[None]) for at in range(0, size, PIECE)]
             half = pieces[0][0].shape[-1] // 2
             cos, sin = (torch.cat([piece[i][0, :, :half] for piece in pieces]).contiguous() for i in (0, 1))
-            self.tables.append((cos, sin))
-        return True
+            made.append((cos, sin))
+        self._tables = made
+        return made

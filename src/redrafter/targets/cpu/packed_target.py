@@ -112,13 +112,12 @@ class PackedTarget(Target):
         """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
         self._allocate(cache, tokens.shape[0])
         positions = self.clamp_positions(positions)
-        if self._rotations.reach(int(positions.max())):
-            self.packed.set_rotations(self._rotations.tables)
         return self.packed.run(
             tokens,
             positions,
             slots,
             [cache.layers[i] for i in range(self.layer_count)],
+            self._rotations.up_to(int(positions.max())),
             visible=visible,
             key_positions=key_positions if self.attention.window is not None else None,
             wanted=layers,

@@ -1,5 +1,6 @@
 """From a GGUF file's metadata to a transformers configuration of the same model."""
 
+import math
 from typing import Any
 
 from redrafter.errors import UnsupportedTarget
@@ -10,6 +11,14 @@ ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3":
 """Architectures that redrafter reads, with their model types in transformers. Mistral's files say llama."""
 GEMMA_LOCAL_THETA, GEMMA_PATTERN, GEMMA_27B_LAYERS = 10_000.0, 6, 62
 """Constants of Gemma 3 that its files leave out."""
+KEYS = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+)
+"""Metadata that redrafter knows of every architecture."""
+GEMMA_KEYS = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
 
 
 def config_of(file: GGUFFile) -> Any:
@@ -17,12 +26,14 @@ def config_of(file: GGUFFile) -> Any:
     from transformers import AutoConfig
 
     found = _Fields(file)
+    found.check_keys()
     model_type = ARCHITECTURES[found.architecture]
     heads = found.number("attention.head_count")
     hidden = found.number("embedding_length")
-    eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    rows = _rows(file, "token_embd.weight")
+    bos, eos, eot, pad = (_token(file, name, rows) for name in ("bos", "eos", "eot", "padding"))
     values: dict[str, Any] = {
-        "vocab_size": _rows(file, "token_embd.weight"),
+        "vocab_size": rows,
         "hidden_size": hidden,
         "intermediate_size": found.number("feed_forward_length"),
         "num_hidden_layers": found.number("block_count"),
@@ -32,10 +43,13 @@ def config_of(file: GGUFFile) -> Any:
         "max_position_embeddings": found.number("context_length"),
         "rms_norm_eps": found.real("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(t for t in eos if isinstance(t, int))) or None,
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": bos,
+        "eos_token_id": list(dict.fromkeys(t for t in (eos, eot) if t is not None)) or None,
+        "pad_token_id": pad,
     }
+    if model_type == "llama":
+        values["attention_bias"] = any(name.endswith(".bias") for name in file.tensors)
+    _check_sizes(found, values)
     rotation = _rotation(found)
     if model_type == "gemma3_text":
         divided = values["num_hidden_layers"] == GEMMA_27B_LAYERS
@@ -43,7 +57,10 @@ def config_of(file: GGUFFile) -> Any:
             "sliding_window": found.number("attention.sliding_window"),
             "sliding_window_pattern": GEMMA_PATTERN,
             "query_pre_attn_scalar": hidden // heads if divided else values["head_dim"],
-            "rope_parameters": {FULL: rotation, SLIDING: {"rope_type": "default", "rope_theta": GEMMA_LOCAL_THETA}},
+            "rope_parameters": {
+                FULL: rotation,
+                SLIDING: {"rope_type": "default", "rope_theta": found.real("rope.freq_base_swa", GEMMA_LOCAL_THETA)},
+            },
         }
     else:
         values["rope_parameters"] = rotation
@@ -54,9 +71,33 @@ def config_of(file: GGUFFile) -> Any:
         raise file.corrupt(f"its metadata describe no model ({reason})") from error
 
 
+def _check_sizes(found: "_Fields", values: dict[str, Any]) -> None:
+    """Refuse sizes that contradict each other or the file."""
+    heads, kv_heads, size = (values[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    if heads % kv_heads:
+        raise found.file.corrupt(f"{heads} heads cannot share {kv_heads} key heads")
+    if values["num_hidden_layers"] > len(found.file.tensors):
+        raise found.file.corrupt(
+            f"it claims {values['num_hidden_layers']} layers and has {len(found.file.tensors)} tensors"
+        )
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if found.number(name, size) != size:
+            raise found.unsupported(name, f"a head size of {size} in all parts of a head")
+    if found.number("attention.sliding_window_pattern", GEMMA_PATTERN) != GEMMA_PATTERN:
+        raise found.unsupported("attention.sliding_window_pattern", f"a pattern of {GEMMA_PATTERN} layers")
+
+
+def _token(file: GGUFFile, name: str, rows: int) -> int | None:
+    """A special token's id. A number beyond the vocabulary stands for no token."""
+    found = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < rows else None
+
+
 def _rotation(found: "_Fields") -> dict[str, Any]:
     rotation: dict[str, Any] = {"rope_type": "default", "rope_theta": found.real("rope.freq_base", 10_000.0)}
     kind = found.values.get(f"{found.architecture}.rope.scaling.type", "none")
+    if kind == "none" and found.real("rope.scaling.factor", 1.0) != 1.0:
+        raise found.unsupported("rope.scaling.factor", "a rope.scaling.type (linear or yarn) beside a factor")
     if kind in ("linear", "yarn"):
         rotation |= {"rope_type": kind, "factor": found.real("rope.scaling.factor")}
         if kind == "yarn":
@@ -83,14 +124,33 @@ class _Fields:
                 f"{file.path} has the architecture {self.architecture!r}; redrafter reads {', '.join(ARCHITECTURES)}"
             )
 
+    def unsupported(self, name: str, wanted: str) -> UnsupportedTarget:
+        key = f"{self.architecture}.{name}"
+        return UnsupportedTarget(f"{self.file.path} has {key} = {self.values.get(key)!r}; redrafter needs {wanted}")
+
+    def check_keys(self) -> None:
+        """Refuse metadata that redrafter does not know, since it may change the arithmetic."""
+        known = {*KEYS, *(GEMMA_KEYS if self.architecture == "gemma3" else ())}
+        for key, value in self.values.items():
+            own = key.removeprefix(f"{self.architecture}.")
+            if own == key or own in known or (own in ("expert_count", "expert_used_count") and value == 0):
+                continue
+            raise UnsupportedTarget(
+                f"{self.file.path} has {key} = {str(value)[:40]}, which redrafter does not know and which may change "
+                "the model; use another file"
+            )
+
     def _get(self, name: str, default: Any) -> Any:
         found = self.values.get(f"{self.architecture}.{name}", default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
-            raise self.file.corrupt(f"{self.architecture}.{name} is {found!r}")
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+            raise self.file.corrupt(f"{self.architecture}.{name} is {str(found)[:40]}")
         return found
 
     def number(self, name: str, default: int | None = None) -> int:
-        return int(self._get(name, default))
+        found = self._get(name, default)
+        if found != int(found) or found >= 2**31:
+            raise self.file.corrupt(f"{self.architecture}.{name} is {found}")
+        return int(found)
 
     def real(self, name: str, default: float | None = None) -> float:
         return float(self._get(name, default))

@@ -18,6 +18,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 """Alignment of tensors in a file that names none."""
+LEAST_ALIGNMENT = 8
+"""Alignments must be multiples of this, as the format demands."""
 MOST_DIMENSIONS = 4
 STRING, ARRAY, BOOL = 8, 9, 7
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -82,10 +84,16 @@ class GGUFFile:
             self.metadata[name] = self._value(self._number("I"))
         entries = [self._entry() for _ in range(self._bounded(tensor_count, 24, "tensors"))]
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise self.corrupt(f"its alignment is {alignment!r}")
+        if not isinstance(alignment, int) or alignment < 1 or alignment % LEAST_ALIGNMENT:
+            raise self.corrupt(f"its alignment is {alignment!r}, no multiple of {LEAST_ALIGNMENT}")
         begin = -(-self._at // alignment) * alignment
-        self.tensors = {name: self._tensor(name, shape, kind, begin + at) for name, shape, kind, at in entries}
+        self.tensors: dict[str, Tensor] = {}
+        for name, shape, kind, at in entries:
+            if name in self.tensors:
+                raise self.corrupt(f"it has two tensors {name!r}")
+            if at % alignment:
+                raise self.corrupt(f"the tensor {name!r} begins at {at}, no multiple of the alignment {alignment}")
+            self.tensors[name] = self._tensor(name, shape, kind, begin + at)
 
     def corrupt(self, why: str) -> CorruptCheckpoint:
         """The error for a file that is damaged."""

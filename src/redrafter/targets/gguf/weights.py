@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass.matrices import Floats, Matrix
-from redrafter.kernels.cpu_pass.model import LayerWeights
-from redrafter.targets.cpu.families import head_size, is_gemma, layer_kinds
+from redrafter.kernels.cpu_pass.model import LayerWeights, shapes_of
+from redrafter.targets.cpu.families import head_size, layer_kinds, sizes_of
 from redrafter.targets.gguf.blocks import read
 from redrafter.targets.gguf.file import GGUFFile
 
@@ -30,9 +31,22 @@ VECTORS = {
     "before": "attn_norm.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "after_attention": "post_attention_norm.weight",
     "before_mlp": "ffn_norm.weight",
+    "after_mlp": "post_ffw_norm.weight",
 }
-GEMMA_VECTORS = {"after_attention": "post_attention_norm.weight", "after_mlp": "post_ffw_norm.weight"}
+NORMS = ("before", "before_mlp")
+HEAD_NORMS = ("q_norm", "k_norm")
+REQUIRED = {
+    "llama": NORMS,
+    "qwen2": (*NORMS, "q_bias", "k_bias", "v_bias"),
+    "qwen3": (*NORMS, *HEAD_NORMS),
+    "gemma3": (*NORMS, *HEAD_NORMS, "after_attention", "after_mlp"),
+}
+"""Vectors that every layer of an architecture has."""
+OPTIONAL = {"llama": ("q_bias", "k_bias", "v_bias", "o_bias")}
+"""Vectors that layers of an architecture may have."""
+ROTATION_FACTORS = "rope_freqs.weight"
 
 
 class GGUFWeights:
@@ -40,61 +54,71 @@ class GGUFWeights:
 
     def __init__(self, file: GGUFFile, config: Any) -> None:
         self.file, self.config = file, config
-        hidden, middle, size = config.hidden_size, config.intermediate_size, head_size(config)
-        heads, kv_heads = config.num_attention_heads * size, config.num_key_value_heads * size
-        self._shapes = {
-            **{"q": (heads, hidden), "k": (kv_heads, hidden), "v": (kv_heads, hidden), "o": (hidden, heads)},
-            **{"gate": (middle, hidden), "up": (middle, hidden), "down": (hidden, middle)},
-        }
+        self._architecture = file.metadata["general.architecture"]
+        self._shapes = shapes_of(sizes_of(config))
         # llama.cpp turns neighbouring pairs of a Llama's queries and keys, transformers turns halves.
-        self._pairs = file.metadata["general.architecture"] == "llama"
+        self._pairs = self._architecture == "llama"
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """A tensor that the pass would not use means another model."""
+        vectors = (*REQUIRED[self._architecture], *OPTIONAL.get(self._architecture, ()))
+        parts = [f"{theirs}.weight" for theirs in MATRICES.values()] + [VECTORS[name] for name in vectors]
+        known = {"token_embd.weight", "output.weight", "output_norm.weight"}
+        known |= {f"blk.{i}.{part}" for i in range(self.config.num_hidden_layers) for part in parts}
+        if self._architecture == "llama":
+            known.add(ROTATION_FACTORS)
+        for name in self.file.tensors:
+            if name not in known:
+                raise UnsupportedTarget(
+                    f"{self.file.path} has the tensor {name}, which redrafter does not use in a {self._architecture} "
+                    "model; use another file"
+                )
 
     def layer(self, index: int) -> LayerWeights:
         matrices = {}
         for name, theirs in MATRICES.items():
-            matrix = self._matrix(f"blk.{index}.{theirs}.weight", self._shapes[name])
+            matrix = self._read(f"blk.{index}.{theirs}.weight", self._shapes[name])
             matrices[name] = self._in_halves(matrix) if self._pairs and name in "qk" else matrix
-        wanted = VECTORS | (GEMMA_VECTORS if is_gemma(self.config) else {})
         vectors = {}
-        for name, theirs in wanted.items():
-            found = self.file.tensors.get(f"blk.{index}.{theirs}")
-            if found is not None:
-                vector = read(found).dequantise().reshape(-1)
-                vectors[name] = self._in_halves(Floats(vector)).dequantise() if self._turned(name) else vector
-            elif name in ("before", "before_mlp") or name in GEMMA_VECTORS:
-                raise self.file.corrupt(f"it has no tensor blk.{index}.{theirs}")
+        for name in (*REQUIRED[self._architecture], *OPTIONAL.get(self._architecture, ())):
+            theirs = f"blk.{index}.{VECTORS[name]}"
+            if name in REQUIRED[self._architecture] or theirs in self.file.tensors:
+                vector = self._read(theirs, self._shapes[name])
+                turned = self._pairs and name in ("q_bias", "k_bias")
+                vectors[name] = (self._in_halves(vector) if turned else vector).dequantise()
         rotation, window = layer_kinds(self.config)[index]
         return LayerWeights(matrices, vectors, rotation, window)
 
-    def _turned(self, name: str) -> bool:
-        return self._pairs and name in ("q_bias", "k_bias")
-
     def embedding(self) -> Matrix:
-        return self._matrix("token_embd.weight", (self.config.vocab_size, self.config.hidden_size))
+        return self._read("token_embd.weight", (self.config.vocab_size, self.config.hidden_size))
 
     def head(self) -> Matrix | None:
         """The output embedding; None if the input embedding is used for both."""
         if self.config.tie_word_embeddings:
             return None
-        return self._matrix("output.weight", (self.config.vocab_size, self.config.hidden_size))
+        return self._read("output.weight", (self.config.vocab_size, self.config.hidden_size))
 
     def final_norm(self) -> Array:
-        if "output_norm.weight" not in self.file.tensors:
-            raise self.file.corrupt("it has no tensor output_norm.weight")
-        return read(self.file.tensors["output_norm.weight"]).dequantise()
+        return self._read("output_norm.weight", (self.config.hidden_size,)).dequantise()
 
     def rotation_factors(self) -> Tensor | None:
         """What divides the rotary frequencies, in files of Llama 3."""
-        found = self.file.tensors.get("rope_freqs.weight")
-        return None if found is None else torch.from_numpy(read(found).dequantise().copy())
+        if ROTATION_FACTORS not in self.file.tensors:
+            return None
+        found = self._read(ROTATION_FACTORS, (head_size(self.config) // 2,)).dequantise()
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise self.file.corrupt(f"the tensor {ROTATION_FACTORS} has numbers that divide no frequency")
+        return torch.from_numpy(found.copy())
 
-    def _matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def _read(self, name: str, shape: tuple[int, ...]) -> Matrix:
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise self.file.corrupt(f"it has no tensor {name}")
         if tensor.shape != shape:
             raise self.file.corrupt(f"the tensor {name} has the shape {tensor.shape}, and its metadata say {shape}")
-        return read(tensor)
+        found = read(tensor)
+        return Floats(found.dequantise().reshape(shape)) if len(shape) == 1 else found
 
     def _in_halves(self, matrix: Matrix) -> Matrix:
         """Rows of each head from the order a0 b0 a1 b1 ... to a0 a1 ... b0 b1 ..."""
