@@ -120,3 +120,20 @@ def test_twin_another_bias_is_seen(monkeypatch):
 @pytest.mark.parametrize("change", [{"cell": "rnn"}, {"normed": False}, {"head": "own"}, {"state_size": 48}])
 def test_other_networks_run_in_torch(monkeypatch, change):
     assert drafter(monkeypatch, **change).compiled is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chained", [False, True])
+def test_scores_that_are_no_numbers_give_some_tokens(monkeypatch, chained):
+    """NaN from the target must not make the search read beyond its candidates."""
+    made = drafter(monkeypatch)
+    chain = (torch.tensor([[3, 1]] * ROWS), torch.full((ROWS, 2), 0.5)) if chained else None
+    tokens, parents, scores, _ = made.compiled.search(
+        torch.full((ROWS, 64), torch.nan), torch.zeros(ROWS, 2, 32, 32), torch.tensor([1, 2, 3]), width=4, length=2,
+        temperature=torch.zeros(ROWS), noise=None, chain=chain,
+    )  # fmt: skip
+    assert tokens.min() >= 0
+    assert tokens.max() < VOCAB
+    assert parents.min() >= 0
+    assert parents.max() < 4
+    assert not scores.isnan().any()

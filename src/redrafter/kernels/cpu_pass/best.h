@@ -10,18 +10,24 @@ struct Scored {
   long index;
 };
 
-// Keeps the `most` best of what it is shown, the best first; of equal scores, the earlier.
+// Keeps the `most` best of what it is shown, the best first; of equal scores, the earlier. NaN counts as -infinity.
 class Best {
  public:
   explicit Best(long most) : most(most) {}
   float least() const { return (long)kept.size() < most ? -INFINITY : kept.back().score; }
   void show(float score, long index) {
+    if (std::isnan(score)) score = -INFINITY;
     if (!(score > least()) && (long)kept.size() == most) return;
     long at = (long)kept.size();
     if (at == most) at--;
     else kept.push_back({});
     for (; at > 0 && kept[at - 1].score < score; at--) kept[at] = kept[at - 1];
     kept[at] = {score, index};
+  }
+  // Exactly `most` entries, whatever was shown: callers count on them.
+  std::vector<Scored> filled() {
+    while ((long)kept.size() < most) kept.push_back({-INFINITY, 0});
+    return kept;
   }
   std::vector<Scored> kept;
 
@@ -54,5 +60,5 @@ static inline std::vector<Scored> best_of(float* logits, long count, long most) 
     if (top(load(logits + i)) > best.least())
       for (long j = i; j < i + LANES && j < count; j++) best.show(logits[j], j);
   for (auto& each : best.kept) each.score -= total;
-  return best.kept;
+  return best.filled();
 }

@@ -199,7 +199,7 @@ class Drafter {
     best.show(log_add(drafted + shift, copied - whole), n.guesses);
     for (const Scored& one : best_of(own, n.guesses, d.beams))
       if ((n.token_ids ? n.token_ids[one.index] : one.index) != token) best.show(one.score + shift, one.index);
-    found[i] = best.kept;
+    found[i] = best.filled();
   }
 
   // The best paths of a row that are one token longer.
