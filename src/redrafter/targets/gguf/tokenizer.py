@@ -15,6 +15,11 @@ from redrafter.targets.gguf.file import GGUFFile
 
 log = logging.getLogger(__name__)
 
+FORMAT = 2
+"""Counts changes of the conversion, so that tokenizers kept from an earlier one are not used."""
+BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe")
+"""Values of tokenizer.ggml.pre with which llama.cpp begins texts with BOS unless the file says otherwise."""
+
 
 def tokenizer_of(file: GGUFFile) -> Any:
     """The tokenizer, or None with one line in the log: token ids in and out still work without one."""
@@ -33,15 +38,32 @@ def tokenizer_of(file: GGUFFile) -> Any:
         text = str(error).strip().splitlines()
         log.info("%s has no tokenizer that transformers can convert (%s)", file.path, text[0] if text else error)
         return None
+    _begin_with_bos(made, file)
     if kept is not None:
         _keep(made, kept)
     return made
 
 
+def _begin_with_bos(tokenizer: Any, file: GGUFFile) -> None:
+    """Texts begin with BOS exactly if the file says so; transformers' conversion does not ask."""
+    from tokenizers.processors import TemplateProcessing
+
+    kind, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    wanted = file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in BOS_BY_DEFAULT)
+    bos, number = tokenizer.bos_token, tokenizer.bos_token_id
+    if number is None or bool(wanted) == (tokenizer("a")["input_ids"][:1] == [number]):
+        return
+    begin = f"{bos} " if wanted else ""
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin}$A", pair=f"{begin}$A {begin}$B:1", special_tokens=[(bos, number)]
+    )
+
+
 def _kept(file: GGUFFile) -> Path | None:
-    """The folder of the converted tokenizer: one for each vocabulary and version of transformers."""
+    """The folder of the converted tokenizer: one for each vocabulary, architecture and version of transformers."""
     about = [(k, v) for k, v in sorted(file.metadata.items()) if k.startswith("tokenizer.")]
-    digest = hashlib.sha256(repr([about, versions().get("transformers")]).encode()).hexdigest()
+    made_by = [FORMAT, file.metadata.get("general.architecture"), versions().get("transformers")]
+    digest = hashlib.sha256(repr([about, made_by]).encode()).hexdigest()
     try:
         return cache_folder() / "tokenizers" / digest[:16]
     except CacheUnavailable:
