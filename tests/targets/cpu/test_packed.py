@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
@@ -193,6 +195,39 @@ def test_q8_from_a_folder(tmp_path):
         assert torch.equal(ours, theirs)
     with pytest.raises(ConfigError, match="dtype q8 is for"):
         load_target(tmp_path / "m", dtype="q8", device="cpu", revision="main")
+
+
+def test_other_layers_than_plain_ones_are_refused():
+    class Adapted(nn.Linear):
+        """Such as an adapter's: it computes more than its weight says."""
+
+    def refused(words, change):
+        own = copy.deepcopy(model("llama"))
+        change(own)
+        with pytest.raises(UnsupportedTarget, match=words):
+            from_module(own, None, "llama", 8, lambda: own)
+
+    first = "model.layers.0"
+    refused("q_proj of layer 0 is Adapted", lambda m: m.set_submodule(f"{first}.self_attn.q_proj", Adapted(32, 64)))
+    refused("output embedding is Adapted", lambda m: m.set_submodule("lm_head", Adapted(32, VOCAB)))
+    refused("quantised already", lambda m: setattr(m.config, "quantization_config", {"bits": 4}))
+    refused("the shape", lambda m: m.set_submodule(f"{first}.mlp.up_proj", nn.Linear(32, 64, bias=False)))
+    refused("no place for up_bias", lambda m: m.set_submodule(f"{first}.mlp.up_proj", nn.Linear(32, 48)))
+
+
+def test_the_decoder_of_a_multimodal_model():
+    text = model("gemma3")
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=text.config, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=False
+    )
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    made = from_module(whole, None, "gemma3", 8, lambda: whole)
+    for ours, theirs in zip(trees(made)[3:], trees(packed("gemma3"))[3:], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_unknown_models_are_refused():

@@ -122,6 +122,24 @@ def test_text_and_another_dtype(tmp_path):
     assert torch.allclose(logits(other, ids), logits(engine.target, ids), atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_the_model_in_transformers_is_the_same(tmp_path, architecture):
+    """Also with what transformers' own reader of GGUF files drops: rope_freqs, scaled rotations, biases."""
+    options = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    if architecture == "llama":
+        options["extra"] = {
+            "rope_freqs.weight": (np.linspace(1, 8, 16, dtype=np.float32), Kind.F32),
+            "blk.1.attn_q.bias": (np.linspace(-1, 1, 256, dtype=np.float32), Kind.F32),
+        }
+    path = make_file(tmp_path / "x.gguf", architecture, "Q8_0", **options)
+    ids = torch.arange(20)[None]
+    ours, theirs = (logits(load_target(path, device="cpu", dtype=dtype), ids) for dtype in (None, "fp32"))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+    if architecture != "gemma3":
+        plain = logits(load_target(make_file(path, architecture, "Q8_0"), device="cpu"), ids)
+        assert float((ours - plain).norm() / plain.norm()) > 1e-3
+
+
 def test_files_that_do_not_fit_are_one_line(tmp_path):
     path = tmp_path / "x.gguf"
     for error, words, options in (

@@ -83,6 +83,8 @@ def _check_layer(layer: LayerWeights, sizes: Sizes) -> None:
         if required not in layer.matrices and required not in layer.vectors:
             raise UnsupportedTarget(f"the compiled pass needs {required} in each layer, and one has none")
     for name, given in (*layer.matrices.items(), *layer.vectors.items()):
+        if name not in shapes:
+            raise UnsupportedTarget(f"the compiled pass has no place for {name}, which a layer has")
         _check_shape(f"{name} of a layer", given, shapes[name])
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from redrafter.errors import CorruptCheckpoint
+from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, quantise
 from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel
@@ -40,11 +40,8 @@ def from_gguf(
     path: Path, tokenizer: Any = None, name: str | None = None, load_model: Callable[[], Any] | None = None
 ) -> PackedTarget:
     """A model whose weights stay as the file has them. `load_model` loads the same model in transformers."""
-    file = GGUFFile(path)
-    config = config_of(file)
+    file, config, weights = _open(path)
     config._name_or_path = name or path.stem
-    check(config)
-    weights = GGUFWeights(file, config)
     packed = PassModel(
         sizes_of(config),
         (weights.layer(i) for i in range(config.num_hidden_layers)),
@@ -62,16 +59,43 @@ def from_gguf(
     )
 
 
+def _open(path: Path) -> tuple[GGUFFile, Any, GGUFWeights]:
+    file = GGUFFile(path)
+    config = config_of(file)
+    check(config)
+    return file, config, GGUFWeights(file, config)
+
+
+@torch.no_grad()
 def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of a GGUF file in transformers, its weights in a float dtype."""
+    """The model of a GGUF file in transformers, its weights in a float dtype.
+
+    transformers reads GGUF files itself, but drops rope_freqs and the scaling of rotary embeddings.
+    """
     from transformers import AutoModelForCausalLM
 
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
-    except (ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CorruptCheckpoint(f"transformers cannot read {path}: {reason}") from error
-    return model.eval()
+    _, config, weights = _open(path)
+    config._name_or_path = str(path.parent)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    base = model.base_model
+    base.embed_tokens.weight.copy_(_tensor(weights.embedding()))
+    if (head := weights.head()) is not None:
+        model.get_output_embeddings().weight.copy_(_tensor(head))
+    offset = float(is_gemma(config))  # Gemma's modules add one to a norm's weight; its files have it added
+    base.norm.weight.copy_(torch.from_numpy(weights.final_norm()) - offset)
+    for index, module in enumerate(base.layers):
+        layer, linears = weights.layer(index), _linears(module)
+        for name, linear in linears.items():
+            linear.weight.copy_(_tensor(layer.matrices[name]))
+            if linear.bias is not None:
+                bias = layer.vectors.get(f"{name}_bias")
+                linear.bias.copy_(torch.zeros(()) if bias is None else torch.from_numpy(bias))
+        for name, norm in _norms(module, config).items():
+            norm.weight.copy_(torch.from_numpy(layer.vectors[name]) - offset)
+    if (factors := weights.rotation_factors()) is not None:
+        for name in ("inv_freq", "original_inv_freq"):
+            getattr(base.rotary_emb, name).div_(factors)
+    return model
 
 
 def from_module(
@@ -80,18 +104,45 @@ def from_module(
     """A transformers model, its matrices rounded to 8 or 4 bits in groups of 32."""
     config = model.config.get_text_config()
     check(config)
-    base = model.base_model
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UnsupportedTarget(f"{name} is quantised already; leave the dtype q{bits} out")
+    base = getattr(model.base_model, "language_model", model.base_model)  # the decoder of a multimodal model
     weights = _ModuleWeights(config, bits)
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    embedding, head = base.embed_tokens, model.get_output_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        raise UnsupportedTarget(f"{name} embeds tokens by {type(embedding).__name__}; q{bits} needs an Embedding")
+    _require_linear("the output embedding", head)
     packed = PassModel(
         sizes_of(config),
         (weights.layer(i, layer) for i, layer in enumerate(base.layers)),
-        weights.matrix(base.embed_tokens.weight),
-        None if tied else weights.matrix(model.get_output_embeddings().weight),
+        weights.matrix(embedding.weight),
+        None if head.weight is embedding.weight else weights.matrix(head.weight),
         weights.norm(base.norm.weight),
     )
     generation = getattr(model, "generation_config", None)
     return PackedTarget(packed, config, tokenizer, name, Rotations(config), load_model, generation)
+
+
+def _require_linear(name: str, module: Any) -> None:
+    """A subclass, such as an adapter's, may compute something else."""
+    if type(module) is not nn.Linear or module.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise UnsupportedTarget(f"{name} is {type(module).__name__}; the dtypes q8 and q4 quantise plain Linear layers")
+    if getattr(module, "bias", None) is not None and name == "the output embedding":
+        raise UnsupportedTarget("the output embedding has a bias, which the compiled pass cannot add")
+
+
+def _linears(layer: Any) -> dict[str, Any]:
+    """The linear layers of a decoder layer, as the compiled pass names them."""
+    linears = {name: getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"}
+    return linears | {name: getattr(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")}
+
+
+def _norms(layer: Any, config: Any) -> dict[str, Any]:
+    """The norms of a decoder layer, as the compiled pass names them."""
+    names = GEMMA_NORMS if is_gemma(config) else NORMS
+    norms = {name: getattr(layer, theirs) for name, theirs in names.items()}
+    own = [name for name in ("q_norm", "k_norm") if hasattr(layer.self_attn, name)]
+    return norms | {name: getattr(layer.self_attn, name) for name in own}
 
 
 class _ModuleWeights:
@@ -101,15 +152,11 @@ class _ModuleWeights:
         self.config, self.bits = config, bits
 
     def layer(self, index: int, module: Any) -> LayerWeights:
-        attention, mlp = module.self_attn, module.mlp
-        linears = {x: getattr(attention, f"{x}_proj") for x in "qkvo"}
-        linears |= {x: getattr(mlp, f"{x}_proj") for x in ("gate", "up", "down")}
+        linears = _linears(module)
+        for name, linear in linears.items():
+            _require_linear(f"{name}_proj of layer {index}", linear)
         vectors = {f"{x}_bias": _numpy(m.bias) for x, m in linears.items() if m.bias is not None}
-        names = GEMMA_NORMS if is_gemma(self.config) else NORMS
-        vectors |= {name: self.norm(getattr(module, theirs).weight) for name, theirs in names.items()}
-        for name in ("q_norm", "k_norm"):
-            if hasattr(attention, name):
-                vectors[name] = self.norm(getattr(attention, name).weight)
+        vectors |= {name: self.norm(norm.weight) for name, norm in _norms(module, self.config).items()}
         rotation, window = layer_kinds(self.config)[index]
         return LayerWeights({x: self.matrix(m.weight) for x, m in linears.items()}, vectors, rotation, window)
 
@@ -126,3 +173,7 @@ class _ModuleWeights:
 def _numpy(x: Tensor) -> np.ndarray[Any, Any]:
     made: np.ndarray[Any, Any] = x.detach().float().numpy()
     return made
+
+
+def _tensor(matrix: Matrix) -> Tensor:
+    return torch.from_numpy(matrix.dequantise())
