@@ -14,7 +14,10 @@ from torch import Tensor
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, shipped
+from redrafter.drafters.int8 import usable_for
 from redrafter.drafters.load import bind
+from redrafter.drafters.recurrent import RecurrentDrafter
+from redrafter.drafters.recurrent.compiled import compiles
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import BUILT_IN
@@ -72,7 +75,7 @@ def describe(
     packed = where.type == "cpu" and dtype in (None, "auto", *packed_load.BITS) and library.can_run()
     if model is None and drafter in BUILT_IN and not _default_needs_weights(where, runtime, packed):
         kind = parse_dtype(dtype, where.type)
-        found = _default_drafter(drafter, where, kind)
+        found = _default_drafter(drafter, where, kind, packed)
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
     target = load_target(model, dtype=dtype, device=device)
     asked = resolve_drafter(drafter, target)
@@ -97,7 +100,7 @@ def _records(device: torch.device, runtime: str) -> bool:
     return device.type == "cuda" and resolve_runtime(device.type, runtime) != "eager"
 
 
-def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype) -> Drafter:
+def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, packed: bool) -> Drafter:
     """The default model's drafter, bound to a stand-in for the model."""
     if drafter == "none":
         return NoDrafter()
@@ -106,6 +109,8 @@ def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype) -> 
         return NgramDrafter()
     net, _ = checkpoint.read(folder)
     alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
+    if isinstance(alone, RecurrentDrafter):
+        alone.would_compile = packed and usable_for(alone.vocabulary) and compiles(alone.net)
     return alone if drafter == "recurrent" else WithNgrams(alone)
 
 

@@ -23,7 +23,7 @@ TILE = 32
 def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -> DraftModel | None:
     """The network beside a target with packed weights; None if the compiled search does not run such a network."""
     embedding = target.input_embedding
-    if not isinstance(embedding, PackedEmbedding) or not _runs(net):
+    if not isinstance(embedding, PackedEmbedding) or not compiles(net):
         return None
     assert net.input_proj is not None
     memory = Memory()
@@ -58,7 +58,8 @@ def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -
     )
 
 
-def _runs(net: RecurrentNet) -> bool:
+def compiles(net: RecurrentNet) -> bool:
+    """Whether the compiled search runs such a network."""
     config = net.config
     part = config.context_size // len(config.layers)
     sizes = (config.state_size, config.exit_size, part, config.embedding_size, config.memory_size or 0)

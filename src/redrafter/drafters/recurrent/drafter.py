@@ -42,6 +42,7 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         super().__init__(net, target)
         self.target = target
         self.compiled: DraftModel | None = None  # runs a whole beam search on a CPU
+        self.would_compile = False  # set where a drafter is described without its target's packed weights
         self.logits = lambda x: F.linear(self.net.project(x), self.vocabulary)
         self.table: Tensor | None = None
         self.token_input: Callable[[Tensor], Tensor] = lambda tokens: self.net.token_input(
@@ -53,7 +54,8 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
     @property
     def default_shape(self) -> Shape:
         """Over packed weights three tokens take a third longer than one, and each further token costs as much again."""
-        return super().default_shape if self.compiled is None else Shape(width=1, length=2)
+        packed = self.compiled is not None or self.would_compile
+        return Shape(width=1, length=2) if packed else super().default_shape
 
     @property
     def default_length(self) -> int:
