@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 import redrafter
 from redrafter import Engine, Shape
@@ -31,6 +32,26 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(default, "_convert", convert)
     monkeypatch.setattr(default, "find_gguf", lambda scratch: scratch / "any.gguf")
     return tmp_path / "cache", made
+
+
+def test_a_download_is_safe_from_other_processes(cache, monkeypatch):
+    """Another process may convert the model meanwhile, and removes what an earlier conversion left over."""
+    root, _ = cache
+    seen = []
+
+    def find(scratch: Path) -> Path:
+        seen.append(scratch)
+        assert scratch not in root.glob(f".{default.FOLDER}-*")
+        with pytest.raises(Timeout):
+            FileLock(root / f".{default.FOLDER}.lock").acquire(timeout=0)
+        (scratch / "any.gguf").write_bytes(b"weights")
+        return scratch / "any.gguf"
+
+    monkeypatch.setattr(default, "find_gguf", find)
+    monkeypatch.setattr(default, "_installed_gguf", lambda: None)
+    monkeypatch.setattr(default, "_check_gguf", lambda path: None)
+    assert default.default_gguf() == default.default_gguf() == root / f"{default.FOLDER}.gguf"
+    assert len(seen) == 1
 
 
 def test_converted_once(cache):

@@ -77,8 +77,9 @@ def default_gguf() -> Path | None:
             if _intact(root / FOLDER):
                 return None
             root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=root, prefix=f".{FOLDER}-") as scratch:
-                find_gguf(Path(scratch)).replace(copy)
+            with FileLock(root / f".{FOLDER}.lock"):  # another process may be downloading it
+                if not copy.exists():
+                    _download_to(copy)
         path = path or copy
         stamp, found = root / f"{FOLDER}.checked.json", path.stat()
         state = [str(path), found.st_size, found.st_mtime_ns]
@@ -92,12 +93,24 @@ def default_gguf() -> Path | None:
         return path
 
 
+def _download_to(copy: Path) -> None:
+    prefix = f".{copy.name}-"
+    _remove_left_over(copy.parent, prefix)
+    with tempfile.TemporaryDirectory(dir=copy.parent, prefix=prefix) as scratch:
+        find_gguf(Path(scratch)).replace(copy)
+
+
+def _remove_left_over(root: Path, prefix: str) -> None:
+    """Scratch folders of a process that was killed. The caller holds the lock, so no process uses them."""
+    for left_over in root.glob(f"{prefix}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
 def _make(folder: Path) -> None:
     """Convert into a scratch folder and move the result into place."""
     if folder.exists():
         log.warning("%s is damaged or half-written; converting it again", folder)
-    for left_over in folder.parent.glob(f".{FOLDER}-*"):  # from a conversion that was killed
-        shutil.rmtree(left_over, ignore_errors=True)
+    _remove_left_over(folder.parent, f".{FOLDER}-")
     if shutil.disk_usage(folder.parent).free < NEEDED_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder.parent))
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{FOLDER}-") as scratch:
