@@ -292,3 +292,13 @@ def test_prefill_in_chunks_is_prefill(monkeypatch):
     whole = [c.tokens for c in Engine(target, NoDrafter()).generate(prompts, max_new_tokens=8)]
     monkeypatch.setattr(target_module, "PREFILL_CHUNK", 7)
     assert [c.tokens for c in Engine(target, NoDrafter()).generate(prompts, max_new_tokens=8)] == whole
+
+
+def test_the_generation_config_is_the_models_current_one():
+    model = make_model()
+    target, kept = Target(model), model.generation_config
+    try:
+        model.generation_config = tf.GenerationConfig(eos_token_id=7)
+        assert target.generation_config.eos_token_id == 7
+    finally:
+        model.generation_config = kept

@@ -125,8 +125,12 @@ def _packed(
     model_kwargs: dict[str, Any],
 ) -> Target | None:
     """The target with packed weights, where it is asked for or the default; None where transformers runs the model."""
+    if _is_gguf(model) and model_kwargs:
+        raise ConfigError(f"a GGUF file takes no {next(iter(model_kwargs))!r}; leave it out")
     bits = packed_load.BITS.get(dtype) if isinstance(dtype, str) else None
-    fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()
+    if bits is None and (dtype not in (None, "auto") or not (model is None or _is_gguf(model))):
+        return None
+    fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()  # may compile: ask last
     if bits is not None:
         if not fits or _is_gguf(model):
             raise ConfigError(
@@ -141,14 +145,21 @@ def _packed(
             tokenizer,
             _name(model, source),
             bits,
-            lambda: _load_module(source, torch.float32, {}),
+            partial(_refuse_module, str(dtype)),
         )
-    if not fits or dtype not in (None, "auto"):
+    if not fits:
         return None
     if model is None:
         found = default_gguf()
         return None if found is None else packed_load.from_gguf(found, tokenizer, NAME, _default_module)
-    return packed_load.from_gguf(Path(model), tokenizer) if _is_gguf(model) else None
+    return packed_load.from_gguf(Path(model), tokenizer)
+
+
+def _refuse_module(dtype: str) -> Any:
+    """transformers' model has the unrounded weights, so its hidden states are not those of the decoded texts."""
+    raise ConfigError(
+        f"with dtype {dtype} the model's weights are rounded, and no drafter trains on them; use dtype fp32"
+    )
 
 
 def _default_module() -> Any:

@@ -77,13 +77,17 @@ class Target:
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
-        self.generation_config: Any = getattr(model, "generation_config", None)
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
         self._undo = contextlib.ExitStack()
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._extra["logits_to_keep"] = 0
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's own; a user may replace it at any time."""
+        return getattr(self.model, "generation_config", None)
 
     @property
     def weight_bytes(self) -> int:

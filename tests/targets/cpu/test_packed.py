@@ -15,14 +15,18 @@ from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
 from redrafter.drafters import NgramDrafter
+from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, quantise
 from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel, shapes_of
 from redrafter.targets import Target, load_target
+from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.cpu.packed_load import from_module
 from redrafter.targets.cpu.packed_target import PackedTarget
+from redrafter.train.config import TrainConfig
+from redrafter.train.setup import check as train_check
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 from tests.kernels.test_cpu_pass import INSTRUCTIONS
 
@@ -190,11 +194,18 @@ def test_q8_from_a_folder(tmp_path):
     assert isinstance(target, PackedTarget)
     assert target.name == "m"
     assert target.weight_bytes < 0.5 * sum(4 * p.numel() for p in model("llama").parameters())
-    assert next(target.model.parameters()).dtype == torch.float32
+    with pytest.raises(ConfigError, match="with dtype q8 the model's weights are rounded"):
+        train_check(target, DrafterOptions(), TrainConfig(), Shape(width=1, length=2))
     for ours, theirs in zip(trees(target)[3:], trees(packed("llama"))[3:], strict=True):
         assert torch.equal(ours, theirs)
     with pytest.raises(ConfigError, match="dtype q8 is for"):
         load_target(tmp_path / "m", dtype="q8", device="cpu", revision="main")
+
+
+def test_nothing_is_compiled_for_a_model_that_does_not_use_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_load, "available", lambda: pytest.fail("compiled"))
+    model("llama").save_pretrained(tmp_path / "m")
+    assert not isinstance(load_target(tmp_path / "m", device="cpu"), PackedTarget)
 
 
 def test_other_layers_than_plain_ones_are_refused():

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import redrafter
-from redrafter.errors import ConfigError, CorruptCheckpoint, UnsupportedTarget
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import PackedTarget
@@ -116,6 +116,11 @@ def test_text_and_another_dtype(tmp_path):
     assert done.tokens == plain.tokens
     with pytest.raises(ConfigError, match="came without a tokenizer"):
         engine.generate("words")
+    with pytest.raises(ConfigError, match="a GGUF file takes no 'device_map'"):
+        load_target(path, device="cpu", device_map="auto")
+    for dtype in (None, "fp32"):
+        with pytest.raises(ModelNotFound, match=r"no file .*nothing.gguf"):
+            load_target(tmp_path / "nothing.gguf", dtype=dtype, device="cpu")
     other = load_target(path, dtype="fp32", device="cpu")  # as transformers dequantises it
     assert not isinstance(other, PackedTarget)
     ids = torch.tensor([[1, 2, 3]])
@@ -197,3 +202,26 @@ def test_files_that_do_not_fit_are_one_line(tmp_path):
         with pytest.raises(error, match=words) as found:
             load_target(make_file(path, **options), device="cpu")
         assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_mutated_files_give_one_line_or_a_pass(tmp_path, architecture):
+    """40 files with a few bytes changed: each runs one pass, or raises an error for users."""
+    rng, path = np.random.default_rng(0), tmp_path / "x.gguf"
+    whole = make_file(path, architecture, "Q8_0").read_bytes()
+    header, ids = whole.index(b"output_norm.weight") + 50, torch.arange(3)[None]
+    said, passed = [], 0
+    for turn in range(40):
+        content = bytearray(whole)
+        first, last = (24, header) if turn % 4 else (header, len(whole))  # every fourth: weights, such as NaN
+        for at in rng.integers(first, last, 1 if turn % 4 else 2000):
+            content[at] = rng.choice([0, 1, 127, 255, int(rng.integers(0, 256))])
+        path.write_bytes(content)
+        try:
+            assert logits(load_target(path, device="cpu"), ids).shape == (1, 3, TOKENS)
+            passed += 1
+        except (CorruptCheckpoint, UnsupportedTarget) as error:
+            said.append(str(error))
+    assert not any("\n" in text for text in said)
+    assert passed >= 10
+    assert len(said) >= 10

@@ -153,6 +153,8 @@ def load(instructions: str) -> ctypes.CDLL | None:
     flags = [*FLAGS, *INSTRUCTIONS[instructions], *native.openmp()]
     try:
         path = native.folder() / f"pass-{instructions}-{native.key(compiler, flags, HERE)}.so"
+        if not path.exists():
+            log.info("compiling the quantised CPU path (%s), once", instructions)
         native.compile_sources(compiler, HERE, flags, path, TRY)
         loaded = ctypes.CDLL(str(path))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder

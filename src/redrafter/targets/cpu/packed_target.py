@@ -50,6 +50,7 @@ class PackedTarget(Target):
     """A model of one of the families that the compiled pass runs.
 
     `model` is the same model in transformers, loaded when it is first asked for: training needs it, decoding does not.
+    A model that was rounded at load has none.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PackedTarget(Target):
         self.config = config
         self.tokenizer = tokenizer
         self.name = name
-        self.generation_config = generation_config
+        self._generation_config = generation_config
         self.attention = AttentionPlan(config)
         self.layer_count = packed.layer_count
         self.hidden_size = packed.sizes.hidden
@@ -86,6 +87,10 @@ class PackedTarget(Target):
     @functools.cached_property
     def model(self) -> Any:
         return self._load_model()
+
+    @property
+    def generation_config(self) -> Any:
+        return self._generation_config
 
     @property
     def weight_bytes(self) -> int:
