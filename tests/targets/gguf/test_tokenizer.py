@@ -8,7 +8,7 @@ from tests.targets.gguf.test_blocks import write
 
 TOKENS = [
     "<unk>",
-    "<s>",
+    "<begin of: text>",
     "</s>",
     *(f"<0x{i:02X}>" for i in range(256)),
     "\u2581",

@@ -34,11 +34,11 @@ def tokenizer_of(file: GGUFFile) -> Any:
             return AutoTokenizer.from_pretrained(kept)
     try:
         made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+        _begin_with_bos(made, file)
     except Exception as error:  # whatever transformers meets in the file
         text = str(error).strip().splitlines()
         log.info("%s has no tokenizer that transformers can convert (%s)", file.path, text[0] if text else error)
         return None
-    _begin_with_bos(made, file)
     if kept is not None:
         _keep(made, kept)
     return made
@@ -53,9 +53,11 @@ def _begin_with_bos(tokenizer: Any, file: GGUFFile) -> None:
     bos, number = tokenizer.bos_token, tokenizer.bos_token_id
     if number is None or bool(wanted) == (tokenizer("a")["input_ids"][:1] == [number]):
         return
-    begin = f"{bos} " if wanted else ""
+    begin = "BOS " if wanted else ""  # a name within the template: the token itself may contain spaces
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{begin}$A", pair=f"{begin}$A {begin}$B:1", special_tokens=[(bos, number)]
+        single=f"{begin}$A",
+        pair=f"{begin}$A {begin}$B:1",
+        special_tokens=[{"id": "BOS", "ids": [number], "tokens": [bos]}],
     )
 
 
