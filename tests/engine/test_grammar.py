@@ -1,5 +1,6 @@
 """Texts with a grammar: they follow it, and they are those of plain decoding with the same grammar."""
 
+import concurrent.futures
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from redrafter import Engine, Grammar, RuleConfig, Shape
 from redrafter.drafters import NgramDrafter
 from redrafter.engine.decode import decode
 from redrafter.engine.exactness import Promise
-from redrafter.engine.grammar import CompiledGrammar
+from redrafter.engine.grammar import CompiledGrammar, make_matcher
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Branches
@@ -157,6 +158,9 @@ EXPLODING = {
     "properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5_000)}},
     "endless": {"$ref": "#"},
     "unknown": {"type": "robot"},
+    "multiple": {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9_999_991}}},
+    "decimal multiple": {"type": "number", "multipleOf": 99.9983},
+    "multiples together": {"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 101, 103)]},
 }
 
 
@@ -180,6 +184,7 @@ def nested(depth: int) -> dict[str, Any]:
         pytest.param(lambda: Grammar.regex("(a"), id="no regex"),
         pytest.param(lambda: Grammar.regex("a{9999}{9999}{9999}{9999}"), id="repeated"),
         pytest.param(lambda: Grammar.lark("start: nothing"), id="no rule"),
+        pytest.param(lambda: Grammar.lark('start: %json {"multipleO\\u0066" : 999983}'), id="multiple in Lark"),
         pytest.param(lambda: Grammar.choices([]), id="no choice"),
         pytest.param(lambda: Grammar.choices(["a" * 2**19]), id="long choice"),
         pytest.param(lambda: Grammar.of("{}"), id="text"),
@@ -194,6 +199,28 @@ def test_what_cannot_be_compiled_is_refused_within_a_second(target: Target, gram
     assert time.thread_time() - began < 1
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
+
+
+def test_small_multiples_are_taken_and_grammars_are_compiled_one_at_a_time(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = made(target, "ngram").grammars
+    running, most = [], []
+    real = make_matcher
+
+    def watched(*given: Any) -> Any:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.02)
+        found = real(*given)
+        running.pop()
+        return found
+
+    monkeypatch.setattr("redrafter.engine.grammar.make_matcher", watched)
+    schemas = [{"type": "number", "multipleOf": n} for n in (5, 0.01, 1000, 1e6, 250)]
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        list(threads.map(lambda s: grammars.compiled(Grammar.json_schema(s)), schemas))
+    assert most == [1] * 5
 
 
 def test_a_grammar_that_slows_steps_ends_its_own_text_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ The mask of allowed tokens belongs to the filters of each tree node and follows 
 as in a tree. So texts with a grammar are the same with and without a drafter.
 """
 
+import json
+import math
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -28,6 +31,11 @@ LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 8_000}
 """What a grammar may cost to compile, in llguidance's units: well below a second."""
 SLOW = 0.25
 """CPU seconds that one row's grammar may take in one step; a grammar that takes longer would hold up all other rows."""
+MULTIPLES = 10_000
+"""Largest least common multiple of all `multipleOf` in a grammar, without its trailing zeros.
+
+llguidance makes a state for each remainder, outside its own limits: 999983 takes ten seconds and 370 MB.
+"""
 KEPT = 64
 """Compiled grammars that are kept for the next request with the same one."""
 DEEPEST = 16
@@ -40,6 +48,7 @@ class Grammars:
     def __init__(self, target: Target, eos: Sequence[int]) -> None:
         self.target, self.eos = target, tuple(eos)
         self.lock = threading.Lock()
+        self.compiling = threading.Lock()  # one compilation at a time: many would slow down every step
         self.tokenizer: Any = None
         self.kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
 
@@ -50,7 +59,8 @@ class Grammars:
                 self.tokenizer = self._read_tokenizer()
             found = self.kept.pop(grammar, None)
         if found is None:
-            found = CompiledGrammar(make_matcher(self.tokenizer, grammar), self.target.vocab_size, self.eos)
+            with self.compiling:
+                found = CompiledGrammar(make_matcher(self.tokenizer, grammar), self.target.vocab_size, self.eos)
         with self.lock:
             self.kept[grammar] = found
             while len(self.kept) > KEPT:
@@ -78,6 +88,7 @@ def make_matcher(tokenizer: Any, grammar: Grammar) -> Any:
     """An `LLMatcher` before its first token, tried once so that what cannot work is refused here."""
     from llguidance import LLMatcher, LLParserLimits, grammar_from
 
+    check_multiples(grammar.text)
     try:
         if grammar.kind == "json_schema":
             text = LLMatcher.grammar_from_json_schema(grammar.text, defaults=ONE_LINE)
@@ -95,6 +106,37 @@ def make_matcher(tokenizer: Any, grammar: Grammar) -> Any:
     if trial.is_error():
         raise ConfigError(f"the grammar is not valid or too large: {first_line(trial.get_error())}")
     return matcher
+
+
+NUMBERED = re.compile(r'("(?:[^"\\]|\\.)*")\s*:\s*-?([\d.]+)(?:[eE]([-+]?\d+))?')
+"""A key and its number in JSON, which may stand inside a Lark grammar."""
+
+
+def check_multiples(text: str) -> None:
+    """Raise ConfigError if the `multipleOf` of a grammar would take too long to compile.
+
+    >>> check_multiples('{"multipleOf": 250, "title": "x"} {"multipleOf": 0.01}')
+    """
+    least = 1
+    for key, digits, exponent in NUMBERED.findall(text):
+        if unescaped(key) != "multipleOf":
+            continue
+        coefficient = digits.replace(".", "").strip("0")
+        if len(coefficient) <= len(str(MULTIPLES)):
+            least = math.lcm(least, int(coefficient or "1"))
+        if len(coefficient) > len(str(MULTIPLES)) or least > MULTIPLES:
+            shown = digits[:20] + (f"e{exponent[:9]}" if exponent else "")
+            raise ConfigError(
+                f"multipleOf {shown} takes too long to compile: the least common multiple of all multipleOf must be at "
+                f"most {MULTIPLES} without its trailing zeros"
+            )
+
+
+def unescaped(key: str) -> str:
+    try:
+        return str(json.loads(key))
+    except ValueError:
+        return key
 
 
 def first_line(text: str) -> str:
