@@ -7,7 +7,13 @@ from typing import Any
 import openai
 import pytest
 
+from redrafter.engine.request import Part
+from redrafter.runtime.row import RowOutput
+from redrafter.serve.job import Event
 from redrafter.serve.model import Served
+from redrafter.serve.responses import ResponsesAnswer
+from redrafter.serve.responses_schema import ResponsesAsked
+from redrafter.serve.tool_calls import FORMS, CallParser
 from tests.helpers.bytes import byte_target
 from tests.helpers.serving import NAME, make_served, plain, running
 
@@ -74,6 +80,25 @@ def test_calls_and_their_results(client: openai.OpenAI) -> None:
         {"type": "function_call_output", "call_id": call.call_id, "output": "done"},
     ]
     assert ask(client, input=turns, tools=[TOOL]).output
+
+
+@pytest.mark.parametrize("cut", [10, 30, 60, 85, 200])
+def test_words_after_a_call(served: Served, cut: int) -> None:
+    """The events of an answer whose text comes in two pieces."""
+    asked = ResponsesAsked.model_validate({"model": NAME, "input": "a", "tools": [TOOL]})
+    answer = ResponsesAnswer(asked, asked.chat(), served.jobs(asked.chat(), lambda *_: None), served)
+    answer.parsers = [CallParser(FORMS["hermes"], {"pick"})]
+    text = 'So: <tool_call>{"name": "pick", "arguments": {"a": 1}}</tool_call> done'
+    stats = answer.jobs[0].writer.stats
+    events = []
+    for piece, reason in ((text[:cut], None), (text[cut:], "stop")):
+        answer.take(0, Event(Part(0, piece, [], 0, stats, reason, []), RowOutput([])))
+        events += answer.chunks(0, Event(None, None))
+    kinds = [(item["type"], item["status"]) for item in answer.whole()["output"]]
+    assert kinds == [("message", "completed"), ("function_call", "completed"), ("message", "completed")]
+    assert [item["arguments"] for item in answer.items if "arguments" in item] == ['{"a": 1}']
+    assert answer.items[-1]["content"][0]["text"] == " done"
+    assert sum(e["type"] == "response.output_item.done" for e in events) == 3
 
 
 def test_structured_output(client: openai.OpenAI) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from redrafter.serve.tool_calls import FORMS, CallParser, FormName
+from redrafter.serve.tool_calls import FORMS, CallParser, FormName, calls_of
 
 ARGUMENTS = '{"city": "Oslo {\\"}", "days": [1, {"a": 2}]}'
 CALL = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
@@ -17,6 +17,10 @@ TEXTS: list[tuple[FormName, str, str, int]] = [
     ("hermes", f"<tool_call>{CALL}</tool_call> Done.", " Done.", 1),
     ("hermes", "<tool_call>no call</tool_call>", "no call</tool_call>", 0),
     ("hermes", "<tool_call>{not json", "{not json", 0),
+    ("hermes", f"One <tool_call>{CALL}</tool_call> two <tool_call>{CALL}</tool_call> three", "One  two  three", 2),
+    ("hermes", '<tool_call>{"name": "a\\q", "arguments": {}} and on', '{"name": "a\\q", "arguments": {}} and on', 0),
+    ("hermes", '<tool_call>{"name": "a\nb", "arguments": {}}', '{"name": "a\nb", "arguments": {}}', 0),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}', '{"name": "\\ud800", "arguments": {}}', 0),
     ("llama3", LLAMA, "", 1),
     ("llama3", f"<|python_tag|>{LLAMA}; {LLAMA}", "", 2),
     ("llama3", f'  {{"type": "function", "name": "weather", "parameters": {ARGUMENTS}}}', "", 1),
@@ -34,19 +38,29 @@ TEXTS: list[tuple[FormName, str, str, int]] = [
 
 def parsed(form: FormName, pieces: list[str], most: int | None = None) -> tuple[str, list[tuple[str, str]]]:
     parser = CallParser(FORMS[form], {"weather"}, most)
-    content, calls = "", {}
-    for i, piece in enumerate(pieces):
-        found = parser.take(piece, final=i == len(pieces) - 1)
-        content += found.content
-        for call in found.calls:
-            if call.index not in calls:
-                assert call.name
-                assert call.id
-                calls[call.index] = (call.name, "")
-            name, arguments = calls[call.index]
-            calls[call.index] = (name, arguments + call.arguments)
-    assert sorted(calls) == list(range(len(calls)))
-    return content, [calls[i] for i in range(len(calls))]
+    order = in_order(parser, pieces)
+    return "".join(x for x in order if isinstance(x, str)), [x for x in order if not isinstance(x, str)]
+
+
+def in_order(parser: CallParser, pieces: list[str]) -> list[str | tuple[str, str]]:
+    """Words and whole calls as they come."""
+    order: list[str | tuple[str, str]] = []
+    calls = -1
+    for i, text in enumerate(pieces):
+        for piece in parser.take(text, final=i == len(pieces) - 1):
+            last = order[-1] if order else None
+            if isinstance(piece, str):
+                order[-1:] = [last + piece] if isinstance(last, str) else [*order[-1:], piece]
+            elif piece.index == calls:
+                assert isinstance(last, tuple), "a call's pieces have no words between them"
+                order[-1] = (last[0], last[1] + piece.arguments)
+            else:
+                calls += 1
+                assert piece.index == calls
+                assert piece.name
+                assert piece.id
+                order.append((piece.name, piece.arguments))
+    return order
 
 
 @pytest.mark.parametrize(("form", "text", "content", "count"), TEXTS, ids=lambda x: str(x)[:40])
@@ -66,7 +80,7 @@ def test_calls_are_found_however_the_text_comes(form: FormName, text: str, conte
 def test_arguments_come_as_they_are_written() -> None:
     parser = CallParser(FORMS["hermes"], {"weather"})
     pieces = [parser.take(c) for c in f"<tool_call>{CALL}</tool_call>"]
-    assert sum(bool(p.calls) for p in pieces) > 20
+    assert sum(bool(p) for p in pieces) > 20
 
 
 def test_no_more_than_asked_for() -> None:
@@ -80,4 +94,22 @@ def test_a_call_that_is_cut_off_keeps_what_there_is() -> None:
 
 def test_mistral_ids_have_nine_characters() -> None:
     found = CallParser(FORMS["mistral"], {"weather"}).take(f"[TOOL_CALLS] [{CALL}]", final=True)
-    assert len(found.calls[0].id or "") == 9
+    assert len(calls_of(found)[0].id or "") == 9
+
+
+def test_words_before_between_and_after_calls_keep_their_order() -> None:
+    text = f"One <tool_call>{CALL}</tool_call> two <tool_call>{CALL}</tool_call> three"
+    chance = random.Random(2)
+    for _ in range(50):
+        cuts = sorted(chance.randrange(len(text) + 1) for _ in range(3))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        found = in_order(CallParser(FORMS["hermes"], {"weather"}), pieces)
+        assert found == ["One ", ("weather", ARGUMENTS), " two ", ("weather", ARGUMENTS), " three"]
+
+
+def test_arguments_can_always_be_sent() -> None:
+    for arguments in ('{"a": "\\ud800 é"}', '"\\ud800"'):
+        text = f'{{"arguments": {arguments}, "name": "weather"}}'
+        ((_, told),) = parsed("json", [text])[1]
+        assert told.encode()
+        assert not arguments.startswith("{") or json.loads(told) == json.loads(arguments)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from redrafter.serve.answer import Answer, Content
 from redrafter.serve.job import Event, Job
-from redrafter.serve.tool_calls import Call, CallParser, Found
+from redrafter.serve.tool_calls import Call, CallParser, Pieces, calls_of, content_of
 
 
 class ChatAnswer(Answer):
@@ -24,7 +24,7 @@ class ChatAnswer(Answer):
         super().__init__(jobs, model, text_of, trace=trace)
         self.parsers = parsers
         self.calls: list[list[Call]] = [[] for _ in jobs]
-        self.fresh = [Found() for _ in jobs]  # what the last event brought
+        self.fresh: list[Pieces] = [[] for _ in jobs]  # what the last event brought
 
     def take(self, index: int, event: Event) -> None:
         before = self.texts[index]
@@ -32,11 +32,11 @@ class ChatAnswer(Answer):
         assert event.part is not None
         parser = self.parsers[index]
         if parser is None:
-            self.fresh[index] = Found(event.part.text)
+            self.fresh[index] = [event.part.text]
             return
         self.fresh[index] = found = parser.take(event.part.text, final=event.part.finish_reason is not None)
-        self.texts[index] = before + found.content
-        for piece in found.calls:
+        self.texts[index] = before + content_of(found)
+        for piece in calls_of(found):
             if piece.index == len(self.calls[index]):
                 self.calls[index].append(Call(piece.index, piece.id, piece.name))
             self.calls[index][piece.index].arguments += piece.arguments
@@ -50,10 +50,10 @@ class ChatAnswer(Answer):
         return [self._chunk([choice]) for choice in choices]
 
     def _streamed(self, index: int, event: Event) -> Content:
-        fresh = self.fresh[index]
-        delta: Content = {"content": fresh.content} if fresh.content else {}
-        if fresh.calls:
-            delta["tool_calls"] = [{"index": call.index} | as_call(call) for call in fresh.calls]
+        words, calls = content_of(self.fresh[index]), calls_of(self.fresh[index])
+        delta: Content = {"content": words} if words else {}
+        if calls:
+            delta["tool_calls"] = [{"index": call.index} | as_call(call) for call in calls]
         found = self._logprobs(event)
         logprobs = {"content": found, "refusal": None} if found else None
         return {"index": index, "finish_reason": self.reasons[index], "logprobs": logprobs, "delta": delta}

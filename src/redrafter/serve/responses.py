@@ -10,7 +10,7 @@ from redrafter.serve.job import Event, Job
 from redrafter.serve.model import Served
 from redrafter.serve.responses_schema import ResponsesAsked
 from redrafter.serve.schema import ChatAsked
-from redrafter.serve.tool_calls import Found
+from redrafter.serve.tool_calls import Call, Pieces
 
 
 class ResponsesAnswer(ChatAnswer):
@@ -91,26 +91,31 @@ class ResponsesAnswer(ChatAnswer):
         self.number += 1
         return {"type": kind, "sequence_number": self.number - 1, **fields}
 
-    def _grow(self, fresh: Found) -> list[Content]:
+    def _grow(self, fresh: Pieces) -> list[Content]:
         """The events of new words and new pieces of calls."""
         events = []
-        words, self.blank = self.blank + fresh.content, ""
+        for piece in fresh:
+            events += self._call(piece) if isinstance(piece, Call) else self._words(piece)
+        return events
+
+    def _words(self, words: str) -> list[Content]:
+        words, self.blank = self.blank + words, ""
         speaking = bool(self.items) and self.items[-1]["status"] == "in_progress" and "content" in self.items[-1]
         if words.strip() or speaking:
-            events += self._speak(words, begin=not speaking)
-        else:
-            self.blank = words
-        for call in fresh.calls:
-            if call.name is not None:
-                self.blank = ""
-                identity = f"fc_{secrets.token_hex(12)}"
-                item = {"type": "function_call", "id": identity, "call_id": call.id, "name": call.name}
-                events += self._end_item() + self._begin_item(item | {"arguments": "", "status": "in_progress"})
-            if call.arguments:
-                self.items[-1]["arguments"] += call.arguments
-                events.append(
-                    self._event("response.function_call_arguments.delta", **self._where(), delta=call.arguments)
-                )
+            return self._speak(words, begin=not speaking)
+        self.blank = words
+        return []
+
+    def _call(self, call: Call) -> list[Content]:
+        events = []
+        if call.name is not None:
+            self.blank = ""
+            identity = f"fc_{secrets.token_hex(12)}"
+            item = {"type": "function_call", "id": identity, "call_id": call.id, "name": call.name}
+            events += self._end_item() + self._begin_item(item | {"arguments": "", "status": "in_progress"})
+        if call.arguments:
+            self.items[-1]["arguments"] += call.arguments
+            events.append(self._event("response.function_call_arguments.delta", **self._where(), delta=call.arguments))
         return events
 
     def _speak(self, words: str, begin: bool) -> list[Content]:

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 FormName = Literal["hermes", "llama3", "mistral", "json"]
@@ -49,12 +49,16 @@ class Call:
     arguments: str = ""
 
 
-@dataclass
-class Found:
-    """What is new in a text: words for the reader, and pieces of calls."""
+Pieces = list[str | Call]
+"""What is new in a text, in its order: words for the reader, and pieces of calls."""
 
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
+
+def content_of(pieces: Pieces) -> str:
+    return "".join(piece for piece in pieces if isinstance(piece, str))
+
+
+def calls_of(pieces: Pieces) -> list[Call]:
+    return [piece for piece in pieces if isinstance(piece, Call)]
 
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -72,15 +76,16 @@ class CallParser:
         self.form, self.names, self.most = form, names, most
         self.text = ""  # not yet understood
         self.state: Literal["start", "content", "calls", "arguments", "closing"] = "start" if form.bare else "content"
-        self.found, self.final = Found(), False
+        self.found: Pieces = []
+        self.final = False
         self.count = 0
         self.depth, self.quoted, self.escaped = 0, False, False  # inside the arguments
         self.wrapped = False  # the arguments are inside an object, whose end is still to come
 
-    def take(self, text: str, final: bool = False) -> Found:
+    def take(self, text: str, final: bool = False) -> Pieces:
         """What the new text brings; all that is left if it is the `final` piece."""
         self.text += text
-        self.found, self.final = Found(), final
+        self.found, self.final = [], final
         steps = {
             "start": self._start,
             "content": self._content,
@@ -109,8 +114,15 @@ class CallParser:
             held = 0 if self.final or opens is None else begun(before, opens)
             self.text = before[len(before) - held :]
             before = before[: len(before) - held]
-        self.found.content += before
+        self._say(before)
         return bool(marker)
+
+    def _say(self, words: str) -> None:
+        """Pass on words that are no call."""
+        if self.found and isinstance(self.found[-1], str):
+            self.found[-1] += words
+        elif words:
+            self.found.append(words)
 
     def _calls(self) -> bool:
         """Between calls: the next one, the end of this one, or words again."""
@@ -140,36 +152,42 @@ class CallParser:
     def _object(self, rest: str) -> bool:
         """A call as a JSON object, `rest` from its brace on."""
         if head := HEAD.match(rest):
-            name = json.loads(head[1])
+            try:
+                name = json.loads(head[1])
+            except ValueError:  # it looks like a call and is no JSON
+                self.state = "content"
+                return True
             if self._known(name):
                 self._begin(name, rest[head.end() :], wrapped=True)
                 return True
         try:
             value, end = json.JSONDecoder().raw_decode(rest)
+            given = value.get("arguments", value.get("parameters", {}))
+            # Escapes, since JSON may hold half a surrogate pair, which no answer can.
+            arguments = given.encode(errors="replace").decode() if isinstance(given, str) else json.dumps(given)
         except (ValueError, RecursionError):
             if self.final:
                 self.state = "content"
             return self.final
         name = value.get("name")
         if not isinstance(name, str) or not self._known(name):
-            self.found.content += rest[:end]
+            self._say(rest[:end])
             self.state, self.text = "content", rest[end:]
             return True
-        given = value.get("arguments", value.get("parameters", {}))
         self._begin(name, rest[end:], wrapped=False)
-        self._tell(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+        self._tell(arguments)
         self.state = "calls"
         return True
 
     def _known(self, name: str) -> bool:
-        """After a marker every name is a call's, and the client says what is wrong with it."""
-        return name in self.names or not self.form.bare
+        """After a marker every name that can be shown is a call's, and the client says what is wrong with it."""
+        return name in self.names or (not self.form.bare and name.isprintable())
 
     def _begin(self, name: str, rest: str, wrapped: bool) -> None:
         if self.most is None or self.count < self.most:
             identity = secrets.token_hex(12)[: self.form.id_length]
             identity = identity if self.form.id_length < 24 else f"call_{identity}"
-            self.found.calls.append(Call(self.count, identity, name))
+            self.found.append(Call(self.count, identity, name))
         self.count += 1
         self.text, self.state, self.wrapped = rest, "arguments", wrapped
         self.depth, self.quoted, self.escaped = 0, False, False
@@ -179,9 +197,11 @@ class CallParser:
         index = self.count - 1
         if self.most is not None and index >= self.most:
             return
-        if not self.found.calls or self.found.calls[-1].index != index:
-            self.found.calls.append(Call(index))
-        self.found.calls[-1].arguments += arguments
+        last = self.found[-1] if self.found else None
+        if isinstance(last, Call) and last.index == index:
+            last.arguments += arguments
+        else:
+            self.found.append(Call(index, arguments=arguments))
 
     def _arguments(self) -> bool:
         """Up to the brace that ends the arguments."""
