@@ -44,7 +44,7 @@ def test_ids_logs_and_other_origins(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "redrafter.requests"), running(served, **on) as url:
         _, headers, _ = post(url, {"max_tokens": 5, "ignore_eos": True}, X_Request_Id="abc-1", Authorization="Bearer k")
         assert headers["x-request-id"] == "abc-1"
-        for odd in ("a b", "x" * 200, '"'):
+        for odd in ("a b", "x" * 200, '"', "é"):
             status, headers, _ = post(url, {"max_tokens": 5}, X_Request_Id=odd)
             assert status == 401
             assert headers["x-request-id"].startswith("req-")
@@ -64,8 +64,28 @@ def test_ids_logs_and_other_origins(caplog: pytest.LogCaptureFixture) -> None:
     first = lines[0]
     assert (first["request_id"], first["status"], first["path"], first["completion_tokens"]) == ("abc-1", 200, PATH, 5)
     assert 0 < first["first_byte_seconds"] <= first["seconds"]
-    assert [line["status"] for line in lines[1:4]] == [401] * 3
+    assert [line["status"] for line in lines[1:5]] == [401] * 4
     assert not any(line["path"] == "/health" for line in lines)
+
+
+def test_a_fault_of_ours_is_answered_and_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = make_served()
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("secret")
+
+    monkeypatch.setattr("redrafter.serve.api.make_answer", broken)
+    on = {"logs": True, "cors": ("http://page.example",)}
+    with caplog.at_level(logging.INFO, "redrafter.requests"), running(served, **on) as url:
+        status, headers, answer = post(url, {"max_tokens": 2}, Origin="http://page.example", X_Request_Id="abc-2")
+    assert (status, answer["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in answer["error"]["message"]
+    assert headers["x-request-id"] == "abc-2"
+    assert headers["access-control-allow-origin"] == "http://page.example"
+    lines = [json.loads(r.message) for r in caplog.records if r.message.startswith("{")]
+    assert [(line["status"], line["request_id"]) for line in lines] == [(500, "abc-2")]
 
 
 def test_a_draining_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:

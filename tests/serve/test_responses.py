@@ -6,9 +6,11 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import ValidationError
 
 from redrafter.engine.request import Part
 from redrafter.runtime.row import RowOutput
+from redrafter.serve.errors import first_problem
 from redrafter.serve.job import Event
 from redrafter.serve.model import Served
 from redrafter.serve.responses import ResponsesAnswer
@@ -18,6 +20,9 @@ from tests.helpers.bytes import byte_target
 from tests.helpers.serving import NAME, make_served, plain, running
 
 PARAMETERS = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+NESTED: dict[str, Any] = {}
+for _ in range(150):
+    NESTED = {"properties": NESTED}
 TOOL = {"type": "function", "name": "pick", "parameters": PARAMETERS}
 
 
@@ -129,3 +134,16 @@ def test_what_is_refused(client: openai.OpenAI, options: Any, param: str, what: 
         ask(client, **options)
     assert what in caught.value.message
     assert caught.value.param == param
+
+
+def test_what_no_response_can_repeat_is_refused() -> None:
+    """The official client cannot send half a surrogate pair; other clients can."""
+    for options, param, what in (
+        ({"metadata": {"a": "\ud800"}}, "metadata", "surrogate"),
+        ({"tools": [TOOL | {"description": "\udfff"}], "tool_choice": "none"}, "tools", "surrogate"),
+        ({"tools": [TOOL | {"parameters": NESTED}], "tool_choice": "none"}, "tools", "levels deep"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            ResponsesAsked.model_validate({"model": NAME, "input": "a"} | options)
+        message, named = first_problem(caught.value.errors())
+        assert (named, what in message) == (param, True), message

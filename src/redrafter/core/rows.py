@@ -10,10 +10,10 @@ from redrafter.core.cache import KVCache
 T = TypeVar("T")
 
 
-def keep_rows(state: T, rows: Tensor) -> T:
+def keep_rows(state: T, rows: Tensor | slice) -> T:
     """The same dataclass with only these rows of its tensors, also in dataclasses inside it; other fields stay.
 
-    A KV cache drops its other rows in place.
+    A KV cache drops its other rows in place. A slice needs no copy to the device, and a KV cache takes none.
     """
     kept: dict[str, Any] = {}
     for field in fields(state):  # type: ignore[arg-type]
@@ -21,6 +21,7 @@ def keep_rows(state: T, rows: Tensor) -> T:
         if isinstance(value, Tensor):
             kept[field.name] = value[rows]
         elif isinstance(value, KVCache):
+            assert isinstance(rows, Tensor)
             value.keep(rows)
         elif is_dataclass(value) and not isinstance(value, type):
             kept[field.name] = keep_rows(value, rows)

@@ -50,8 +50,8 @@ class RowProcessors:
             if row is None or row.processor is None or row.error is not None:
                 continue
             try:
-                own, there = torch.tensor([i], device=logits.device), result[i : i + 1]
-                made = row.processor(there, keep_rows(tree, own))
+                there = result[i : i + 1]
+                made = row.processor(there, keep_rows(tree, slice(i, i + 1)))
                 if made is not there:
                     there.copy_(made)
             except Exception as error:

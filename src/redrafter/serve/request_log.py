@@ -9,9 +9,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from redrafter.serve.errors import described, failure
+
 log = logging.getLogger("redrafter.requests")
 
-USABLE = re.compile(r"[\w.:-]{1,128}")
+USABLE = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 """Ids of clients that are taken over; others could break a log line."""
 
 POLLED = ("/health", "/ready", "/metrics")
@@ -44,6 +46,12 @@ class RequestLog:
 
         try:
             await self.app(scope, receive, told)
+        except Exception as error:
+            if status != 499:  # the answer has begun: the connection ends without its end
+                raise
+            log.exception("request %s failed", identity)
+            code, message, name = described(error)
+            await failure(code, message, code=name)(scope, receive, told)
         finally:
             if self.logs and scope["path"] not in POLLED:
                 log.info(line(identity, scope, status, time.monotonic() - began, first, state.get("usage")))

@@ -22,6 +22,8 @@ STATELESS: Known = {
     "max_tool_calls": ((), "the server runs no tools"),
     "top_logprobs": ((0,), "use /v1/chat/completions"),
 }
+DEEPEST = 64
+"""Levels of a field's value: a response repeats many fields, and deeper values cannot be written."""
 CHAT_NAMES = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
 """Fields of the chat that a response becomes -> what the client calls them."""
 
@@ -132,6 +134,9 @@ class ResponsesAsked(Strict):
     def _defaults_ask_for_nothing(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
+        for name in cls.model_fields.keys() & content.keys():
+            if problem := unsendable(content[name]):
+                raise not_supported(name, f"{name} {problem}")
         known = {k: v for k, v in (NEUTRAL | STATELESS).items() if k not in cls.model_fields}
         return without_neutral({k: v for k, v in content.items() if v is not None}, known)
 
@@ -173,6 +178,26 @@ class ResponsesAsked(Strict):
                 else:
                     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         return messages
+
+
+def unsendable(given: Any) -> str | None:
+    """Why a response cannot repeat a value, if it cannot.
+
+    >>> unsendable({"a": ["b"]}), unsendable({"a": "\\ud800"})
+    (None, 'holds half a surrogate pair, which is no text')
+    """
+    left = [(given, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > DEEPEST:
+            return f"is nested more than {DEEPEST} levels deep"
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            return "holds half a surrogate pair, which is no text"
+        if isinstance(value, dict):
+            left += [(key, depth + 1) for key in value] + [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            left += [(item, depth + 1) for item in value]
+    return None
 
 
 def _joined(content: str | list[Part]) -> str:
