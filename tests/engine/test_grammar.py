@@ -226,10 +226,45 @@ def test_small_multiples_are_taken_and_grammars_are_compiled_one_at_a_time(
 def test_a_grammar_that_slows_steps_ends_its_own_text_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(target, "recurrent")
     slow, other = engine.requests(["a"], grammar=PERSON)[0], engine.requests(["a"], max_new_tokens=5)[0]
-    monkeypatch.setattr("redrafter.engine.grammar.SLOW", -1.0)
+    monkeypatch.setattr("redrafter.engine.grammar.ALLOWANCE", -1.0)
     with pytest.raises(ConfigError, match="make it smaller"):
         engine.complete([slow])
     assert len(engine.complete([other])[0].tokens) == 5
+
+
+def test_a_slow_grammar_loses_its_guesses_first(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(target, "recurrent")
+    (request,) = engine.requests(["name"], grammar=PERSON, max_new_tokens=30)
+    (usual,) = engine.complete([request])
+    monkeypatch.setattr("redrafter.engine.grammar.SLOW", 0.0)
+    (slow,) = engine.complete([request])
+    assert slow.tokens == usual.tokens
+    assert slow.stats.nodes == 0 < usual.stats.nodes
+
+
+def test_a_guess_that_the_matcher_fails_at_does_not_end_the_text(target: Target) -> None:
+    made = guide(target, Grammar.regex("x{3}name[ab]"), "x")
+    drafted = Branches([5, target.tokenizer("x").input_ids[0]], [0, 0])
+
+    class Fails:
+        """A matcher that fails at the first guess."""
+
+        def __init__(self, matcher: Any) -> None:
+            self.matcher, self.failed = matcher, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+        def try_consume_tokens(self, tokens: list[int]) -> bool:
+            self.failed = True
+            return False
+
+        def is_error(self) -> bool:
+            return self.failed
+
+    made.matcher = Fails(made.matcher)
+    assert made.guess(drafted, room=9) == Branches([5], [0])
+    assert target.tokenizer.decode(made.guess(drafted, room=9).tokens[1:]) == "xxname", "and it guesses again"
 
 
 def test_what_a_grammar_needs(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

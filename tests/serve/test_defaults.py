@@ -1,5 +1,7 @@
 """Fields that SDKs and frameworks send at their defaults; what is refused, and by which name; echo and best_of."""
 
+import asyncio
+import contextlib
 import http.client
 import json
 import math
@@ -11,6 +13,7 @@ import openai
 import pytest
 import torch
 
+from redrafter.serve.completion import TextAnswer
 from redrafter.serve.model import Served
 from tests.helpers.serving import NAME, make_served, plain, running
 
@@ -121,8 +124,47 @@ def test_tokenize_and_back(url: str, served: Served) -> None:
     assert post(url, "/detokenize", {"tokens": made["tokens"]}) == (200, {"prompt": "hello"})
     assert post(url, "/tokenize", {"messages": HELLO})[1]["tokens"] == served.engine.encode(HELLO)
     assert post(url, "/tokenize", {})[0] == post(url, "/detokenize", {"tokens": [10**6]})[0] == 400
+    assert post(url, "/tokenize", {"prompt": "a" * (2**18 + 1)})[0] == 400
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        assert post(url, path, body | {"model": "other"})[0] == 404
+        assert post(url, path, body | {"model": NAME})[0] == 200
     with running(make_served(), api_key="sesame") as closed:
         assert post(closed, "/tokenize", {"prompt": "a"})[0] == 401
+
+
+def test_long_work_leaves_the_event_loop_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tokens are turned into text in threads, so that other requests are answered meanwhile."""
+    seen: list[tuple[str, bool]] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*given: Any, **options: Any) -> Any:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
+                seen.append((name, True))
+            seen.append((name, False))
+            return real(*given, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Served, "tokenize")
+    watch(Served, "detokenize")
+    watch(TextAnswer, "_legacy")
+    assert post(url, "/tokenize", {"prompt": "hello", "return_token_strs": True})[0] == 200
+    asked = {"prompt": [1, 2, 3], "echo": True, "logprobs": 2, "max_tokens": 1}
+    assert complete(url, **asked)[0] == 200
+    assert {name for name, _ in seen} == {"tokenize", "detokenize", "_legacy"}
+    assert not any(in_loop for _, in_loop in seen)
+
+
+def test_offsets_of_a_stream_continue(url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    options: dict[str, Any] = {"model": NAME, "prompt": "a", "max_tokens": 12, "logprobs": 0, "seed": 3, "echo": True}
+    whole = client.completions.create(**options).choices[0].logprobs
+    chunks = [c.choices[0].logprobs for c in client.completions.create(**options, stream=True)]
+    assert whole is not None
+    assert [at for c in chunks if c is not None for at in c.text_offset or ()] == whole.text_offset
 
 
 def test_a_turn_is_continued(url: str, served: Served) -> None:

@@ -76,10 +76,10 @@ def test_a_fault_of_ours_is_answered_and_logged(
     def broken(*_: Any) -> Any:
         raise KeyError("secret")
 
-    monkeypatch.setattr("redrafter.serve.api.make_answer", broken)
+    monkeypatch.setattr("redrafter.serve.api._no_model", broken)
     on = {"logs": True, "cors": ("http://page.example",)}
     with caplog.at_level(logging.INFO, "redrafter.requests"), running(served, **on) as url:
-        status, headers, answer = post(url, {"max_tokens": 2}, Origin="http://page.example", X_Request_Id="abc-2")
+        status, headers, answer = post(url, {"model": "x"}, Origin="http://page.example", X_Request_Id="abc-2")
     assert (status, answer["error"]["code"]) == (500, "internal_error")
     assert "secret" not in answer["error"]["message"]
     assert headers["x-request-id"] == "abc-2"
@@ -108,6 +108,27 @@ def test_a_draining_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join(20)
     assert answers == [200]
     assert not thread.is_alive()
+
+
+def test_a_second_signal_ends_the_server_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, turn = make_served(), Scheduler.turn
+    monkeypatch.setattr(Scheduler, "turn", lambda self: (time.sleep(0.5), turn(self))[1])
+    server = Server(served, GuardConfig(), "127.0.0.1", 0, 60.0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert wait_until(lambda: server.started)
+    connection = connect(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+    body = {"model": NAME, "prompt": "a", **SLOW, "speculative": False}
+    connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+    assert wait_until(lambda: served.scheduler.jobs)
+    server.handle_exit(15, None)
+    time.sleep(0.2)
+    assert thread.is_alive(), "the answer may finish"
+    server.handle_exit(15, None)
+    thread.join(3)
+    assert not thread.is_alive()
+    assert wait_until(lambda: served.scheduler.thread is None or not served.scheduler.thread.is_alive(), 3)
+    connection.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -125,7 +125,8 @@ def test_structured_output(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "robot"}}}}, "text", "robot"),
-        ({"max_output_tokens": 5000}, "input", "context"),
+        ({"max_output_tokens": 5000}, "input", "max_output_tokens is 5000"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text", "text leaves no room"),
     ],
     ids=lambda x: str(x)[:40],
 )

@@ -74,10 +74,12 @@ def test_vllms_names(client: openai.OpenAI, extra: dict[str, Any], pattern: str)
     assert client.completions.create(model=NAME, prompt="a", max_tokens=60, seed=1, extra_body=extra).choices[0].text
 
 
-def test_a_json_object(client: openai.OpenAI) -> None:
+def test_a_json_object(client: openai.OpenAI, served: Served) -> None:
+    likely = {str(served.tokenizer(c).input_ids[0]): bias for c, bias in (('"', 6), ("}", 4), ("\\", -100))}
     for extra in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
-        text = ask(client, extra, temperature=1.0, seed=2, max_tokens=30).choices[0].message.content
-        assert text.startswith("{")
+        done = ask(client, extra, temperature=1.0, seed=2, max_tokens=100, logit_bias=likely).choices[0]
+        assert done.finish_reason == "stop"
+        assert json.loads(done.message.content) != {}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,12 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 8_000}
 """What a grammar may cost to compile, in llguidance's units: well below a second."""
 SLOW = 0.25
-"""CPU seconds that one row's grammar may take in one step; a grammar that takes longer would hold up all other rows."""
+"""CPU seconds that a row's grammar may take for the guesses of one step; a row with a slower grammar guesses less."""
+ALLOWANCE, PER_TOKEN = 2.0, 0.01
+"""CPU seconds that a text's grammar may take, and more for each token. A slower grammar would hold up all other rows.
+
+Guesses do not count, so a text with guesses fails only where plain decoding fails.
+"""
 MULTIPLES = 10_000
 """Largest least common multiple of all `multipleOf` in a grammar, without its trailing zeros.
 
@@ -150,7 +155,7 @@ class CompiledGrammar:
         self.matcher, self.vocab_size, self.eos = matcher, vocab_size, frozenset(eos)
 
     def guide(self, ids: Callable[[], list[int]], before: Processor | None = None) -> "GrammarGuide":
-        return GrammarGuide(self.matcher.deep_copy(), self.vocab_size, self.eos, ids, before)
+        return GrammarGuide(self.matcher, self.vocab_size, self.eos, ids, before)
 
 
 class GrammarGuide:
@@ -168,14 +173,17 @@ class GrammarGuide:
         ids: Callable[[], list[int]],
         before: Processor | None,
     ) -> None:
-        self.matcher, self.vocab_size, self.eos, self.ids, self.before = matcher, vocab_size, eos, ids, before
-        self.known = len(ids())  # the grammar begins after the prompt
+        self.start, self.vocab_size, self.eos, self.ids, self.before = matcher, vocab_size, eos, ids, before
+        self.matcher = matcher.deep_copy()
+        self.prompt = self.known = len(ids())  # the grammar begins after the prompt
+        self.spent = 0.0  # CPU seconds for decided tokens
+        self.cost = 0.0  # CPU seconds for the root of the last call: what a guess may cost
         self.guessed: Branches | None = None  # the tree that is being verified, if it went through `guess`
 
     def guess(self, tree: Branches, room: int) -> Branches:
         """Drop guesses that the grammar forbids, and plant the tokens that it forces."""
-        began = time.thread_time()
         self._follow()
+        most = int(SLOW / max(self.cost, 1e-6))  # guesses that are not too slow
         below = children(tree.parents)
         tokens, parents, forced = [tree.tokens[0]], [0], [False]
 
@@ -187,7 +195,7 @@ class GrammarGuide:
             if only:
                 wanted = {only[0]: wanted.get(only[0])}
             for token, further in wanted.items():
-                if token in self.eos or (further is None and sum(forced) >= room):
+                if token in self.eos or len(tokens) > most or (further is None and sum(forced) >= room):
                     continue
                 if self.matcher.try_consume_tokens([token]):
                     tokens.append(token)
@@ -197,7 +205,10 @@ class GrammarGuide:
                     self.matcher.rollback(1)
 
         grow(0, below[0], 0)
-        self._check(began)
+        if self.matcher.is_error():  # by a guess: plain decoding may go on
+            self.matcher, self.known = self.start.deep_copy(), self.prompt
+            self._follow()
+            tokens, parents, forced = tokens[:1], parents[:1], forced[:1]
         # Below a planted node all nodes are planted, so cutting the last ones first leaves no node without its parent.
         planted = [node for node, by_grammar in enumerate(forced) if by_grammar]
         excess = max(0, len(tokens) - 1 - room)
@@ -206,17 +217,19 @@ class GrammarGuide:
 
     def __call__(self, logits: Tensor, tree: Tree) -> Tensor:
         """(1, N+1, V) logits -> the same tensor, -inf for tokens that may not follow a node's path."""
-        began = time.thread_time()
-        self._follow()
         if self.before is not None:
             logits = self.before(logits, tree)
+        self._follow()
         nodes, self.guessed = self.guessed or read(tree), None
         tokens, below = nodes.tokens, children(nodes.parents)
         words = np.full((logits.shape[1], -(-self.vocab_size // 32)), -1, dtype=np.int32)
 
         def look(node: int) -> None:
-            row = words[node]
+            began, row = time.thread_time(), words[node]
             self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if node == 0:
+                self.cost = time.thread_time() - began
+                self._spend(self.cost)
             for child in below[node]:
                 token = tokens[child]
                 if token not in self.eos and self.matcher.try_consume_tokens([token]):
@@ -224,22 +237,31 @@ class GrammarGuide:
                     self.matcher.rollback(1)
 
         look(0)
-        self._check(began)
+        self._check()
         return logits.masked_fill_(forbidden(words, logits.shape[2], logits.device), -torch.inf)
 
     def _follow(self) -> None:
         """Take in what was decided since the last call."""
-        ids = self.ids()
+        ids, began = self.ids(), time.thread_time()
         new, self.known = ids[self.known :], len(ids)
         if new:
             self.matcher.consume_tokens(new)
+            self._check()
+            self._spend(time.thread_time() - began)
 
-    def _check(self, began: float) -> None:
-        """Raise if the matcher failed, since it then allows everything, or if the call has taken too long."""
+    def _check(self) -> None:
+        """Raise if the matcher failed, since it then allows everything."""
         if self.matcher.is_error():
             raise ConfigError(f"the grammar became too complex for this text: {first_line(self.matcher.get_error())}")
-        if (spent := time.thread_time() - began) > SLOW:
-            raise ConfigError(f"the grammar is too complex: one step of it took {spent:.1f} s; make it smaller")
+
+    def _spend(self, seconds: float) -> None:
+        """Raise if the decided tokens took too long."""
+        self.spent += seconds
+        tokens = self.known - self.prompt
+        if self.spent > ALLOWANCE + PER_TOKEN * tokens:
+            raise ConfigError(
+                f"the grammar is too complex: {tokens} tokens of it took {self.spent:.1f} s; make it smaller"
+            )
 
 
 def read(tree: Tree) -> Branches:

@@ -20,7 +20,7 @@ from redrafter.serve.answer import Answer
 from redrafter.serve.chat import ChatAnswer
 from redrafter.serve.completion import TextAnswer
 from redrafter.serve.config import GuardConfig
-from redrafter.serve.errors import content, described, failure, first_problem, parameter
+from redrafter.serve.errors import content, described, failure, first_problem, parameter, renamed
 from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
@@ -83,17 +83,19 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
             chat = asked.chat()
         except ValidationError as error:
             message, param = first_problem(error.errors())
-            return failure(400, message, param=CHAT_NAMES.get(param or "", param))
+            return failure(400, renamed(message, CHAT_NAMES), param=CHAT_NAMES.get(param or "", param))
         return await _answer(served, chat, request, lambda jobs: ResponsesAnswer(asked, chat, jobs, served), CHAT_NAMES)
 
     @app.post("/tokenize", responses=REFUSALS)
     async def tokenize(asked: TokenizeAsked) -> Any:
-        ids = await run_in_threadpool(served.tokenize, asked)
-        strings = [served.text_of(token) for token in ids] if asked.return_token_strs else None
-        return {"count": len(ids), "max_model_len": served.context, "tokens": ids, "token_strs": strings}
+        if asked.model not in (None, served.name):
+            return _no_model(served, str(asked.model))
+        return await run_in_threadpool(served.tokenize, asked)
 
     @app.post("/detokenize", responses=REFUSALS)
     async def detokenize(asked: DetokenizeAsked) -> Any:
+        if asked.model not in (None, served.name):
+            return _no_model(served, str(asked.model))
         return {"prompt": await run_in_threadpool(served.detokenize, asked.tokens)}
 
     @app.get("/tokenizer_info", responses={401: REFUSALS[401]})
@@ -199,9 +201,13 @@ async def _answer(
     def listener(index: int, event: Event) -> None:
         loop.call_soon_threadsafe(heard.put_nowait, (index, event))
 
+    def prepare() -> Answer:
+        jobs = served.jobs(asked, listener)
+        return make_answer(asked, jobs, served) if make is None else make(jobs)
+
     try:
-        jobs = await run_in_threadpool(served.jobs, asked, listener)
-        served.scheduler.submit(jobs)
+        answer = await run_in_threadpool(prepare)
+        served.scheduler.submit(answer.jobs)
     except Exception as error:
         status, message, code = described(error)
         retry = served.scheduler.retry_after() if status in (429, 503) else None
@@ -209,8 +215,7 @@ async def _answer(
         if param == "prompt" and isinstance(asked, ChatAsked):
             param = "messages"
         param = names.get(param, param) if param is not None else None
-        return failure(status, message, param=param, code=code, retry_after=retry)
-    answer = make_answer(asked, jobs, served) if make is None else make(jobs)
+        return failure(status, renamed(message, names), param=param, code=code, retry_after=retry)
     request.state.usage = answer.usage
     if asked.stream:
         chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
@@ -243,7 +248,9 @@ async def _stream(
                 yield answer.sent(content(status, message, code=code))
                 return
             answer.take(index, event)
-            for chunk in answer.chunks(index, event):
+            long = event.output is not None and event.output.prompt_logprobs is not None
+            chunks = await run_in_threadpool(answer.chunks, index, event) if long else answer.chunks(index, event)
+            for chunk in chunks:
                 yield answer.sent(chunk | {"usage": None} if usage else chunk)
         for chunk in answer.closing(usage):
             yield answer.sent(chunk)
@@ -268,7 +275,7 @@ async def _whole(
                 status, message, code = described(event.error)
                 return failure(status, message, code=code, retry_after=1 if status == 503 else None)
             answer.take(index, event)
-        return JSONResponse(answer.whole())
+        return await run_in_threadpool(lambda: JSONResponse(answer.whole()))
     finally:
         gone.cancel()
         _cancel(served, answer.jobs)

@@ -1,6 +1,7 @@
 """Answers of `/v1/completions`."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from redrafter.serve.answer import Answer, Content
 from redrafter.serve.job import Event, Job
@@ -24,6 +25,7 @@ class TextAnswer(Answer):
         self.asked = asked
         self.echoes = list(echoes) if echoes is not None else ["" for _ in jobs]
         self.begun = [False for _ in jobs]
+        self.offsets = [0 for _ in jobs]  # characters of tokens that were streamed
 
     def take(self, index: int, event: Event) -> None:
         super().take(index, event)
@@ -72,10 +74,10 @@ class TextAnswer(Answer):
         if echoed and self.asked.echo and heard is not None:
             first = {"token": self.text_of(self.jobs[i].request.prompt[0]), "logprob": None, "top_logprobs": None}
             rows = [first, *self._told(heard), *found]
-        offsets, at = [], 0
-        for row in rows:
-            offsets.append(at)
-            at += len(row["token"])
+        lengths = [len(row["token"]) for row in rows]
+        *offsets, end = accumulate(lengths, initial=self.offsets[i])
+        if self.asked.stream:
+            self.offsets[i] = end
         tops = [row["top_logprobs"] for row in rows]
         return {
             "tokens": [row["token"] for row in rows],

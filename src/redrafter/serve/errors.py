@@ -1,7 +1,7 @@
 """Errors in OpenAI's form, with the right status."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -58,6 +58,15 @@ def parameter(message: str, names: Sequence[str]) -> str | None:
     'logit_bias'
     """
     return next((word for word in re.findall(r"\w+", message) if word in names), None)
+
+
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """A message with the client's names of fields.
+
+    >>> renamed("messages.0 is empty", {"messages": "input"})
+    'input.0 is empty'
+    """
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), message)
 
 
 def first_problem(errors: Sequence[Any]) -> tuple[str, str | None]:

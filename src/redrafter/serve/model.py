@@ -32,9 +32,12 @@ class Served:
         self.tokenizer = engine.target.tokenizer
         self.chat = ChatPrompts(engine, tool_parser)
         self.lock = threading.Lock()  # a tokenizer is one at a time's
+        self.texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     def text_of(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
+        if token not in self.texts:
+            self.texts[token] = str(self.tokenizer.decode([token]))
+        return self.texts[token]
 
     def jobs(self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None]) -> list[Job]:
         """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request."""
@@ -64,13 +67,17 @@ class Served:
                 )
         return made
 
-    def tokenize(self, asked: TokenizeAsked) -> list[int]:
+    def tokenize(self, asked: TokenizeAsked) -> dict[str, Any]:
+        """vLLM's form of the tokens of a text or of messages."""
         with self.lock:
             if asked.messages is not None:
-                return self._chat_ids(asked)
-            return self._read(
-                lambda: self.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens).input_ids
-            )
+                ids = self._chat_ids(asked)
+            else:
+                ids = self._read(
+                    lambda: self.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens).input_ids
+                )
+        strings = [self.text_of(token) for token in ids] if asked.return_token_strs else None
+        return {"count": len(ids), "max_model_len": self.context, "tokens": ids, "token_strs": strings}
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         if tokens and max(tokens) >= self.engine.target.vocab_size:
@@ -105,8 +112,8 @@ class Served:
         except ConfigError:
             raise
         except Exception as error:
-            what = "prompt is" if not prompt or isinstance(prompt[0], str) else "messages are"
-            raise ConfigError(f"the {what} nothing that {self.name} can read: {error}") from error
+            what = "prompt" if not prompt or isinstance(prompt[0], str) else "messages"
+            raise ConfigError(f"{self.name} cannot read the {what}: {error}") from error
 
     def _options(self, asked: ChatAsked | CompletionAsked) -> dict[str, Any]:
         names = (

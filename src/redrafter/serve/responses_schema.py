@@ -24,7 +24,12 @@ STATELESS: Known = {
 }
 DEEPEST = 64
 """Levels of a field's value: a response repeats many fields, and deeper values cannot be written."""
-CHAT_NAMES = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
+CHAT_NAMES = {
+    "messages": "input",
+    "response_format": "text",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+}
 """Fields of the chat that a response becomes -> what the client calls them."""
 
 

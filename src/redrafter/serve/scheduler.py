@@ -277,7 +277,10 @@ class Scheduler:
             if not gained:  # all its rows were closed in the meantime
                 continue
             self.spent[result.drafts] += result.seconds / result.size
-            self.costs.learn(result.shape, sum(tokens for tokens, _ in gained), len(gained))
+            # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
+            free = [len(output.tokens) for row, output in result.rows if row.processor is None]
+            if free:
+                self.costs.learn(result.shape, sum(free), len(free))
             self.metrics.step(result.shape, gained, result.seconds)
             for row, output in result.rows:
                 if not row.open:  # finished by an earlier step of the same results

@@ -12,6 +12,8 @@ from redrafter.serve.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_LOGPROBS = 16, 16, 16, 20
 SEED = 2**63
 MOST_TOKENS = 2**20
+MOST_TEXT = 2**18
+"""Characters that `/tokenize` takes: a tokenizer reads one text at a time, and requests wait meanwhile."""
 
 Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -113,6 +115,10 @@ class ChatAsked(Asked):
                 raise not_supported("tool_choice", f"tool_choice names {wanted[:64]!r}, which is not among the tools")
         elif self.tool_choice == "required" and not names:
             raise not_supported("tool_choice", "tool_choice 'required' needs tools")
+        if self.offered and self.response_format is not None and self.response_format.type != "text":
+            raise not_supported(
+                "response_format", "response_format leaves no room for calls: send tools or a format, not both"
+            )
         if self.must_call and self._asked():
             raise not_supported("tool_choice", "an answer that must call a tool cannot have another format too")
 
@@ -215,6 +221,10 @@ class TokenizeAsked(Strict):
     def _one_of_two(self) -> "TokenizeAsked":
         if (self.prompt is None) == (self.messages is None):
             raise not_supported("prompt", "give either prompt or messages")
+        size = len(self.prompt or "") + sum(len(message.text) for message in self.messages or ())
+        if size > MOST_TEXT:
+            name = "prompt" if self.messages is None else "messages"
+            raise not_supported(name, f"{name} has {size} characters and at most {MOST_TEXT} are taken: send less")
         return self
 
     @property

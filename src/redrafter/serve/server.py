@@ -102,7 +102,8 @@ class Server(uvicorn.Server):
         """While running answers finish, new requests get status 503. A second signal ends the server at once."""
         scheduler = self.served.scheduler
         if scheduler.draining:
-            super().handle_exit(sig, frame)
+            self.should_exit = self.force_exit = True
+            threading.Thread(target=scheduler.stop, args=(0.0,), daemon=True).start()
             return
         scheduler.draining = True
         end = super().handle_exit
