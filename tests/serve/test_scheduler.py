@@ -317,7 +317,7 @@ def test_plain_and_drafting_rows_share_time_not_steps(target: Target) -> None:
     scheduler.submit([b])
     sizes: list[tuple[bool, int]] = []
     step = scheduler.batch.step
-    scheduler.batch.step = lambda d, s: (sizes.append((d, scheduler.batch.live[d])), step(d, s))[1]  # type: ignore
+    scheduler.batch.step = lambda d, s, **k: (sizes.append((d, scheduler.batch.live[d])), step(d, s, **k))[1]  # type: ignore
     for _ in range(20):
         scheduler.turn()
     assert {n for _, n in sizes} == {1}

@@ -1,8 +1,9 @@
-"""Rows with a logits processor or a grammar beside free ones: what the scheduler learns, and which rows step together."""
+"""Rows with a logits processor or a grammar beside free ones: what is learned, which rows step together."""
 
 from typing import Any
 
 import pytest
+import torch
 
 from redrafter import Engine
 from redrafter.config import Shape
@@ -31,3 +32,35 @@ def test_the_chooser_learns_from_free_rows_only(target: Target) -> None:
         scheduler.submit([jobs_of(target, request, processors=processors)[0][0]])
     run(scheduler)
     assert set(learned) == {1}
+
+
+def test_a_watched_row_leaves_the_others_recorded_and_few_rows_move(target: Target) -> None:
+    """Watched rows step eagerly and apart, and keep their places, so that no step moves a KV cache."""
+    scheduler = make(target, recorded=True)
+    batch, plain = scheduler.batch, Engine(target, NoDrafter())
+    steps: list[tuple[bool, int]] = []
+    swaps: list[int] = []
+    step, swap = batch.step, batch.state.swap
+
+    def stepped(*given: Any, **options: Any) -> Any:
+        results = step(*given, **options)
+        steps.extend((flight.launched.recorded, len(flight.rows)) for flight in batch.flights)
+        steps.extend((False, result.size) for result in results if result.kind.watched)
+        return results
+
+    batch.step = stepped  # type: ignore[method-assign]
+    batch.state.swap = lambda *given: (swaps.append(1), swap(*given))[1]  # type: ignore
+    heard, wanted = [], []
+    no_a: Any = lambda ids, scores: scores + torch.where(torch.arange(scores.shape[1]) == 3, -50.0, 0.0)  # noqa: E731
+    for i, drafts in enumerate((True, True, True, True, True, False)):
+        processors = (no_a,) if i in (1, 3) else ()
+        request = plain.requests([[1 + i, 2]], max_new_tokens=30, seed=i, temperature=1.0, ignore_eos=True)
+        ((job, told),) = jobs_of(target, request, processors=processors, drafts=drafts)
+        scheduler.submit([job])
+        heard.append(told)
+        wanted.append(plain.complete(request, processors)[0].tokens)
+    run(scheduler)
+    assert [told.tokens for told in heard] == wanted
+    assert max(size for recorded, size in steps if not recorded) == 2, "the watched rows alone"
+    assert max(size for recorded, size in steps if recorded) == 3, "the free rows that draft"
+    assert len(swaps) < 15

@@ -1,9 +1,9 @@
 """The running batch: rows open, are read in pieces, step together and close, between any two steps.
 
 `Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave, bulk writing
-opens many rows and drafts nothing. Rows that draft step at the lower places, rows that decode plainly at the upper
-ones, so that each kind is one view of the batch's tensors. A closed row's keys and hidden states are kept until its
-place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
+opens many rows and drafts nothing. Rows that draft are recorded at the lower places, rows that decode plainly at the
+upper ones, so that each kind is one view of the batch's tensors. A closed row's keys and hidden states are kept until
+its place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
 """
 
 import time
@@ -21,8 +21,9 @@ from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
-from redrafter.runtime.flight import Flight, StepResult
+from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import row_processor
+from redrafter.runtime.places import arrange
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
 from redrafter.runtime.state import BatchState
@@ -109,7 +110,18 @@ class Batch:
     @property
     def live(self) -> dict[bool, int]:
         """Rows that step, by whether they draft."""
-        return {drafts: len(self._live(drafts)) for drafts in (True, False)}
+        return {drafts: len(self._live(Kind(drafts))) for drafts in (True, False)}
+
+    @property
+    def kinds(self) -> dict[Kind, int]:
+        """What steps can be launched for, and how many rows each has. Recorded steps leave watched rows out."""
+        found, every = {}, sum(self.live.values())
+        for drafts in (True, False):
+            free = len(self._live(Kind(drafts, watched=False)))
+            apart = self.recorded and free and self._recorded_places(free) + every - free <= len(self.at)
+            for kind in (Kind(drafts, watched=True), Kind(drafts, watched=False)) if apart else (Kind(drafts),):
+                found[kind] = len(self._live(kind))
+        return {kind: rows for kind, rows in found.items() if rows}
 
     def open(
         self,
@@ -239,39 +251,40 @@ class Batch:
         return outputs
 
     @torch.no_grad()
-    def step(self, drafts: bool = True, shape: Shape | None = None, count: int = 1) -> list[StepResult]:
-        """Launch a step of all rows that draft, or of all that do not; without a shape nothing is guessed.
+    def step(
+        self, drafts: bool = True, shape: Shape | None = None, count: int = 1, watched: bool | None = None
+    ) -> list[StepResult]:
+        """Launch a step of one kind of rows; without a shape nothing is guessed.
 
         Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
         that needs these results to be known is launched by the next call.
         """
-        rows, others = self._live(drafts), len(self._live(not drafts))
+        rows = self._live(kind := Kind(drafts, watched))
         assert rows, "no row to step"
         assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
-        watched = any(row.logprobs is not None or row.processor is not None for row in rows)
-        size = next(n for n in self.sizes if n >= len(rows))
-        recorded = self.recorded and not watched and size + others <= len(self.at)
+        size, others = self._recorded_places(len(rows)), sum(self.live.values()) - len(rows)
+        recorded = self.recorded and not any(row.watched for row in rows) and size + others <= len(self.at)
         guesses = drafts and shape is not None
-        behind = guesses and any(f.drafts and not f.launched.follows for f in self.flights)
+        behind = guesses and any(f.kind.drafts and not f.launched.follows for f in self.flights)
         if self.flights and (behind or not recorded):
             return self.drain()
         if guesses:
             self._catch_up(rows)
         began, launched = time.perf_counter(), None
         if recorded:
-            start, stop = self._gather(rows, drafts, size)
+            start, stop = self._gather(rows, size, 0 if drafts else len(self.at) - size)
             sampling = self._sampling(start, stop)
             launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count)
         if launched is None:
             if self.flights:  # an eager step needs to know how long the rows are
                 return self.drain()
-            start, stop = self._gather(rows, drafts, len(rows))
+            start, stop = self._gather(rows, len(rows))
             guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
             nodes = self.slack - 1 if guided else self.executor.rule(shape).nodes
             extent = max(row.known for row in rows) + 1 + (nodes if guesses else 0)
             sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
             launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
-        self.flights.append(Flight(launched, drafts, shape, [(row, row.place - start) for row in rows], count, began))
+        self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
         unread = self.ahead if launched.recorded else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
 
@@ -285,7 +298,7 @@ class Batch:
         now = time.perf_counter()
         seconds, self.collected = now - max(flight.began, self.collected), now
         rows = [(row, self._output(row, line, results, flight)) for row, line in flight.rows if row.open]
-        return StepResult(flight.drafts, flight.shape, rows, len(flight.rows), seconds)
+        return StepResult(flight.kind, flight.shape, rows, len(flight.rows), seconds)
 
     def _output(self, row: Row, line: int, results: Results, flight: Flight) -> RowOutput:
         output = flight.launched.output(results, line, row)
@@ -316,22 +329,19 @@ class Batch:
         self.state.rows.lengths.fill_(0)
         self._changed()
 
-    def _live(self, drafts: bool) -> list[Row]:
-        return [row for row in self.at if row is not None and row.live and row.drafts == drafts]
+    def _live(self, kind: Kind) -> list[Row]:
+        rows = [row for row in self.at if row is not None and row.live and row.drafts == kind.drafts]
+        return [row for row in rows if kind.watched in (None, row.watched)]
 
-    def _gather(self, rows: list[Row], drafts: bool, size: int) -> tuple[int, int]:
-        """Move these rows, and no other live row, into the `size` places at their end of the batch."""
-        start, stop = (0, size) if drafts else (len(self.at) - size, len(self.at))
-        outside = [row for row in rows if not start <= row.place < stop]
-        room = (p for p in range(start, stop) if (row := self.at[p]) is None or not row.live or row.drafts != drafts)
-        for row in outside:
-            self._swap(row.place, next(room))
-        elsewhere = [*range(start), *range(stop, len(self.at))]
-        for other in self._live(not drafts):
-            if start <= other.place < stop:
-                free = next(p for p in elsewhere if (row := self.at[p]) is None or not row.live)
-                self._swap(other.place, free)
-        return start, stop
+    def _recorded_places(self, rows: int) -> int:
+        return next(n for n in self.sizes if n >= rows)
+
+    def _gather(self, rows: list[Row], size: int, start: int | None = None) -> tuple[int, int]:
+        """Move these rows, and no other live row, into `size` places from `start` on, or where fewest rows move."""
+        start, swaps = arrange(self.at, rows, size, start)
+        for a, b in swaps:
+            self._swap(a, b)
+        return start, start + size
 
     def _swap(self, a: int, b: int) -> None:
         rows = (self.at[a], self.at[b])

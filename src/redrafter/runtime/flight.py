@@ -1,17 +1,25 @@
 """A launched step of the running batch, and what it gave its rows."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from redrafter.config import Shape
 from redrafter.runtime.executor import Launched
 from redrafter.runtime.row import Row, RowOutput
 
 
+class Kind(NamedTuple):
+    """Rows that step together."""
+
+    drafts: bool
+    watched: bool | None = None  # only rows that are, or are not, `Row.watched`; None: all
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one launch gave its rows, those left out that were closed in the meantime."""
 
-    drafts: bool
+    kind: Kind
     shape: Shape | None
     rows: list[tuple[Row, RowOutput]]
     size: int  # rows that took part
@@ -23,7 +31,7 @@ class Flight:
     """A launched step and its rows, each with its line in the results."""
 
     launched: Launched
-    drafts: bool
+    kind: Kind
     shape: Shape | None
     rows: list[tuple[Row, int]]
     count: int

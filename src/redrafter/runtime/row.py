@@ -63,6 +63,11 @@ class Row:
         self.prompt_logprobs: Logprobs = []  # of the prompt's tokens from the second on, as far as the prompt is read
 
     @property
+    def watched(self) -> bool:
+        """Whether the host takes part in its steps, which cannot be recorded then."""
+        return self.logprobs is not None or self.processor is not None
+
+    @property
     def shared(self) -> int:
         """Tokens that another row can copy: a plain row keeps hidden states of its prompt only."""
         return self.known if self.drafts else min(self.known, len(self.request.prompt))

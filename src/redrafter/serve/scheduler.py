@@ -16,6 +16,7 @@ from typing import Protocol
 from redrafter.config import Shape, require
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.flight import Kind
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
@@ -80,7 +81,7 @@ class Scheduler:
         self.waiting = 0
         self.jobs: dict[Row, Job] = {}  # open rows
         self.reading: deque[Row] = deque()
-        self.spent = {True: 0.0, False: 0.0}  # seconds a row, by whether it drafts
+        self.spent: dict[Kind, float] = {}  # seconds a row, by kind, since the kinds changed
         self.draining = self.stopped = False
         self.thread: threading.Thread | None = None
         self.spare: SpareWork | None = None  # done once, when nobody has asked anything for a while
@@ -264,19 +265,19 @@ class Scheduler:
                 self._close(row, job)
 
     def _step(self) -> None:
-        live = self.batch.live
-        kinds = [drafts for drafts, rows in live.items() if rows]
+        kinds = self.batch.kinds
         if not kinds:
             return
-        if len(kinds) == 1:
-            self.spent = {True: 0.0, False: 0.0}
-        drafts = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
-        shape = self.costs.choose(live[drafts]) if drafts else None
-        for result in self.batch.step(drafts, shape):
+        if kinds.keys() != self.spent.keys():
+            self.spent = dict.fromkeys(kinds, 0.0)
+        kind = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
+        shape = self.costs.choose(kinds[kind]) if kind.drafts else None
+        for result in self.batch.step(kind.drafts, shape, watched=kind.watched):
             gained = [(len(output.tokens), output.drafted) for _, output in result.rows]
             if not gained:  # all its rows were closed in the meantime
                 continue
-            self.spent[result.drafts] += result.seconds / result.size
+            if result.kind in self.spent:
+                self.spent[result.kind] += result.seconds / result.size
             # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
             free = [len(output.tokens) for row, output in result.rows if row.processor is None]
             if free:
