@@ -21,16 +21,24 @@ STEPS = 16
 
 
 def write_texts(
-    target: Target, requests: Sequence[Request], *, rows: int, progress: Callable[[int], None] | None = None
+    target: Target,
+    requests: Sequence[Request],
+    *,
+    rows: int,
+    progress: Callable[[int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
-    """New tokens of every request, its ending token included; `rows` at once, or half as many where memory is short."""
+    """New tokens of every request, its ending token included; `rows` at once, or half as many where memory is short.
+
+    `check` is called before each pass; what it raises ends the writing.
+    """
     if not requests:
         return []
     rows = min(rows, len(requests))
     while True:
         try:
             with use_grouped_attention(target):
-                return _write(target, requests, rows, progress or (lambda _: None))
+                return _write(target, requests, rows, progress or (lambda _: None), check)
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise
@@ -39,7 +47,13 @@ def write_texts(
         log.info("out of memory: writing %d texts at once", rows)
 
 
-def _write(target: Target, requests: Sequence[Request], rows: int, progress: Callable[[int], None]) -> list[list[int]]:
+def _write(
+    target: Target,
+    requests: Sequence[Request],
+    rows: int,
+    progress: Callable[[int], None],
+    check: Callable[[], None],
+) -> list[list[int]]:
     context = max(len(r.prompt) + r.max_new_tokens for r in requests)
     endings = max(len(r.eos) for r in requests)
     batch = Batch(target, NoDrafter(), rows=rows, context=context, shapes=(), endings=endings)
@@ -50,6 +64,7 @@ def _write(target: Target, requests: Sequence[Request], rows: int, progress: Cal
     waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
     writing: dict[Row, int] = {}
     while waiting or writing:
+        check()
         fresh = {}
         while waiting and batch.free:
             index = waiting.pop()

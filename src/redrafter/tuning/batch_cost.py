@@ -2,6 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from redrafter.config import SamplingParams, Shape
 from redrafter.errors import ConfigError
@@ -47,8 +49,12 @@ def measure_profile(
     No row is open while `progress` runs. `check` is called more often and may raise `Interrupted`; `progress` is then
     called before the measurement goes on.
     """
-    texts = written_texts(engine, progress)
-    simulated = simulate_shapes(engine.target, engine.drafter, texts, shapes, 0.0, progress)
+    texts = written_texts(engine, progress, check)
+
+    def pause() -> None:
+        progress("tokens/step", 0, len(shapes))
+
+    simulated = simulate_shapes(engine.target, engine.drafter, texts, shapes, 0.0, progress, pause)
     prompts = [texts.row(i).tolist()[: batch.context // 2] for i in range(len(texts))]
     step_costs, best_shapes = measure_steps(batch, simulated, prompts, progress, check)
     return Profile(
@@ -61,16 +67,26 @@ def measure_profile(
     )
 
 
-def written_texts(engine: TunableEngine, progress: Progress) -> Texts:
-    """Texts of the target, one by one where there are prompts for that, since others may wait meanwhile."""
+T = TypeVar("T")
+
+
+def repeated(work: Callable[[], T], before: Callable[[], None]) -> T:
+    """What the work gives once it is not interrupted; `before` runs before each attempt."""
+    while True:
+        before()
+        with contextlib.suppress(Interrupted):
+            return work()
+
+
+def written_texts(engine: TunableEngine, progress: Progress, check: Callable[[], None] = lambda: None) -> Texts:
+    """Texts of the target, one by one where there are prompts for that. A text that is interrupted is begun again."""
     made = []
+    write = partial(target_texts, engine, length=TEXT_TOKENS, check=check)
     for i, prompt in enumerate(PROMPTS[:TEXTS] if has_chat_template(engine.target) else ()):
-        progress("writing texts", i, TEXTS)
         with contextlib.suppress(ConfigError):  # the target may have nothing to say to one of them
-            made.append(target_texts(engine, [prompt], count=1, length=TEXT_TOKENS))
+            made.append(repeated(partial(write, [prompt], count=1), partial(progress, "writing texts", i, TEXTS)))
     if not made:
-        progress("writing texts", 0, 1)
-        return target_texts(engine, None, count=TEXTS, length=TEXT_TOKENS)
+        return repeated(partial(write, None, count=TEXTS), partial(progress, "writing texts", 0, 1))
     rows = [text.row(0).tolist() for text in made]
     return Texts.of(rows, [int(t.prompts[0]) for t in made], [0.0] * len(made), [int(t.seeds[0]) for t in made])
 
@@ -79,7 +95,7 @@ def measure_steps(
     batch: Batch,
     simulated: Sequence[SimulatedShape],
     prompts: Sequence[Sequence[int]],
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[list[StepCost], list[BestShape]]:
     """Step costs and the best shape for each number of rows.
@@ -94,12 +110,10 @@ def measure_steps(
     counts = sizes_up_to(batch.rows)
     for done, rows in enumerate(counts):
         shapes = remaining[:most] if rows > 1 else remaining
-        while True:
-            if progress is not None:
-                progress("steps by number of rows", done, len(counts))
-            with contextlib.suppress(Interrupted):
-                plain, times = time_steps(batch, rows, shapes, prompts, budget, check=check)
-                break
+        plain, times = repeated(
+            partial(time_steps, batch, rows, shapes, prompts, budget, check=check),
+            partial(progress, "steps by number of rows", done, len(counts)),
+        )
         step_costs.append(StepCost(rows, None, plain))
         step_costs += [StepCost(rows, shape, ms) for shape, ms in zip(shapes, times, strict=True)]
         rates = {shape: tokens[shape] / ms for shape, ms in zip(shapes, times, strict=True)}
@@ -123,10 +137,10 @@ def warm_up(
     assert batch.recorded
     counts = sizes_up_to(batch.rows)
     for done, rows in enumerate(counts):
-        if progress is not None:
-            progress("recording steps", done, len(counts))
         for sampling in kinds:
             for drafts in (True, False):
+                if progress is not None:
+                    progress("recording steps", done, len(counts))
                 opened = open_rows(batch, rows, [[0]], batch.context, sampling, drafts)
                 # Fewer rows run the same recorded step, as long as they exceed the next smaller row count.
                 fewer = range(counts[done - 1] + 1 if done else 1, rows + 1)

@@ -63,13 +63,17 @@ def target_texts(
     length: int,
     temperature: float = 0.0,
     progress: Callable[[int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Texts:
-    """At most `count` texts with at most `length` new tokens each. The same call always gives the same texts."""
+    """At most `count` texts with at most `length` new tokens each. The same call always gives the same texts.
+
+    `check` is called before each pass; what it raises ends the writing.
+    """
     target = engine.target
     if prompts or has_chat_template(target):
         openings = _encode_prompts(engine, prompts or PROMPTS, count)
     else:
-        openings = _random_openings(engine, count)
+        openings = _random_openings(engine, count, check)
     room = [(ids, min(length, target.max_positions - len(ids))) for ids in openings]
     sampling, eos = SamplingParams(temperature=temperature), engine.eos_tokens()
     starts = [
@@ -77,7 +81,7 @@ def target_texts(
         for i, (ids, n) in enumerate(room)
         if n > 1
     ]
-    written = write_texts(target, starts, rows=count, progress=progress)
+    written = write_texts(target, starts, rows=count, progress=progress, check=check)
     rows = [(start, [*start.prompt, *new]) for start, new in zip(starts, written, strict=True) if len(new) > 1]
     if not rows:
         raise ConfigError(f"{target.name} writes less than two tokens after each prompt: give others with --prompts")
@@ -92,7 +96,7 @@ def _encode_prompts(engine: TunableEngine, prompts: Sequence[str], count: int) -
     return [engine.encode([{"role": "user", "content": text}] if chat else text) for text in chosen]
 
 
-def _random_openings(engine: TunableEngine, count: int) -> list[list[int]]:
+def _random_openings(engine: TunableEngine, count: int, check: Callable[[], None]) -> list[list[int]]:
     """Beginnings of texts, sampled from the target at temperature 1."""
     target = engine.target
     seeds = [fold(OPENING_SEED, i) for i in range(count)]
@@ -102,5 +106,5 @@ def _random_openings(engine: TunableEngine, count: int) -> list[list[int]]:
         Request(prompt=[first_token(target, seed)], seed=seed, max_new_tokens=budget, sampling=sampling, eos=eos)
         for seed in seeds
     ]
-    written = write_texts(target, starts, rows=count)
+    written = write_texts(target, starts, rows=count, check=check)
     return [[*start.prompt, *new] for start, new in zip(starts, written, strict=True)]

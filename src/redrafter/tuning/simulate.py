@@ -53,9 +53,11 @@ def simulate(target: Target, drafter: Drafter, texts: Texts, shape: Shape) -> Si
     return simulate_batches(text_batches(target, drafter.layers, texts), drafter, shape)
 
 
-def simulate_batches(batches: Iterable["TextBatch"], drafter: Drafter, shape: Shape) -> SimulatedSteps:
+def simulate_batches(
+    batches: Iterable["TextBatch"], drafter: Drafter, shape: Shape, pause: Callable[[], None] = lambda: None
+) -> SimulatedSteps:
     """The sums over all texts of these batches."""
-    return SimulatedSteps.total((text for batch in batches for text in batch.simulate(drafter, shape)), shape)
+    return SimulatedSteps.total((text for batch in batches for text in batch.simulate(drafter, shape, pause)), shape)
 
 
 def simulate_shapes(
@@ -65,13 +67,17 @@ def simulate_shapes(
     shapes: Sequence[Shape],
     temperature: float,
     progress: Progress,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[SimulatedShape]:
-    """tokens/step of every shape on the same texts. The hidden states are computed once."""
+    """tokens/step of every shape on the same texts. The hidden states are computed once.
+
+    `pause` is called before each simulated step.
+    """
     batches = list(text_batches(target, drafter.layers, texts))
     result = []
     for done, shape in enumerate(shapes):
         progress("tokens/step", done, len(shapes))
-        steps = simulate_batches(batches, drafter, shape)
+        steps = simulate_batches(batches, drafter, shape, pause)
         result.append(SimulatedShape(shape, temperature, steps.tokens_per_step))
     return result
 
@@ -110,7 +116,9 @@ class TextBatch:
         return self._gather(self.tokens, positions)
 
     @torch.no_grad()
-    def simulate(self, drafter: Drafter, shape: Shape) -> list[SimulatedSteps]:
+    def simulate(
+        self, drafter: Drafter, shape: Shape, pause: Callable[[], None] = lambda: None
+    ) -> list[SimulatedSteps]:
         """Counts for each text, as `Engine` counts: the first new token comes from the prompt's forward pass."""
         device, target, texts = self.target.device, self.target, self.texts
         lengths, last, seeds = (x.to(device) for x in (texts.lengths, texts.prompts, texts.seeds))
@@ -123,6 +131,7 @@ class TextBatch:
         depth = torch.arange(shape.length, device=device)
         # `last` is the position of each row's last decided token. Nothing is drafted after the end of a text.
         while bool((live := last < lengths - 1).any()):
+            pause()
             search = rule.search(self.sampling, seeds, last)
             tree = drafter.draft(state, self.token_at(last[:, None])[:, 0], search)
             positions = last[:, None] + tree.depths

@@ -91,7 +91,7 @@ def time_steps(
         raise ConfigError(
             f"a context of {batch.context} tokens is too short to time {len(shapes)} shapes: use a longer context"
         )
-    opened = open_rows(batch, rows, prompts, room, sampling)
+    opened = open_rows(batch, rows, prompts, room, sampling, check=check)
     turns: list[list[float]] = []
     try:
         for shape in candidates:  # compile or record every step before it is timed
@@ -100,7 +100,7 @@ def time_steps(
         while len(turns) < budget.turns:
             if max(row.known for row in opened) > room:
                 close_rows(batch, opened)
-                opened = open_rows(batch, rows, prompts, room, sampling)
+                opened = open_rows(batch, rows, prompts, room, sampling, check=check)
             turns.append([_time_shape(batch, shape, steps, check) for shape in candidates])
             if progress is not None:
                 progress()
@@ -140,16 +140,25 @@ def open_rows(
     room: int,
     sampling: SamplingParams | None = None,
     drafts: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """Open rows that are ready to step. Prompts are cut to `room` tokens and used again if there are too few."""
-    opened = []
-    for i in range(rows):
-        prompt = list(prompts[i % len(prompts)])[: max(1, room)]
-        request = Request(prompt=prompt, seed=i, max_new_tokens=batch.context, sampling=sampling or SamplingParams())
-        row = batch.open(request, drafts=drafts)
-        while batch.read(row, READ_TOKENS) is None:
-            pass
-        opened.append(row)
+    """Open rows that are ready to step. Prompts are cut to `room` tokens and used again if there are too few.
+
+    `check` is called before each prompt is read; what it raises closes the rows.
+    """
+    opened: list[Row] = []
+    try:
+        for i in range(rows):
+            check()
+            prompt = list(prompts[i % len(prompts)])[: max(1, room)]
+            chosen = sampling or SamplingParams()
+            request = Request(prompt=prompt, seed=i, max_new_tokens=batch.context, sampling=chosen)
+            opened.append(batch.open(request, drafts=drafts))
+            while batch.read(opened[-1], READ_TOKENS) is None:
+                pass
+    except BaseException:
+        close_rows(batch, opened)
+        raise
     return opened
 
 
