@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.generation import logits_process as theirs
@@ -84,14 +86,21 @@ def test_each_node_counts_its_own_path():
         assert torch.equal(seen[node], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_processor_may_change_its_logits_in_place(dtype):
+    """The verified logits stay as they are: log-probabilities are computed from them."""
+    given = torch.zeros(1, 1, 4, dtype=dtype)
+    sampling = replace(Sampling.of([SamplingParams()], 4, "cpu"), processor=lambda logits, _: logits.fill_(1))
+    assert node_logits(given, sampling, None, root_tree(torch.tensor([0]))).tolist() == [[[1, 1, 1, 1]]]
+    assert given.tolist() == [[[0, 0, 0, 0]]]
+
+
 def test_processor_runs_after_penalties_and_before_temperature():
     seen = []
 
     def processor(logits, tree):
         seen.append(logits.clone())
         return logits + 1
-
-    from dataclasses import replace
 
     sampling = Sampling.of([SamplingParams(temperature=2.0, logit_bias={0: 5.0})], V, "cpu")
     logits = node_logits(LOGITS[:, :1], replace(sampling, processor=processor), None, root_tree(torch.tensor([0])))

@@ -13,7 +13,7 @@ from redrafter.kernels.verify import floors
 from redrafter.kernels.verify.naive import tempered
 
 Processor = Callable[[Tensor, Tree], Tensor]
-"""A user's logits processor: (logits (B, N+1, V), tree) -> logits, where each node sees its own path."""
+"""A logits processor: (logits (B, N+1, V), which it may change in place, tree) -> logits. Nodes see their own paths."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def node_logits(logits: Tensor, sampling: Sampling, counts: Tensor | None, tree:
     """
     if sampling.bias is None and not sampling.penalises and sampling.processor is None:
         return logits
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    logits = penalise(logits, sampling, counts, tree)
-    return logits if sampling.processor is None else sampling.processor(logits, tree)
+    changed = penalise(logits if logits.dtype == torch.float64 else logits.float(), sampling, counts, tree)
+    if sampling.processor is None:
+        return changed
+    return sampling.processor(changed.clone() if changed is logits else changed, tree)
 
 
 def floor(logits: Tensor, sampling: Sampling) -> Tensor | None:

@@ -45,18 +45,17 @@ class RowProcessors:
         self.rows, self.room = rows, room
 
     def __call__(self, logits: Tensor, tree: Tree) -> Tensor:
-        result = logits.clone()
         for i, row in enumerate(self.rows):
             if row is None or row.processor is None or row.error is not None:
                 continue
             try:
-                there = result[i : i + 1]
+                there = logits[i : i + 1]
                 made = row.processor(there, keep_rows(tree, slice(i, i + 1)))
                 if made is not there:
                     there.copy_(made)
             except Exception as error:
                 row.error = error
-        return result
+        return logits
 
     def guess(self, tree: Tree) -> Tree:
         """The tree with each guide's changes. A sampled tree stays as it is: its rule needs every draw."""
