@@ -5,10 +5,10 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.core import accept, step
-from redrafter.core.cache import KVCache
 from redrafter.core.rules import beam_search
 from redrafter.drafters import NoDrafter
 from redrafter.errors import UnsupportedTarget
+from redrafter.runtime.cache import Arena
 from redrafter.targets import load_target
 from redrafter.targets import target as target_module
 from redrafter.targets.selfcheck import check
@@ -68,7 +68,7 @@ def test_window_counted_in_slots(monkeypatch):
 
 
 def test_no_commit(monkeypatch):
-    assert broken(monkeypatch, KVCache, "commit", lambda self, lengths, path: None)
+    assert broken(monkeypatch, Arena, "commit", lambda self, lengths, path: None)
 
 
 def test_commit_that_writes_while_it_reads(monkeypatch):
@@ -86,7 +86,7 @@ def test_commit_that_writes_while_it_reads(monkeypatch):
     engine = Engine(target, drafter, shape=Shape(width=8, length=4))
     run = lambda: [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=24, temperature=1.0, seed=1)]  # noqa: E731
     assert run() == plain
-    monkeypatch.setattr(KVCache, "commit", slot_by_slot)
+    monkeypatch.setattr(Arena, "commit", slot_by_slot)
     assert run() != plain
 
 
