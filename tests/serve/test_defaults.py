@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,12 +23,6 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 @pytest.fixture(scope="module")
 def served() -> Served:
     return make_served()
-
-
-@pytest.fixture(scope="module")
-def url(served: Served) -> Iterator[str]:
-    with running(served) as address:
-        yield address
 
 
 def post(url: str, path: str, body: Any, kind: str | None = "application/json") -> tuple[int, Any]:

@@ -1,7 +1,6 @@
 """The official client, against a live server."""
 
 import concurrent.futures
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,18 +15,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def served() -> Served:
     return make_served()
-
-
-@pytest.fixture(scope="module")
-def url(served: Served) -> Iterator[str]:
-    with running(served) as address:
-        yield address
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as made:
-        yield made
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

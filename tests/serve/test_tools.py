@@ -2,7 +2,6 @@
 
 import http.client
 import json
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +12,7 @@ import pytest
 from redrafter.serve.model import Served
 from redrafter.serve.tool_calls import FORMS, FormName
 from tests.helpers.bytes import TEMPLATE, byte_target
-from tests.helpers.serving import NAME, make_served, running
+from tests.helpers.serving import NAME, make_served
 
 HELLO = [{"role": "user", "content": "name"}]
 PARAMETERS = {
@@ -40,18 +39,6 @@ def template(form: FormName) -> str:
 @pytest.fixture(scope="module", params=list(FORMS))
 def served(request: pytest.FixtureRequest) -> Served:
     return make_served(byte_target(template(request.param), max_position_embeddings=2048), context=1500)
-
-
-@pytest.fixture(scope="module")
-def url(served: Served) -> Iterator[str]:
-    with running(served) as address:
-        yield address
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def ask(client: openai.OpenAI, extra: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -18,7 +18,8 @@ from redrafter.kernels import compiles_only
 def wait_for_previous(EARLY: tl.constexpr):
     """Wait for the end of the kernel before, then let the next kernel's programs start.
 
-    The other way round was slower: the programs of the kernel after the next one crowded on a few multiprocessors.
+    In this order only one kernel waits behind the running one. In the other order, the programs of a whole chain of
+    kernels could take multiprocessors before their turn.
     """
     if EARLY:
         gdc_wait()

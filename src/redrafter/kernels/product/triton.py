@@ -52,7 +52,14 @@ RESERVED = 2048
 """Bytes of shared memory that a program needs besides its tiles."""
 
 
-def plan(n: int, width: int, parts: int, shared_memory: int = 227 << 10) -> dict[str, Any]:
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; on a CPU, in Triton's interpreter, as many as on an H200."""
+    if device.type != "cuda":
+        return 227 << 10
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def plan(n: int, width: int, parts: int, memory: int = 227 << 10) -> dict[str, Any]:
     """Launch parameters, by measurement on an H200: the wide tile unless the narrow one leaves fewer programs idle.
 
     None of them changes a bit. As many tiles are read ahead as fit the shared memory (bytes).
@@ -65,7 +72,7 @@ def plan(n: int, width: int, parts: int, shared_memory: int = 227 << 10) -> dict
 
     wide = 64 if busy(64) > busy(128) and n <= 128 else 128
     block, stages = (64, 8 if wide == 64 else 6) if tokens == 128 else (BLOCK, 5 if wide == 64 else 4)
-    stages = max(1, min(stages, (shared_memory - RESERVED) // ((wide + tokens) * block * 2)))
+    stages = max(1, min(stages, (memory - RESERVED) // ((wide + tokens) * block * 2)))
     return {"WIDE": wide, "TOKENS": tokens, "BLOCK": block, "num_warps": 4, "num_stages": stages}
 
 
@@ -80,8 +87,7 @@ def own_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """The kernel's product, for any number of tokens."""
     (n, size), width = x.shape, weight.shape[0]
     parts = parts_of(weight)
-    memory = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else 227 << 10
-    shared = plan(n, width, parts, memory)
+    shared = plan(n, width, parts, shared_memory(x.device))
     x = x.contiguous()
     out = torch.empty(parts, n, width, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
     of_weights = TensorDescriptor(weight, [width, size], [weight.stride(0), 1], [shared["WIDE"], shared["BLOCK"]])
