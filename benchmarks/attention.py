@@ -33,7 +33,14 @@ from redrafter.kernels.tree_attention import attend, pack_mask
 from redrafter.results import check_new, write_results
 
 LAYERS = 16
-SWEPT = {"M": (16, 32, 64), "PREFIX": (1, 4), "workers": (1, 2, 4, 7, 10), "num_stages": (2, 3), "num_warps": (4, 8)}
+SWEPT = {
+    "M": (16, 32, 64),
+    "PREFIX": (1, 4),
+    "workers": (1, 2, 4, 7, 11),
+    "newers": (1, 2, 4),
+    "num_stages": (2, 3),
+    "num_warps": (4, 8),
+}
 
 
 class Pass:
@@ -55,12 +62,12 @@ class Pass:
             depths[0, i] = depths[0, parents[0, i]] + 1
         self.deep = int(depths.max())
         lengths = torch.tensor([context], device=args.device)
-        self.packed = pack_mask(lengths, depths, ancestors(parents, self.deep))
+        self.packed = pack_mask(lengths, depths, ancestors(parents, self.deep), deep=self.deep)
         self.counters: dict[torch.device, Tensor] = {}
 
     def run(self) -> Tensor:
         """All layers, one behind the other."""
-        outs = [attend(self.query, kv[0], kv[1], self.packed, 0.1, self.counters, self.deep) for kv in self.layers]
+        outs = [attend(self.query, kv[0], kv[1], self.packed, 0.1, self.counters) for kv in self.layers]
         return torch.stack(outs)
 
     @property
@@ -90,11 +97,12 @@ def seconds(action: Callable[[], object], rounds: int) -> float:
     return statistics.median(times)
 
 
-def settings(own: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def settings(own: dict[str, Any], queries: int) -> Iterator[dict[str, Any]]:
     """Other launch settings; what has an influence on the bits stays."""
     for values in itertools.product(*SWEPT.values()):
-        changed = own | dict(zip(SWEPT, values, strict=True))
-        yield changed | {"FEW": min(changed["M"], 32)}
+        other = dict(zip(SWEPT, values, strict=True))
+        if other["M"] <= max(16, queries) and (other["num_warps"] == 4 or other["M"] == 64):
+            yield own | other
 
 
 def sweep(work: Pass, rounds: int) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def sweep(work: Pass, rounds: int) -> dict[str, Any]:
     own, want = kernel.plan(work.query.shape[2], work.n, work.slots, work.query.dtype, work.query.shape[3]), work.run()
     best: tuple[float, dict[str, Any]] = (float("inf"), {})
     differ = 0
-    for other in settings(own):
+    for other in settings(own, work.n):
         with mock.patch.object(kernel, "plan", lambda *_, other=other: dict(other)):
             try:
                 differ += not torch.equal(work.run(), want)

@@ -26,7 +26,7 @@ from benchmarks.mixed_load import KINDS, EveryShape, MixedLoad
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import SMOKE, load_wide
 from redrafter import Engine, Shape, load
-from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet
+from redrafter.drafters import RecurrentConfig, RecurrentDrafter, RecurrentNet, WithNgrams
 from redrafter.engine.request import Request
 from redrafter.engine.ties import first_difference
 from redrafter.results import check_new, write_results
@@ -136,7 +136,7 @@ def half(bench: ExactBenchmark) -> None:
 def wide(bench: ExactBenchmark) -> None:
     args = bench.args
     target, drafter, label = load_wide(args.shape, args.device, drafter_budget=args.budget, model=args.model)
-    bench.texts("wide", label, Engine(target, drafter, shape=Shape.of(args.beam), runtime=args.runtime))
+    bench.texts("wide", label, Engine(target, WithNgrams(drafter), shape=Shape.of(args.beam), runtime=args.runtime))
 
 
 def dense(bench: ExactBenchmark) -> None:

@@ -3,7 +3,8 @@
     python benchmarks/gpu.py --shape vicuna-7b
 
 Both contenders are compiled and recorded as CUDA graphs. They take turns, prompt by prompt; figures are medians over
-the rounds. Parts: `speed` (wall-clock time and tokens/step), `profile` (the time of each stage of a step, from a
+the rounds. Parts: `speed` (wall-clock time and tokens/step), `tasks` (the same at T = 1, for
+summaries, and for a paragraph to be repeated), `profile` (the time of each stage of a step, from a
 profiler trace), `memory`, `start` (from a loaded model to the first token in a new process, with empty and with filled
 compiler caches), `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams unpacked and packed
 into trees), `batch` (beam widths × rows). Results are written after each part.
@@ -22,17 +23,19 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import HERE, arguments, first_turns, parse
+from benchmarks.gpu_compare import compare, once, synchronize
 from benchmarks.gpu_trace import ATTENTION, busy_ms, by_name, split_steps, stage_times
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import SMOKE, load_wide
 from redrafter.config import Shape
+from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
 from redrafter.errors import OutOfMemory
@@ -41,7 +44,8 @@ from redrafter.results import check_new, write_results
 from redrafter.runtime.batch import Batch
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 
-PARTS = ("speed", "profile", "memory", "start", "equality", "long", "packing", "batch")
+PARTS = ("speed", "tasks", "profile", "memory", "start", "equality", "long", "packing", "batch")
+CORRECT = "Repeat the first paragraph with its spelling corrected."
 CONTEXTS = (512, 2048, 4096, 8000)
 WIDTHS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 10, 20, 40, 80)
 PACKED_ROWS = (1, 4, 16, 40)
@@ -55,7 +59,8 @@ class GpuBenchmark:
         self.target, self.drafter, self.label = load_wide(
             args.shape, args.device, drafter_budget=args.budget, model=args.model, drafter=args.drafter
         )
-        self.speculative = Engine(self.target, self.drafter, shape=Shape.of(args.beam), runtime=args.runtime)
+        mixed = WithNgrams(self.drafter) if args.ngrams else self.drafter
+        self.speculative = Engine(self.target, mixed, shape=Shape.of(args.beam), runtime=args.runtime)
         self.plain = self.speculative.plain()
         self.prompts = first_turns(args.questions, args.prompts)
         self.rows: list[dict[str, Any]] = []
@@ -90,74 +95,40 @@ class GpuBenchmark:
         write_results(self.args.save, self.headline, labelled)
 
 
-def once(engine: Engine, prompt: Any, tokens: int, most: int | None = None, **options: Any) -> dict[str, float]:
-    """Write one answer of at most `tokens` tokens; return the time of its prompt and of its steps.
-
-    `most` sets the size of the KV cache.
-    """
-    requests = engine.requests([prompt], max_new_tokens=most or tokens, seed=1, **options)
-    synchronize()
-    began = time.perf_counter()
-    first, steps, new = 0.0, 0, 0
-    for parts in engine.run(requests):
-        if not first:
-            first = time.perf_counter()
-        else:
-            steps += 1
-            new += len(parts[0].tokens)
-        if new >= tokens - 1:
-            break
-    ended = time.perf_counter()
-    synchronize()
-    return {"prompt": first - began, "decode": ended - first, "steps": steps, "tokens": new}
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def total(rows: list[dict[str, float]], key: str) -> float:
-    return sum(r[key] for r in rows)
-
-
-def compare(bench: GpuBenchmark, prompts: list[Any], tokens: int, rounds: int, **options: Any) -> dict[str, Any]:
-    """Time the contenders in turn over all prompts, for several rounds; ratios are medians over the rounds."""
-    found: list[dict[str, list[dict[str, float]]]] = []
-    for _ in range(rounds):
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in bench.contenders}
-        for prompt in prompts:
-            for name, engine in bench.contenders.items():
-                runs[name].append(once(engine, prompt, tokens, **options))
-        found.append(runs)
-
-    def rate(runs: list[dict[str, float]], *keys: str) -> float:
-        return total(runs, "tokens") / sum(total(runs, k) for k in keys)
-
-    def median(values: Iterator[float]) -> float:
-        return statistics.median(values)
-
-    last = found[-1]["speculative"]
-    return {
-        "tokens_per_step": total(last, "tokens") / total(last, "steps"),
-        "speedup": median(rate(f["speculative"], "decode") / rate(f["plain"], "decode") for f in found),
-        "speedup_with_prompt": median(
-            rate(f["speculative"], "prompt", "decode") / rate(f["plain"], "prompt", "decode") for f in found
-        ),
-        "plain_ms": median(1e3 * total(f["plain"], "decode") / total(f["plain"], "steps") for f in found),
-        "step_ms": median(1e3 * total(f["speculative"], "decode") / total(f["speculative"], "steps") for f in found),
-        "prompt_ms": median(1e3 * total(f["plain"], "prompt") / len(prompts) for f in found),
-        "tokens": total(last, "tokens"),
-        "rounds": rounds,
-    }
-
-
 def speed(bench: GpuBenchmark) -> None:
-    row = compare(bench, bench.prompts, bench.args.tokens, bench.args.rounds)
+    row = compare(bench.contenders, bench.prompts, bench.args.tokens, bench.args.rounds)
     row["efficiency"] = row["speedup"] / row["tokens_per_step"]
     bench.rows.append({"part": "speed", "temperature": 0.0} | row)
     for key in ("speedup", "speedup_with_prompt", "tokens_per_step", "efficiency", "plain_ms", "step_ms"):
         bench.headline[key] = round(row[key], 4)
+
+
+def tasks(bench: GpuBenchmark) -> None:
+    """Compare at T = 1, and where answers repeat their prompts: summaries, and a paragraph to be corrected."""
+    articles = [q.text.removeprefix("Summarize: ") for q in read_questions(bench.args.articles, bench.args.long_texts)]
+    asked = {
+        "t1": bench.prompts,
+        "summary": [[{"role": "user", "content": f"Summarize: {a}"}] for a in articles],
+        "copying": [[{"role": "user", "content": f"{opened(a)}\n\n{CORRECT}"}] for a in articles],
+    }
+    for name, prompts in asked.items():
+        options = {"temperature": 1.0} if name == "t1" else {}
+        row = compare(bench.contenders, prompts, bench.args.tokens, min(2, bench.args.rounds), **options)
+        bench.rows.append({"part": "tasks", "task": name} | row)
+        bench.headline[f"{name}_speedup"] = round(row["speedup"], 4)
+        bench.headline[f"{name}_tokens_per_step"] = round(row["tokens_per_step"], 4)
+        print(bench.rows[-1], flush=True)
+
+
+def opened(article: str) -> str:
+    """The article with its first 60 words or more, to the end of their sentence, as a paragraph of its own.
+
+    >>> opened("One two. " * 40).split("\\n\\n")[0].count("One")
+    30
+    """
+    words = article.split()
+    end = next((i for i, word in enumerate(words, 1) if i >= 60 and word.endswith(".")), len(words))
+    return " ".join(words[:end]) + "\n\n" + " ".join(words[end:])
 
 
 def trace(bench: GpuBenchmark) -> None:
@@ -254,7 +225,7 @@ def long(bench: GpuBenchmark) -> None:
             for engine in bench.contenders.values():
                 once(engine, prompt, 8, most=bench.target.max_positions)
         row = compare(
-            bench,
+            bench.contenders,
             prompts,
             min(64, bench.args.tokens),
             min(3, bench.args.rounds),
@@ -336,6 +307,7 @@ def packing(bench: GpuBenchmark) -> None:
 
 RUN: dict[str, Callable[[GpuBenchmark], None]] = {
     "speed": speed,
+    "tasks": tasks,
     "profile": trace,
     "memory": memory,
     "start": start,
@@ -350,8 +322,9 @@ def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--device", "cpu", "--questions", tiny.questions]
     words += ["--shape", SMOKE, "--budget", 200_000, "--beam", "2x3:4", "--runtime", "eager"]
     words += ["--prompts", 1, "--tokens", 6, "--rounds", 1, "--texts", 1, "--long-prompts", 1, "--contexts", 64]
+    words += ["--articles", tiny.questions, "--long-texts", 1]
     words += ["--rows", 2, "--widths", 2, "--packed-rows", 1]
-    return [*words, "--parts", "speed", "memory", "equality", "long", "packing", "batch"]  # others need a GPU
+    return [*words, "--parts", "speed", "tasks", "memory", "equality", "long", "packing", "batch"]  # others need a GPU
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -362,12 +335,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", type=budget, default="100M", help="parameters read per draft step (default 100M)")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
+    parser.add_argument("--no-ngrams", dest="ngrams", action="store_false", help="the recurrent drafter alone")
     parser.add_argument("--runtime", default="compiled")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=50, help="number of texts in the part `equality`")
     parser.add_argument("--long-prompts", type=int, default=4, help="number of prompts in the part `long`")
+    parser.add_argument("--articles", type=Path, default=HERE / "data" / "cnn_dm.jsonl", help="for the part `tasks`")
+    parser.add_argument("--long-texts", type=int, default=20, help="number of articles in the part `tasks`")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="prompt lengths in the part `long`")
     parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="rows in the part `batch`")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="beam widths in the part `batch`")

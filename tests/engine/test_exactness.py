@@ -92,12 +92,12 @@ def causal_lm(target):
 
 
 def too_deep(target):
-    return recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST + 1))
+    return recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(not_recorded, "on a CPU"), (causal_lm, "causal LM as drafter"), (too_deep, "beam length is 17")],
+    [(not_recorded, "on a CPU"), (causal_lm, "causal LM as drafter"), (too_deep, "beam length is 16")],
 )
 def test_only_ties_whatever_the_verdict(target, tried, make, words):
     engine = make(target)
@@ -107,9 +107,9 @@ def test_only_ties_whatever_the_verdict(target, tried, make, words):
 
 
 def test_the_deepest_tree_with_bits(target, tried):
-    engine = recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST))
+    engine = recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST - 1))
     assert engine.exactness == "bitwise"
-    assert engine.promise([TREE, Shape(width=1, length=NEWEST + 1)]).exactness == "ties", "the server's shapes count"
+    assert engine.promise([TREE, Shape(width=1, length=NEWEST)]).exactness == "ties", "the server's shapes count"
     assert recorded(target, NoDrafter(), shape=Shape(width=1, length=99)).exactness == "bitwise", "nothing is drafted"
 
 

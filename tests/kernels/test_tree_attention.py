@@ -16,7 +16,7 @@ BORDERS = [0, 15, 17, 128, 143, 145]
 """Lengths around the newest keys, the first part, and both together."""
 
 
-def random_tree(batch: int, n: int, deep: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+def random_tree(batch: int, n: int, deep: int = 15) -> tuple[torch.Tensor, torch.Tensor]:
     """Depths (B, n) and ancestors (B, n, n) of random trees, parents before their children, none too deep."""
     parents = torch.zeros(batch, n, dtype=torch.long)
     depths = torch.zeros(batch, n, dtype=torch.long)
@@ -45,11 +45,11 @@ def filled(cache: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     return cache
 
 
-def attended(query, cache, packed, deep=0):
+def attended(query, cache, packed):
     """What the kernel gives; programs count their arrivals, and the count is zero again afterwards."""
     arrivals = torch.zeros(kernel.COUNTERS, dtype=torch.int32, device=DEVICE)
     for _ in range(3 if BIG else 1):  # the last program to come merges, which may be another each time
-        got = kernel.attend(query, cache[0], cache[1], packed, arrivals, query.shape[-1] ** -0.5, deep)
+        got = kernel.attend(query, cache[0], cache[1], packed, arrivals, query.shape[-1] ** -0.5)
         assert not arrivals.any()
     return got
 
@@ -101,14 +101,14 @@ def test_attention(case, dtype, programs, monkeypatch):
     assert not torch.allclose(got, naive.attend(query, *cache, shorter, size**-0.5), atol=5e-2), "twin: a window of 2"
 
 
-@pytest.mark.parametrize("long", [0, 2048], ids=["32 queries per program", "16 queries per program"])
+@pytest.mark.parametrize("long", [0, 2048], ids=["64 queries per program", "16 queries per program"])
 def test_programs_of_other_sizes_give_the_same(long, monkeypatch):
     """Which launch parameters are used follows the size of the cache and the number of queries."""
     monkeypatch.setattr(kernel, "LONG", long)
     depths, mask = random_tree(1, 20)
     packed = naive.pack_mask(torch.tensor([260], device=DEVICE), depths, mask)
     cache, query = filled(random_cache(1, 1, 300, 16), packed), torch.randn(1, 20, 2, 16, device=DEVICE)
-    assert kernel.plan(1, 40, 300, torch.float32, 16)["M"] == (32 if long == 0 else 16)
+    assert kernel.plan(1, 40, 300, torch.float32, 16)["M"] == (64 if long == 0 else 16)
     got, want = attended(query, cache, packed), naive.attend(query, *cache, packed, 0.25)
     check(got, want)
     cache[:, :, :, 200] += 1  # twin: a key of the second part
@@ -121,11 +121,14 @@ def test_a_tree_deeper_than_the_newest_keys():
     mask = ancestors(parents, 20).to(DEVICE)
     depths = mask.sum(-1) - 1
     assert int(depths.max()) == 20
-    packed = naive.pack_mask(torch.tensor([30], device=DEVICE), depths, mask)
+    packed, shallow = (naive.pack_mask(torch.tensor([30], device=DEVICE), depths, mask, deep=x) for x in (20, 15))
     cache, query = filled(random_cache(1, 1, 80, 16), packed), torch.randn(1, 40, 1, 16, device=DEVICE)
+    by_hand = torch.ones(40, 80, dtype=torch.bool, device=DEVICE)
+    by_hand[:, 30:70], by_hand[:, 70:] = mask[0], False
+    assert torch.equal(naive.visible(packed, 80)[0], by_hand)
     want = naive.attend(query, *cache, packed, 0.25)
-    check(attended(query, cache, packed, deep=20), want)
-    assert not torch.allclose(attended(query, cache, packed, deep=16), want, atol=1e-2), "twin: not told how deep"
+    check(attended(query, cache, packed), want)
+    assert not torch.allclose(attended(query, cache, shallow), want, atol=1e-2), "twin: not told how deep"
 
 
 @pytest.mark.parametrize("places", [[4, 1], [1, 4]])
@@ -145,7 +148,23 @@ def test_rows_at_places_of_a_larger_cache(kind, places):
     assert not torch.allclose(attended(query, both, swapped), want, atol=1e-2), "twin: at each other's places"
 
 
-def test_twin_attention_with_a_wrong_bit_differs():
+@pytest.mark.parametrize("window", [None, 1, 3, 25])
+@pytest.mark.parametrize("kind", [random_tree, chains])
+def test_what_a_mask_shows(kind, window):
+    """Against the definition: the text, the ancestors, and as far back as the window reaches."""
+    depths, mask = kind(2, 20)
+    lengths = torch.tensor([3, 40], device=DEVICE)
+    above = mask if mask is not None else (depths[:, :, None] >= depths[:, None])
+    for row, length in enumerate(lengths.tolist()):
+        position = torch.cat([torch.arange(length, device=DEVICE), length + depths[row]])
+        seen = torch.cat([torch.ones(20, length, dtype=torch.bool, device=DEVICE), above[row]], dim=1)
+        seen &= (length + depths[row])[:, None] - position < (window or 1 << 40)
+        got = naive.visible(naive.pack_mask(lengths, depths, mask, window), 70)[row]
+        assert torch.equal(got[:, : length + 20], seen)
+        assert not got[:, length + 20 :].any()
+
+
+def test_twin_attention_with_a_wrong_ancestor_differs():
     depths, mask = random_tree(1, 6)
     wrong = mask.clone()
     wrong[0, 5, 5] = False
@@ -171,7 +190,7 @@ def test_pack_mask(n, window, places):
         if mask is not None:
             wrong = mask.clone()
             wrong[-1, n - 1, n - 1] = False
-            assert not torch.equal(got, naive.pack_mask(lengths, depths, wrong, window, stand)), "twin: a bit"
+            assert not torch.equal(got, naive.pack_mask(lengths, depths, wrong, window, stand)), "twin: an ancestor"
 
 
 @pytest.mark.skipif(not BIG, reason="needs a GPU")
@@ -182,11 +201,11 @@ def test_a_node_has_the_bits_of_its_path_in_plain_decoding(dtype, window, heads,
     """Keys are moved to the slots that plain decoding gives them; then each node of the path is read alone."""
     depths, mask = random_tree(1, 64, deep=6)
     path = mask[0, int(depths.argmax())].nonzero()[:, 0]
-    for length in (0, 5, *BORDERS[1:], 512, 513, 527, 528, 2047, 2064, 3000):
+    for length in (0, 5, *BORDERS[1:], 512, 513, 527, 528, 2064, 4095, 4112):
         packed = naive.pack_mask(torch.tensor([length], device=DEVICE), depths, mask, window)
         cache = filled(random_cache(1, kv, length + 70, size, dtype), packed)
         query = torch.randn(1, 64, heads, size, device=DEVICE).to(dtype)
-        together = attended(query, cache, packed, deep=6)[0, path]
+        together = attended(query, cache, packed)[0, path]
         plain = cache.clone()
         plain[:, :, :, length : length + len(path)] = cache[:, :, :, length + path]
         plain[:, :, :, length + len(path) :] = float("nan")

@@ -24,7 +24,7 @@ from redrafter.errors import ConfigError
 
 SHORTEST, LONGEST = 2, 5
 """Tokens of a match."""
-DEEPEST = 16
+DEEPEST = 15
 """Tokens of a chain. The GPU's tree attention adds up the keys of deeper trees in another order than plain decoding."""
 ODDS = {
     "greedy": ((0.58, 0.61, 0.78), (0.67, 0.61, 0.89), (0.72, 0.75, 0.85), (0.77, 0.79, 0.89)),

@@ -102,8 +102,8 @@ def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recor
     if isinstance(drafter.inner if isinstance(drafter, WithNgrams) else drafter, ModelDrafter):
         return "steps with a causal LM as drafter are not recorded"
     deep = max((shape.length for shape in shapes), default=0)
-    if deep > NEWEST:
-        return f"the beam length is {deep}, and only trees up to {NEWEST} deep get the bits of plain decoding"
+    if deep >= NEWEST:
+        return f"the beam length is {deep}, and only trees up to {NEWEST - 1} deep get the bits of plain decoding"
     found = verifier(target, compiles)
     if not isinstance(found, TreeTarget):
         return f"the tree attention kernel does not run {target.name}"

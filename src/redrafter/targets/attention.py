@@ -46,16 +46,21 @@ class AttentionPlan:
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
     def packed(
-        self, lengths: Tensor, depths: Tensor, ancestors: Tensor | None, places: Tensor | None = None
+        self,
+        lengths: Tensor,
+        depths: Tensor,
+        ancestors: Tensor | None,
+        places: Tensor | None = None,
+        deepest: int = 0,
     ) -> Tensor | dict[str, Tensor]:
         """The masks in the tree kernel's format: a few integers per node, independent of the cache's length.
 
-        Without `ancestors` the nodes are a chain.
+        Without `ancestors` the nodes are a chain. No node of a tree is deeper than `deepest`.
         """
-        full = pack_mask(lengths, depths, ancestors, None, places)
+        full = pack_mask(lengths, depths, ancestors, None, places, deepest)
         if self.window is None:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
-        sliding = pack_mask(lengths, depths, ancestors, self.window, places)
+        sliding = pack_mask(lengths, depths, ancestors, self.window, places, deepest)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
 

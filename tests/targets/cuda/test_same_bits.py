@@ -20,7 +20,7 @@ from redrafter.kernels import tree_attention as attention
 from redrafter.kernels.gated_product import naive as naive_gated_product
 from redrafter.kernels.product import naive as naive_product
 from redrafter.kernels.product import parts_of
-from redrafter.kernels.tree_attention.naive import BITS, DEPTH, LENGTH, PLACE, visible
+from redrafter.kernels.tree_attention.naive import DEPTH, LENGTH, PLACE, newest_of, visible
 from redrafter.targets import load_target
 from redrafter.targets.cuda import fused_layer, model_ends
 from redrafter.targets.cuda.same_bits import same_bits
@@ -350,7 +350,7 @@ class TestSameBitsOnACPU:
 
     def test_it_is_false_if_attention_depends_on_the_pass(self, llama, fixed_order, monkeypatch):
         def wrong(query, keys, values, packed, scaling):
-            chain = packed.shape[-1] == BITS
+            chain = newest_of(packed) == 0
             return attention_by_node(query, keys, values, packed, scaling) * (1 + 2e-7 if chain else 1)
 
         monkeypatch.setattr(attention.naive, "attend", wrong)

@@ -14,13 +14,12 @@ def attend(
     packed: Tensor,
     scaling: float,
     counters: dict[torch.device, Tensor],
-    deep: int = 0,
 ) -> Tensor:
     """Queries (B, n, G·K, D) of n nodes on the cache (P, K, S, D), which holds their keys -> (B, n, G·K, D).
 
     `counters` belongs to the cache and is filled here: the kernel's programs count their arrivals in it, so two passes
-    that run at the same time must not share one. `deep` is the largest depth of a node in a tree. Up to 16, a node gets
-    the bits of plain decoding on a GPU.
+    that run at the same time must not share one. On a GPU, the nodes of a tree less than 16 deep get the bits of plain
+    decoding.
     """
     if not runs_triton(query.device):
         return naive.attend(query, keys, values, packed, scaling).contiguous()
@@ -28,15 +27,20 @@ def attend(
 
     if query.device not in counters:
         counters[query.device] = torch.zeros(triton.COUNTERS, dtype=torch.int32, device=query.device)
-    return triton.attend(query, keys, values, packed, counters[query.device], scaling, deep)
+    return triton.attend(query, keys, values, packed, counters[query.device], scaling)
 
 
 def pack_mask(
-    lengths: Tensor, depths: Tensor, mask: Tensor | None, window: int | None = None, places: Tensor | None = None
+    lengths: Tensor,
+    depths: Tensor,
+    mask: Tensor | None,
+    window: int | None = None,
+    places: Tensor | None = None,
+    deep: int = naive.NEWEST - 1,
 ) -> Tensor:
-    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + words) int64: the packed mask of naive.py."""
+    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, ...) int64: the packed mask of naive.py."""
     if not runs_triton(lengths.device):
-        return naive.pack_mask(lengths, depths, mask, window, places)
+        return naive.pack_mask(lengths, depths, mask, window, places, deep)
     from redrafter.kernels.tree_attention import triton_mask
 
-    return triton_mask.pack_mask(lengths, depths, mask, window, places)
+    return triton_mask.pack_mask(lengths, depths, mask, window, places, deep)

@@ -3,12 +3,26 @@
 import torch
 from torch import Tensor
 
-LENGTH, DEPTH, WINDOW, PLACE, BITS = range(5)
-"""Columns of a packed mask; from BITS on, each column has one bit for each of 64 nodes."""
+LENGTH, DEPTH, WINDOW, PLACE, SLOTS = range(5)
+"""Columns of a packed mask; from SLOTS on, the slots of a tree node's newest keys."""
 EVERYTHING = 1 << 40
 """The window size of full attention."""
 NEWEST = 16
-"""The largest depth of a tree whose nodes get the bits of plain decoding from the GPU's kernel."""
+"""A node's newest keys, its own included. Nodes of a tree that is less deep get the bits of plain decoding on a GPU."""
+
+
+def newest_for(deep: int) -> int:
+    """How many of a node's keys are its newest, in a tree of this depth: a power of two.
+
+    >>> [newest_for(deep) for deep in (1, 15, 16)]
+    [16, 16, 32]
+    """
+    return max(NEWEST, 1 << deep.bit_length())
+
+
+def newest_of(packed: Tensor) -> int:
+    """`newest_for` of the tree that a mask was packed for; 0 for a chain."""
+    return packed.shape[-1] - SLOTS
 
 
 def pack_mask(
@@ -17,16 +31,20 @@ def pack_mask(
     mask: Tensor | None,
     window: int | None = None,
     places: Tensor | None = None,
+    deep: int = NEWEST - 1,
 ) -> Tensor:
-    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + words) int64.
+    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + newest) int64.
 
-    What each node sees, in a few words: the first `length` slots of its row's place in the cache (`places` (B,), by
-    default 0, 1, ...) and the nodes whose bits are set, as far back as the window reaches. Without ancestors the nodes
-    are a chain: node j has depth j, and sees all nodes before it. The mask has four axes because transformers passes
-    such a mask to attention unchanged.
+    What each node sees, in a few words. A node at position p = length + depth sees all keys up to p - newest in its
+    row's place in the cache (`places` (B,), by default 0, 1, ...), where slots are positions. The last columns have the
+    slots of the newest keys, up to p: those of the text, then those of the nodes on its path; -1 is no key. The window
+    cuts both off. No node is deeper than `deep`. Without ancestors the nodes are a chain: node j has depth j and sees
+    all before it, and there are no slots. The mask has four axes because transformers passes such a mask to attention
+    unchanged.
 
-    >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), torch.tensor([[[1, 0], [1, 1]]]).bool(), 5).tolist()
-    [[[[7, 0, 5, 0, 1], [7, 1, 5, 0, 3]]]]
+    >>> two = torch.tensor([[[1, 0], [1, 1]]]).bool()
+    >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), two, window=5)[0, 0, 1].tolist()
+    [7, 1, 5, 0, -1, -1, -1, -1, -1, -1, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
     batch, n = depths.shape
     length = lengths[:, None].expand(batch, n)
@@ -35,29 +53,24 @@ def pack_mask(
     about = torch.stack([length, depths, reach, places[:, None].expand(batch, n)], dim=-1)
     if mask is None:
         return about[:, None]
-    words = -(-n // 64)
-    spread = torch.nn.functional.pad(mask, (0, 64 * words - n)).view(batch, n, words, 64)
-    bits = (spread.long() << torch.arange(64, device=mask.device)).sum(-1)  # bit 63 is the sign
-    return torch.cat([about, bits], dim=-1)[:, None]
+    level = depths[..., None] + torch.arange(1 - newest_for(deep), 1, device=depths.device)  # (B, n, newest)
+    on_path = mask[:, :, None] & (depths[:, None, None] == level[..., None])  # (B, n, newest, n)
+    node = torch.where(on_path.any(-1), lengths[:, None, None] + on_path.int().argmax(-1), -1)
+    return torch.cat([about, torch.where(level < 0, length[..., None] + level, node).clamp(min=-1)], dim=-1)[:, None]
 
 
 def visible(packed: Tensor, slots: int) -> Tensor:
     """(B, 1, n, ...) -> (B, n, S): which slots each node sees; the tree is in the slots from the row's length on."""
     packed = packed[:, 0]
-    n = packed.shape[1]
-    length, depths = packed[:, :1, LENGTH], packed[..., DEPTH]  # (B, 1), (B, n)
-    slot = torch.arange(slots, device=packed.device)
-    node = slot - length  # (B, S) index of the node in each slot; out of range: none
-    cached, in_tree = (node < 0)[:, None], ((node >= 0) & (node < n))[:, None]
-    node = node.clamp(0, n - 1)
-    if packed.shape[-1] == BITS:
-        above = node[:, None] <= depths[..., None]
-    else:
-        word = packed[..., BITS:].gather(2, (node // 64)[:, None].expand(-1, n, -1))
-        above = (word >> (node % 64)[:, None]) & 1 == 1
-    position = torch.where(cached[:, 0], slot, length + depths.gather(1, node))
-    near = (length + depths)[:, :, None] - position[:, None] < packed[..., WINDOW, None]
-    return (cached | (in_tree & above)) & near
+    position = packed[..., LENGTH] + packed[..., DEPTH]  # (B, n)
+    back = position[..., None] - torch.arange(slots, device=packed.device)  # (B, n, S)
+    newest = packed[..., SLOTS:]
+    seen = (back >= newest.shape[-1]) & (back < packed[..., WINDOW, None])
+    if newest.shape[-1] == 0:
+        return seen
+    near = torch.arange(newest.shape[-1] - 1, -1, -1, device=packed.device) < packed[..., WINDOW, None]
+    listed = torch.where(near & (newest >= 0), newest, slots)  # a column of its own for what is not seen
+    return torch.nn.functional.pad(seen, (0, 1)).scatter(2, listed, True)[..., :slots]
 
 
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor) -> None:

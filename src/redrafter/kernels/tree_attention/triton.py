@@ -2,14 +2,13 @@
 
 A query at position p sums over its keys in the order of their positions, in parts that depend on p alone:
 
-- keys before p - NEWEST: in blocks at fixed positions. These keys are in the slots of their positions, in a tree as in
+- keys up to p - NEWEST: in blocks at fixed positions. These keys are in the slots of their positions, in a tree as in
   plain decoding. A tensor core adds 16 products in an order of its own, but a weight of exactly zero changes no sum.
-- the NEWEST + 1 keys up to p, which a tree scatters over its slots: one after the other. Each tensor core instruction
-  gets at most one weight above zero per query, so the order of the sum is ours.
+- the NEWEST keys up to p, which a tree scatters over its slots: gathered for each query, and added in the same order.
 
 Long texts are split into parts at fixed positions, which different programs compute. Parts are merged in their order.
-The bits depend neither on the number of queries of a program nor on the tensor core instruction, because every sum over
-keys is a tensor core's, and every multiplication before an addition is an explicit `fma`.
+The bits depend neither on the number of queries of a program nor on the tensor core instruction, because all sums over
+older keys are a tensor core's, and every multiplication before an addition is exact or an explicit `fma`.
 """
 
 from typing import Any
@@ -20,33 +19,33 @@ import triton.language as tl
 from torch import Tensor
 
 from redrafter.kernels.launch import launch, wait_for_previous
-from redrafter.kernels.tree_attention.naive import BITS, NEWEST
+from redrafter.kernels.tree_attention.naive import NEWEST, newest_of
 
 
 @triton.jit
 def _start(part):
-    """The first position of a part: parts of 128 positions, from 512 on of 512, 2,048 of 1,024, 16,384 of 4,096."""
-    far = tl.where(part < 21, (part - 5) * 1024, (part - 17) * 4096)
-    return tl.where(part < 4, part * 128, tl.where(part < 7, (part - 3) * 512, far))
+    """The first position of a part: parts of 128 positions, from 512 on of 512, 4,096 of 1,024, 16,384 of 4,096."""
+    far = tl.where(part < 23, (part - 7) * 1024, (part - 19) * 4096)
+    return tl.where(part < 4, part * 128, tl.where(part < 11, (part - 3) * 512, far))
 
 
 @triton.jit
 def _parts(length):
     """How many parts begin before this position."""
-    far = tl.where(length <= 16384, 5 + tl.cdiv(length, 1024), 17 + tl.cdiv(length, 4096))
-    return tl.where(length <= 512, tl.cdiv(length, 128), tl.where(length <= 2048, 3 + tl.cdiv(length, 512), far))
+    far = tl.where(length <= 16384, 7 + tl.cdiv(length, 1024), 19 + tl.cdiv(length, 4096))
+    return tl.where(length <= 512, tl.cdiv(length, 128), tl.where(length <= 4096, 3 + tl.cdiv(length, 512), far))
 
 
 def parts_of(length: int) -> int:
     """`_parts` on the host.
 
-    >>> [parts_of(n) for n in (1, 128, 129, 512, 513, 2048, 2049, 16384, 16385, 131072)]
-    [1, 1, 2, 4, 5, 7, 8, 21, 22, 49]
+    >>> [parts_of(n) for n in (1, 128, 129, 512, 513, 4096, 4097, 16384, 16385, 131072)]
+    [1, 1, 2, 4, 5, 11, 12, 23, 24, 51]
     """
-    for limit, before, size in ((512, 0, 128), (2048, 3, 512), (16384, 5, 1024)):
+    for limit, before, size in ((512, 0, 128), (4096, 3, 512), (16384, 7, 1024)):
         if length <= limit:
             return before - -length // size
-    return 17 - -length // 4096
+    return 19 - -length // 4096
 
 
 @triton.jit
@@ -89,102 +88,27 @@ def _older(
 
 
 @triton.jit
-def _add_singly(weight, rank, first, last, v, totals, acc, PRECISION: tl.constexpr):
-    """Add values (N, D) one after the other, in the order of their ranks. A query has one weight per rank at most."""
-    ones = tl.full([v.shape[0], 16], 1.0, v.dtype)
-    for i in range(first, last + 1):
-        one = tl.where((rank == i)[None, :], weight, 0.0).to(v.dtype)
-        totals = tl.dot(one, ones, totals, input_precision=PRECISION)
-        acc = tl.dot(one, v, acc, input_precision=PRECISION)
-    return totals, acc
-
-
-@triton.jit
-def _node_scores(
-    q, keys, values, about, bits, length, real, first, block, c_slot, m_node, n, size,
-    NODES: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+def _newest(
+    q, keys, values, slots, position, real, first, scale, c_slot, size,
+    NEWEST: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """A block of at most 64 tree nodes: the queries' scores with those on their path, values and depths."""
-    d = tl.arange(0, D)
-    node = block * 64 + tl.arange(0, NODES)
-    here = (node < n)[:, None] & (d < size)[None, :]
-    at = (length + node)[:, None] * c_slot + d[None, :]
-    k, v = tl.load(keys + at, mask=here, other=0.0), tl.load(values + at, mask=here, other=0.0)
-    depth = tl.load(about + node * m_node + 1, mask=node < n, other=0).to(tl.int32)
-    word = tl.load(bits + block, mask=real, other=0)
-    seen = ((word[:, None] >> (node % 64).to(tl.int64)[None, :]) & 1) == 1
-    seen = seen & ((length + depth)[None, :] >= first[:, None]) & (node < n)[None, :]
-    return tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION), -float("inf")), v, depth
-
-
-@triton.jit
-def _newest_of_tree(
-    q, keys, values, about, bits, length, real, first, scale, c_slot, m_node, n, size,
-    NEWEST: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The newest keys of tree nodes: the last ones of the text, then the nodes on the path, depth by depth."""
-    d = tl.arange(0, D)
-    lane = tl.arange(0, NEWEST)
-    slot = length - NEWEST + lane
-    here = (slot >= 0)[:, None] & (d < size)[None, :]
-    k = tl.load(keys + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
-    v = tl.load(values + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
-    seen = real[:, None] & (slot[None, :] >= first[:, None])
-    score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION), -float("inf"))
+    """The newest keys, gathered for each query. A tree's keys are where `slots` says, a chain's at their positions."""
+    d = tl.arange(0, D)[None, None, :]
+    i = tl.arange(0, NEWEST)[None, :]
+    at = position[:, None] + 1 - NEWEST + i
+    seen = real[:, None] & (at >= first[:, None])
+    if TREE:
+        at = tl.load(slots[:, None] + i, mask=seen, other=-1).to(tl.int32)
+        seen = seen & (at >= 0)
+    here = seen[:, :, None] & (d < size)
+    k = tl.load(keys + at[:, :, None] * c_slot + d, mask=here, other=0.0)
+    v = tl.load(values + at[:, :, None] * c_slot + d, mask=here, other=0.0)
+    score = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2) * scale
+    score = tl.where(seen, score, -float("inf"))
     peak = tl.max(score, 1)
-    for block in tl.static_range(BLOCKS):
-        node_score, _, _ = _node_scores(
-            q, keys, values, about, bits, length, real, first, block, c_slot, m_node, n, size, NODES, D, PRECISION
-        )
-        peak = tl.maximum(peak, tl.max(node_score, 1))
-    peak = peak * scale
     base = tl.where(peak == -float("inf"), 0.0, peak)
-    weight = tl.exp2(tl.fma(score, tl.full([M, NEWEST], scale, tl.float32), -base[:, None]))
-    totals = tl.zeros([M, 16], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
-    totals, acc = _add_singly(weight, lane, tl.maximum(NEWEST - length, 0), NEWEST - 1, v, totals, acc, PRECISION)
-    for block in tl.static_range(BLOCKS):  # nodes are in depth order, so the blocks are too
-        node_score, node_v, depth = _node_scores(
-            q, keys, values, about, bits, length, real, first, block, c_slot, m_node, n, size, NODES, D, PRECISION
-        )
-        weight = tl.exp2(tl.fma(node_score, tl.full([M, NODES], scale, tl.float32), -base[:, None]))
-        totals, acc = _add_singly(weight, depth, 0, tl.max(depth, 0), node_v, totals, acc, PRECISION)
-    return peak, tl.max(totals, 1), acc
-
-
-@triton.jit
-def _newest_of_chain(
-    q, keys, values, position, real, first, scale, c_slot, size,
-    M: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The newest keys of a chain's nodes, which are in the slots of their positions."""
-    d = tl.arange(0, D)
-    in_size = (d < size)[None, :]
-    lane = tl.arange(0, 16)
-    begin = tl.min(tl.where(real, first, 1 << 30), 0) // 16 * 16
-    end = tl.max(tl.where(real, position, 0), 0) + 1
-    peak = tl.full([M], -float("inf"), tl.float32)
-    for start in range(begin, end, 16):
-        slot = start + lane
-        k = tl.load(keys + slot[:, None] * c_slot + d[None, :], mask=(slot < end)[:, None] & in_size, other=0.0)
-        seen = real[:, None] & (slot[None, :] >= first[:, None]) & (slot[None, :] <= position[:, None])
-        score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION), -float("inf"))
-        peak = tl.maximum(peak, tl.max(score, 1))
-    peak = peak * scale
-    base = tl.where(peak == -float("inf"), 0.0, peak)
-    totals = tl.zeros([M, 16], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
-    for start in range(begin, end, 16):
-        slot = start + lane
-        here = (slot < end)[:, None] & in_size
-        k = tl.load(keys + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
-        v = tl.load(values + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
-        seen = real[:, None] & (slot[None, :] >= first[:, None]) & (slot[None, :] <= position[:, None])
-        score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION), -float("inf"))
-        weight = tl.exp2(tl.fma(score, tl.full([M, 16], scale, tl.float32), -base[:, None]))
-        totals, acc = _add_singly(weight, lane, 0, tl.minimum(end - start, 16) - 1, v, totals, acc, PRECISION)
-    return peak, tl.max(totals, 1), acc
+    weight = tl.exp2(score - base[:, None]).to(v.dtype).to(tl.float32)
+    return peak, tl.sum(weight, 1), tl.sum(weight[:, :, None] * v.to(tl.float32), 1)
 
 
 @triton.jit
@@ -209,14 +133,12 @@ def _tree_attention(
     query, keys, values, packed, sums, peaks, totals, arrivals, out,
     q_row, q_node, c_row, c_head, c_slot, m_row, m_node, o_row, o_node, n, groups, size, kv_heads, scaling,
     workers, stored,
-    NEWEST: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr, SINGLE: tl.constexpr, PREFIX: tl.constexpr,
-    M: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    NEWEST: tl.constexpr, TREE: tl.constexpr, SINGLE: tl.constexpr, PREFIX: tl.constexpr, M: tl.constexpr,
+    FEW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """M queries that share a key head. If SINGLE, one program computes all. Else programs 0 .. workers - 1 compute
-    parts of the older keys, the first PREFIX parts as one, and one more program the newest keys, FEW queries at a
-    time; the last program to finish merges the parts."""
-    wait_for_previous(EARLY)
+    parts of the older keys, the first PREFIX parts as one, and more programs the newest keys, of FEW queries at a time;
+    the last program to finish merges the parts."""
     worker, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
     d = tl.arange(0, D)
@@ -235,7 +157,7 @@ def _tree_attention(
     real = at < each
     group, node = at // n, at % n
     position = length + tl.load(about + node * m_node + 1, mask=real, other=0).to(tl.int32)
-    border = tl.where(real, tl.maximum(position - NEWEST, 0), 0)
+    border = tl.where(real, tl.maximum(position + 1 - NEWEST, 0), 0)
     highest = tl.max(border, 0)
     count = _parts(highest)
     units = tl.maximum(count - PREFIX, 0) + tl.minimum(count, 1)
@@ -244,13 +166,15 @@ def _tree_attention(
     peak = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
+    wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
 
     if worker < workers:
         q_at = (node * q_node + group * size)[:, None] + d[None, :]
         q = tl.load(query + q_at, mask=real[:, None] & in_size, other=0.0)
         first = tl.maximum(position - window + 1, 0)
         lowest = tl.min(tl.where(real, first, 1 << 30), 0) // BLOCK * BLOCK
-        for unit in range(worker, units, workers):
+        for turn in range(worker, units, workers):
+            unit = units - 1 - turn  # the longest first
             peak = tl.full([M], -float("inf"), tl.float32)
             total = tl.zeros([M], tl.float32)
             acc = tl.zeros([M, D], tl.float32)
@@ -265,24 +189,21 @@ def _tree_attention(
                 peak, total, acc = _merge(peak, total, acc, new_peak, new_total, new_acc)
             if not SINGLE:
                 _store(peaks, totals, sums, (into + unit) * each + at, peak, total, acc, d, size, real)
-    if worker == workers or SINGLE:
-        for start in range(tile * M, tl.minimum((tile + 1) * M, each), FEW):
-            few = start + tl.arange(0, FEW)
+    if worker >= workers or SINGLE:
+        begin = 0 if SINGLE else (worker - workers) * FEW
+        step = FEW if SINGLE else (tl.num_programs(0) - workers) * FEW
+        for start in range(begin, M, step):
+            few = tile * M + start + tl.arange(0, FEW)
             there = few < each
             its_group, its_node = few // n, few % n
             few_at = (its_node * q_node + its_group * size)[:, None] + d[None, :]
             few_q = tl.load(query + few_at, mask=there[:, None] & in_size, other=0.0)
             own = length + tl.load(about + its_node * m_node + 1, mask=there, other=0).to(tl.int32)
-            near = tl.maximum(own - tl.minimum(window - 1, NEWEST), 0)
-            if BLOCKS > 0:
-                new_peak, new_total, new_acc = _newest_of_tree(
-                    few_q, keys, values, about, about + its_node * m_node + 4, length, there, near, scale, c_slot,
-                    m_node, n, size, NEWEST, BLOCKS, NODES, FEW, D, PRECISION,
-                )  # fmt: skip
-            else:
-                new_peak, new_total, new_acc = _newest_of_chain(
-                    few_q, keys, values, own, there, near, scale, c_slot, size, FEW, D, PRECISION
-                )
+            near = tl.maximum(own + 1 - tl.minimum(window, NEWEST), 0)
+            new_peak, new_total, new_acc = _newest(
+                few_q, keys, values, about + its_node * m_node + 4, own, there, near, scale, c_slot, size,
+                NEWEST, TREE, D,
+            )  # fmt: skip
             few_into = (into + stored) * each + few
             _store(peaks, totals, sums, few_into, new_peak, new_total, new_acc, d, size, there)
 
@@ -290,7 +211,7 @@ def _tree_attention(
     merges = SINGLE
     if not SINGLE:
         counter = arrivals + which * tl.num_programs(1) + tile
-        merges = tl.atomic_add(counter, 1) == workers
+        merges = tl.atomic_add(counter, 1) == tl.num_programs(0) - 1
     if merges:
         last_peak, last_total, last_acc = _found(peaks, totals, sums, (into + stored) * each + at, d, size, real)
         if not SINGLE:
@@ -298,9 +219,8 @@ def _tree_attention(
             peak = tl.full([M], -float("inf"), tl.float32)
             total = tl.zeros([M], tl.float32)
             acc = tl.zeros([M, D], tl.float32)
-            for i in range(
-                0, units, 2
-            ):  # two at once: a compiler does not move the second's loads before the first's sums
+            # two at once: a compiler does not move the second's loads before the first's sums
+            for i in range(0, units, 2):
                 here = (into + i) * each + at
                 peak_0, total_0, acc_0 = _found(peaks, totals, sums, here, d, size, real)
                 peak_1, total_1, acc_1 = _found(
@@ -320,6 +240,8 @@ COUNTERS = 1 << 16
 """The most tiles of one pass."""
 MOST = 128 << 20
 """Bytes of partial sums at most; one program per tile needs none."""
+GATHERED = 32
+"""Newest keys that a warp gathers at a time. Fewer would be spread over a warp in another order."""
 LONG = 2048
 """Slots of a cache above which reading keys costs more than merging parts."""
 
@@ -328,17 +250,17 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
     """Launch parameters for `programs` = rows · key heads, each with this many queries and slots.
 
     The fastest of some dozens on an H200. Only BLOCK has an influence on the bits, so it depends on the model alone.
-    FEW is at most 32: from 64 on, Triton 3.6 leaves an instruction running while its registers are overwritten.
     """
     full, short = dtype == torch.float32, slots <= LONG
-    m = 16 if queries <= (64 if short else 16) else 32 if queries <= 64 else 64
+    m = 16 if queries <= (64 if short else 16) else 64
     prefix = 1 if m == 16 else 4
-    workers = PROGRAMS // (programs * triton.cdiv(queries, m)) - 1
+    newers = m // 16
+    workers = PROGRAMS // (programs * triton.cdiv(queries, m)) - newers
     return {
-        "workers": max(0, min(workers, parts_of(slots) + 1 - prefix, 4 if short else 7)),
+        "newers": newers,
+        "workers": max(0, min(workers, parts_of(slots) + 1 - prefix, 4 if short else 12)),
         "PREFIX": prefix,
         "M": m,
-        "FEW": min(m, 32),
         "BLOCK": 32 if full or d > 128 else 64,
         "PRECISION": "ieee" if full else "tf32",
         "num_warps": 4,
@@ -347,9 +269,7 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
     }
 
 
-def attend(
-    query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor, scaling: float, deep: int = 0
-) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor, scaling: float) -> Tensor:
     """See naive.py. The last axis of every tensor is contiguous; keys and values have equal strides.
 
     `arrivals` holds COUNTERS zeros. They are zeros again afterwards; no other pass may use them meanwhile.
@@ -360,6 +280,7 @@ def attend(
     d = max(16, triton.next_power_of_2(size))
     shared = plan(batch * kv_heads, groups * n, keys.shape[2], query.dtype, d)
     tiles, workers = triton.cdiv(groups * n, shared["M"]), shared.pop("workers")
+    newers = shared.pop("newers")
     if 4 * batch * heads * n * size * (parts_of(keys.shape[2]) + 1) > MOST:
         workers = 0
     assert batch * kv_heads * tiles <= COUNTERS
@@ -367,13 +288,13 @@ def attend(
     sums = torch.empty(batch * kv_heads, stored + 1, groups * n, size, dtype=torch.float32, device=query.device)
     peaks, totals = torch.empty(2, *sums.shape[:3], dtype=torch.float32, device=query.device)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    tree = packed.shape[-1] > BITS
+    tree, newest = newest_of(packed) > 0, newest_of(packed) or NEWEST
+    few = GATHERED * shared["num_warps"] // newest
     launch(
-        _tree_attention, (workers + 1, tiles, batch * kv_heads), query.device,
+        _tree_attention, (workers + newers if workers else 1, tiles, batch * kv_heads), query.device,
         query, keys, values, packed, sums, peaks, totals, arrivals, out,
         *query.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2), *out.stride()[:2],
         n, groups, size, kv_heads, scaling, max(1, workers), stored,
-        NEWEST=max(NEWEST, triton.next_power_of_2(deep)), BLOCKS=triton.cdiv(n, 64) if tree else 0,
-        NODES=min(64, max(16, triton.next_power_of_2(n))), SINGLE=workers == 0, D=d, **shared,
+        NEWEST=newest, TREE=tree, SINGLE=workers == 0, FEW=few, D=d, **shared,
     )  # fmt: skip
     return out

@@ -5,36 +5,52 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.tree_attention.naive import BITS, EVERYTHING
+from redrafter.kernels.tree_attention.naive import EVERYTHING, NEWEST, SLOTS, newest_for
 
 
 @triton.jit(do_not_specialize=["n"])
-def _pack_mask(lengths, depths, mask, places, out, window, n, columns, PLACES: tl.constexpr, WORDS: tl.constexpr):
+def _pack_mask(
+    lengths, depths, mask, places, out, window, n, columns,
+    PLACES: tl.constexpr, NEWEST: tl.constexpr,
+):  # fmt: skip
     """One node's line."""
     row, node = tl.program_id(0), tl.program_id(1)
     at = (row * n + node).to(tl.int64)
     into = out + at * columns
-    tl.store(into, tl.load(lengths + row))
-    tl.store(into + 1, tl.load(depths + at))
+    length, own = tl.load(lengths + row), tl.load(depths + at)
+    tl.store(into, length)
+    tl.store(into + 1, own)
     tl.store(into + 2, window)
     tl.store(into + 3, tl.load(places + row) if PLACES else row.to(tl.int64))
-    bit = tl.arange(0, 64)
-    for word in tl.static_range(WORDS):
-        j = word * 64 + bit
-        seen = tl.load(mask + at * n + j, mask=j < n, other=0).to(tl.int64)
-        tl.store(into + 4 + word, tl.sum(seen << bit.to(tl.int64), 0))
+    if NEWEST > 0:
+        column = tl.arange(0, NEWEST)
+        level = own + 1 - NEWEST + column
+        slot = tl.where(level < 0, tl.maximum(length + level, -1), -1)
+        for start in range(0, n, 64):
+            other = start + tl.arange(0, 64)
+            seen = tl.load(mask + at * n + other, mask=other < n, other=0) != 0
+            depth = tl.load(depths + row * n + other, mask=other < n, other=-1)
+            on_path = seen[None, :] & (depth[None, :] == level[:, None])
+            slot = tl.maximum(slot, tl.max(tl.where(on_path, length + other[None, :], -1), 1))
+        tl.store(into + 4 + column, slot)
 
 
 def pack_mask(
-    lengths: Tensor, depths: Tensor, mask: Tensor | None, window: int | None = None, places: Tensor | None = None
+    lengths: Tensor,
+    depths: Tensor,
+    mask: Tensor | None,
+    window: int | None = None,
+    places: Tensor | None = None,
+    deep: int = NEWEST - 1,
 ) -> Tensor:
     """See naive.py."""
     batch, n = depths.shape
-    words = 0 if mask is None else triton.cdiv(n, 64)
-    out = torch.empty(batch, 1, n, BITS + words, dtype=torch.long, device=depths.device)
+    newest = 0 if mask is None else newest_for(deep)
+    out = torch.empty(batch, 1, n, SLOTS + newest, dtype=torch.long, device=depths.device)
     mask = depths if mask is None else mask.contiguous().view(torch.uint8)
     _pack_mask[batch, n](
         lengths.contiguous(), depths.contiguous(), mask, lengths if places is None else places.contiguous(), out,
-        EVERYTHING if window is None else window, n, BITS + words, PLACES=places is not None, WORDS=words, num_warps=2,
+        EVERYTHING if window is None else window, n, out.shape[-1],
+        PLACES=places is not None, NEWEST=newest, num_warps=2,
     )  # fmt: skip
     return out

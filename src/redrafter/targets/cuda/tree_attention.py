@@ -26,7 +26,6 @@ OTHER_MATHS = ("softcap", "s_aux", "head_mask")
 """Arguments of an attention function that the kernel does not support."""
 _active: list[KVCache] = []
 """The KV caches of the `use_tree_attention` blocks under way, innermost last."""
-_deepest = 0
 _arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDictionary()
 """The kernel's counters, a set for each cache: one pass at a time reads a cache."""
 
@@ -52,13 +51,7 @@ def attend(query: Tensor, packed: Tensor, layer: int, scaling: float) -> Tensor:
     cache = _active[-1]
     keys, values = cache.layers[layer]
     counters = _arrivals.setdefault(cache, {})
-    return kernel.attend(query, keys, values, packed, scaling, counters, _deepest)
-
-
-def set_deepest(depth: int) -> None:
-    """The largest depth of a node in the passes to come. It is known on the host, and the kernel depends on it."""
-    global _deepest
-    _deepest = depth
+    return kernel.attend(query, keys, values, packed, scaling, counters)
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())

@@ -14,7 +14,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
 from redrafter.targets.cuda.fused_qkv import replaced, stack_linears
 from redrafter.targets.cuda.layer_compile import LayerForwards
-from redrafter.targets.cuda.tree_attention import PassThroughCache, set_deepest, use_tree_attention
+from redrafter.targets.cuda.tree_attention import PassThroughCache, use_tree_attention
 from redrafter.targets.target import Target
 
 PIECE = 512
@@ -88,7 +88,6 @@ class TreeTarget:
         `places` (B,) are the rows of the KV cache, by default 0, 1, …. `keep` lists the columns whose logits are
         wanted, by default all. No node of a tree is deeper than `deepest`.
         """
-        masks = self.target.attention.packed(lengths, depths, ancestors, places)
+        masks = self.target.attention.packed(lengths, depths, ancestors, places, deepest)
         positions = self.target.clamp_positions(lengths[:, None] + depths)
-        set_deepest(deepest)
         return self.target.run(tokens, positions, masks, PassThroughCache(), layers, keep)
