@@ -89,8 +89,8 @@ def _older(
 
 @triton.jit
 def _newest(
-    q, keys, values, slots, position, real, first, scale, c_slot, size,
-    NEWEST: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr,
+    query, keys, values, slots, position, real, first, scale, c_slot, size,
+    NEWEST: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The newest keys, gathered for each query. A tree's keys are where `slots` says, a chain's at their positions."""
     d = tl.arange(0, D)[None, None, :]
@@ -101,10 +101,11 @@ def _newest(
         at = tl.load(slots[:, None] + i, mask=seen, other=-1).to(tl.int32)
         seen = seen & (at >= 0)
     here = seen[:, :, None] & (d < size)
+    wait_for_previous(EARLY)
     k = tl.load(keys + at[:, :, None] * c_slot + d, mask=here, other=0.0)
     v = tl.load(values + at[:, :, None] * c_slot + d, mask=here, other=0.0)
-    score = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2) * scale
-    score = tl.where(seen, score, -float("inf"))
+    q = tl.load(query[:, None, None] + d, mask=real[:, None, None] & (d < size), other=0.0)
+    score = tl.where(seen, tl.sum(q.to(tl.float32) * k.to(tl.float32), 2) * scale, -float("inf"))
     peak = tl.max(score, 1)
     base = tl.where(peak == -float("inf"), 0.0, peak)
     weight = tl.exp2(score - base[:, None]).to(v.dtype).to(tl.float32)
@@ -136,10 +137,11 @@ def _tree_attention(
     NEWEST: tl.constexpr, TREE: tl.constexpr, SINGLE: tl.constexpr, PREFIX: tl.constexpr, M: tl.constexpr,
     FEW: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """M queries that share a key head. If SINGLE, one program computes all. Else programs 0 .. workers - 1 compute
-    parts of the older keys, the first PREFIX parts as one, and more programs the newest keys, of FEW queries at a time;
+    """M queries that share a key head. If SINGLE, one program computes all. Else the first programs compute the newest
+    keys, of FEW queries at a time, and `workers` more programs parts of the older keys, the first PREFIX parts as one;
     the last program to finish merges the parts."""
-    worker, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, which, role = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    newers = tl.num_programs(2) - workers
     row, head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
     d = tl.arange(0, D)
     in_size = (d < size)[None, :]
@@ -166,14 +168,14 @@ def _tree_attention(
     peak = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
 
-    if worker < workers:
+    if role >= newers or SINGLE:
+        wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
         q_at = (node * q_node + group * size)[:, None] + d[None, :]
         q = tl.load(query + q_at, mask=real[:, None] & in_size, other=0.0)
         first = tl.maximum(position - window + 1, 0)
         lowest = tl.min(tl.where(real, first, 1 << 30), 0) // BLOCK * BLOCK
-        for turn in range(worker, units, workers):
+        for turn in range(0 if SINGLE else role - newers, units, workers):
             unit = units - 1 - turn  # the longest first
             peak = tl.full([M], -float("inf"), tl.float32)
             total = tl.zeros([M], tl.float32)
@@ -189,20 +191,17 @@ def _tree_attention(
                 peak, total, acc = _merge(peak, total, acc, new_peak, new_total, new_acc)
             if not SINGLE:
                 _store(peaks, totals, sums, (into + unit) * each + at, peak, total, acc, d, size, real)
-    if worker >= workers or SINGLE:
-        begin = 0 if SINGLE else (worker - workers) * FEW
-        step = FEW if SINGLE else (tl.num_programs(0) - workers) * FEW
-        for start in range(begin, M, step):
+    if role < newers or SINGLE:
+        begin = 0 if SINGLE else role * FEW
+        for start in range(begin, tl.minimum(M, each - tile * M), FEW if SINGLE else newers * FEW):
             few = tile * M + start + tl.arange(0, FEW)
             there = few < each
             its_group, its_node = few // n, few % n
-            few_at = (its_node * q_node + its_group * size)[:, None] + d[None, :]
-            few_q = tl.load(query + few_at, mask=there[:, None] & in_size, other=0.0)
             own = length + tl.load(about + its_node * m_node + 1, mask=there, other=0).to(tl.int32)
             near = tl.maximum(own + 1 - tl.minimum(window, NEWEST), 0)
             new_peak, new_total, new_acc = _newest(
-                few_q, keys, values, about + its_node * m_node + 4, own, there, near, scale, c_slot, size,
-                NEWEST, TREE, D,
+                query + its_node * q_node + its_group * size, keys, values, about + its_node * m_node + 4, own, there,
+                near, scale, c_slot, size, NEWEST, TREE, D, EARLY,
             )  # fmt: skip
             few_into = (into + stored) * each + few
             _store(peaks, totals, sums, few_into, new_peak, new_total, new_acc, d, size, there)
@@ -210,8 +209,8 @@ def _tree_attention(
     tl.debug_barrier()  # all stores of this program come before its arrival is counted, or before its own loads
     merges = SINGLE
     if not SINGLE:
-        counter = arrivals + which * tl.num_programs(1) + tile
-        merges = tl.atomic_add(counter, 1) == tl.num_programs(0) - 1
+        counter = arrivals + which * tl.num_programs(0) + tile
+        merges = tl.atomic_add(counter, 1) == tl.num_programs(2) - 1
     if merges:
         last_peak, last_total, last_acc = _found(peaks, totals, sums, (into + stored) * each + at, d, size, real)
         if not SINGLE:
@@ -254,7 +253,7 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
     full, short = dtype == torch.float32, slots <= LONG
     m = 16 if queries <= (64 if short else 16) else 64
     prefix = 1 if m == 16 else 4
-    newers = m // 16
+    newers = m // 8
     workers = PROGRAMS // (programs * triton.cdiv(queries, m)) - newers
     return {
         "newers": newers,
@@ -291,7 +290,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals
     tree, newest = newest_of(packed) > 0, newest_of(packed) or NEWEST
     few = GATHERED * shared["num_warps"] // newest
     launch(
-        _tree_attention, (workers + newers if workers else 1, tiles, batch * kv_heads), query.device,
+        _tree_attention, (tiles, batch * kv_heads, workers + newers if workers else 1), query.device,
         query, keys, values, packed, sums, peaks, totals, arrivals, out,
         *query.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2), *out.stride()[:2],
         n, groups, size, kv_heads, scaling, max(1, workers), stored,
