@@ -36,8 +36,7 @@ LAYERS = 16
 SWEPT: dict[str, tuple[Any, ...]] = {
     "M": (16, 32, 64),
     "PREFIX": (1, 4),
-    "workers": (1, 2, 3, 4, 7, 11),
-    "newers": (1, 2, 4, 8),
+    "workers": (1, 2, 3, 4, 8, 12),
     "num_stages": (2, 3),
     "num_warps": (4, 8),
     "maxnreg": (168, None),
@@ -64,14 +63,14 @@ class Pass:
         self.deep = int(depths.max())
         lengths = torch.tensor([context], device=args.device)
         self.packed = pack_mask(lengths, depths, ancestors(parents, self.deep), deep=self.deep)
-        self.counters: dict[torch.device, Tensor] = {}
 
     def run(self) -> Tensor:
         """All layers, one behind the other."""
         return torch.stack([self.run_layer(i) for i in range(len(self.layers))])
 
     def run_layer(self, layer: int) -> Tensor:
-        return attend(self.query, *self.layers[layer], self.packed, 0.1, self.counters)
+        keys, values = self.layers[layer]
+        return attend(self.query, keys, values, self.packed, 0.1)
 
     @property
     def bytes(self) -> int:
@@ -104,10 +103,9 @@ def settings(own: dict[str, Any], queries: int) -> Iterator[dict[str, Any]]:
     """Other launch settings; what has an influence on the bits stays."""
     for values in itertools.product(*SWEPT.values()):
         other = dict(zip(SWEPT, values, strict=True))
-        wide = other["M"] == 64
-        if other["M"] > max(16, queries) or other["newers"] > other["M"] // 8:
+        if other["M"] > max(16, queries):
             continue
-        if wide or (other["num_warps"] == 4 and other["maxnreg"]):
+        if other["num_warps"] == 4 or other["M"] == 64:
             yield {k: v for k, v in (own | other).items() if v is not None}
 
 
