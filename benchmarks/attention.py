@@ -33,13 +33,19 @@ from redrafter.kernels.tree_attention import attend, pack_mask
 from redrafter.results import check_new, write_results
 
 LAYERS = 16
-SWEPT: dict[str, tuple[Any, ...]] = {
+IN_ONE: dict[str, tuple[Any, ...]] = {
+    "M": (16, 32),
+    "newers": (1, 2),
+    "workers": (1, 2, 3, 4, 8, 11),
+    "num_stages": (2, 3),
+    "maxnreg": (168,),
+}
+SPLIT: dict[str, tuple[Any, ...]] = {
     "M": (16, 32, 64),
+    "newers": (0,),
     "PREFIX": (1, 4),
     "workers": (1, 2, 3, 4, 8, 12),
     "num_stages": (2, 3),
-    "num_warps": (4, 8),
-    "maxnreg": (168, None),
 }
 
 
@@ -62,6 +68,7 @@ class Pass:
             depths[0, i] = depths[0, parents[0, i]] + 1
         self.deep = int(depths.max())
         lengths = torch.tensor([context], device=args.device)
+        self.counters: dict[torch.device, Tensor] = {}
         self.packed = pack_mask(lengths, depths, ancestors(parents, self.deep), deep=self.deep)
 
     def run(self) -> Tensor:
@@ -70,7 +77,7 @@ class Pass:
 
     def run_layer(self, layer: int) -> Tensor:
         keys, values = self.layers[layer]
-        return attend(self.query, keys, values, self.packed, 0.1)
+        return attend(self.query, keys, values, self.packed, 0.1, self.counters)
 
     @property
     def bytes(self) -> int:
@@ -100,17 +107,17 @@ def seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def settings(own: dict[str, Any], queries: int) -> Iterator[dict[str, Any]]:
-    """Other launch settings; what has an influence on the bits stays."""
-    for values in itertools.product(*SWEPT.values()):
-        other = dict(zip(SWEPT, values, strict=True))
-        if other["M"] > max(16, queries):
-            continue
-        if other["num_warps"] == 4 or other["M"] == 64:
-            yield {k: v for k, v in (own | other).items() if v is not None}
+    """Other launch settings, in one kernel and in three; what has an influence on the bits stays."""
+    kept = {k: own[k] for k in ("BLOCK", "PRECISION", "num_warps")}
+    for swept in (IN_ONE, SPLIT):
+        for values in itertools.product(*swept.values()):
+            other = dict(zip(swept, values, strict=True))
+            if other["M"] <= max(16, queries):
+                yield kept | other
 
 
 def sweep(work: Pass, rounds: int) -> dict[str, Any]:
-    """The fastest setting for each number of queries per program, and how many settings gave other bits."""
+    """The fastest settings by queries per program and number of kernels, and how many settings gave other bits."""
     from redrafter.kernels.tree_attention import triton as kernel
 
     own, want = kernel.plan(work.query.shape[2], work.n, work.slots, work.query.dtype, work.query.shape[3]), work.run()
@@ -125,7 +132,7 @@ def sweep(work: Pass, rounds: int) -> dict[str, Any]:
                 work.run_layer(0)
 
     compile_kernels(run_all, work.query.device)
-    best: dict[int, tuple[float, dict[str, Any]]] = {}
+    best: dict[tuple[int, bool], tuple[float, dict[str, Any]]] = {}
     differ = 0
     for other in others:
         with with_setting(other):
@@ -135,8 +142,9 @@ def sweep(work: Pass, rounds: int) -> dict[str, Any]:
             except Exception as error:  # too much shared memory, too many registers
                 print(other, str(error).splitlines()[0])
                 continue
-        if took < best.get(other["M"], (float("inf"), {}))[0]:
-            best[other["M"]] = round(took, 2), {k: other.get(k) for k in SWEPT}
+        kind = other["M"], other["newers"] > 0
+        if took < best.get(kind, (float("inf"), {}))[0]:
+            best[kind] = round(took, 2), other
     return {"best": [{"us": us, **setting} for us, setting in best.values()], "settings_with_other_bits": differ}
 
 

@@ -1,21 +1,33 @@
 """Attention of tree nodes over the KV cache and over each other. See naive.py for what it computes."""
 
+import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
 from redrafter.kernels.tree_attention import naive
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, scaling: float) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    packed: Tensor,
+    scaling: float,
+    counters: dict[torch.device, Tensor],
+) -> Tensor:
     """Queries (B, n, G·K, D) of n nodes on the cache (P, K, S, D), which holds their keys -> (B, n, G·K, D).
 
-    On a GPU, the nodes of a tree less than 16 deep get the bits of plain decoding.
+    `counters` belongs to the cache and is filled here: the kernel's programs count their arrivals in it, so two passes
+    that run at the same time must not share one. On a GPU, the nodes of a tree less than 16 deep get the bits of plain
+    decoding.
     """
     if not runs_triton(query.device):
         return naive.attend(query, keys, values, packed, scaling).contiguous()
     from redrafter.kernels.tree_attention import triton
 
-    return triton.attend(query, keys, values, packed, scaling)
+    if query.device not in counters:
+        counters[query.device] = torch.zeros(triton.COUNTERS, dtype=torch.int32, device=query.device)
+    return triton.attend(query, keys, values, packed, counters[query.device], scaling)
 
 
 def pack_mask(

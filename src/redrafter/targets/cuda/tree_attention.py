@@ -7,6 +7,7 @@ cache and cannot copy it.
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ OTHER_MATHS = ("softcap", "s_aux", "head_mask")
 """Arguments of an attention function that the kernel does not support."""
 _active: list[KVCache] = []
 """The KV caches of the `use_tree_attention` blocks under way, innermost last."""
+_arrivals: WeakKeyDictionary[KVCache, dict[torch.device, Tensor]] = WeakKeyDictionary()
+"""The kernel's counters, a set for each cache: one pass at a time reads a cache."""
 
 
 @contextlib.contextmanager
@@ -45,7 +48,10 @@ def active_layer(layer: int) -> tuple[Tensor, Tensor]:
 
 def attend(query: Tensor, packed: Tensor, layer: int, scaling: float) -> Tensor:
     """(B, n, heads, D) queries of n nodes on the active cache, which holds the nodes' keys -> (B, n, heads, D)."""
-    return kernel.attend(query, *active_layer(layer), packed, scaling)
+    cache = _active[-1]
+    keys, values = cache.layers[layer]
+    counters = _arrivals.setdefault(cache, {})
+    return kernel.attend(query, keys, values, packed, scaling, counters)
 
 
 @torch.library.custom_op("redrafter::attend", mutates_args=())

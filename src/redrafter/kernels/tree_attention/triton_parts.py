@@ -1,0 +1,151 @@
+"""What the kernels of tree attention share: parts of the older keys, the newest keys, running softmaxes."""
+
+import triton
+import triton.language as tl
+
+from redrafter.kernels.launch import wait_for_previous
+
+
+@triton.jit
+def start_of(part):
+    """The first position of a part: parts of 128 positions, from 512 on of 512, 4,096 of 1,024, 16,384 of 4,096."""
+    far = tl.where(part < 23, (part - 7) * 1024, (part - 19) * 4096)
+    return tl.where(part < 4, part * 128, tl.where(part < 11, (part - 3) * 512, far))
+
+
+@triton.jit
+def count_parts(length):
+    """How many parts begin before this position."""
+    far = tl.where(length <= 16384, 7 + tl.cdiv(length, 1024), 19 + tl.cdiv(length, 4096))
+    return tl.where(length <= 512, tl.cdiv(length, 128), tl.where(length <= 4096, 3 + tl.cdiv(length, 512), far))
+
+
+def parts_of(length: int) -> int:
+    """`count_parts` on the host.
+
+    >>> [parts_of(n) for n in (1, 128, 129, 512, 513, 4096, 4097, 16384, 16385, 131072)]
+    [1, 1, 2, 4, 5, 11, 12, 23, 24, 51]
+    """
+    for limit, before, size in ((512, 0, 128), (4096, 3, 512), (16384, 7, 1024)):
+        if length <= limit:
+            return before - -length // size
+    return 19 - -length // 4096
+
+
+@triton.jit
+def add(peak, total, acc, new_peak, new_total, new_acc):
+    """Add one running softmax to another: the largest score, the sum of weights, the weighted sum of values."""
+    higher = tl.maximum(peak, new_peak)
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    fade, weight = tl.exp2(peak - base), tl.exp2(new_peak - base)
+    total = tl.fma(total, fade, new_total * weight)
+    acc = tl.fma(acc, tl.broadcast_to(fade[:, None], acc.shape), new_acc * weight[:, None])
+    return higher, total, acc
+
+
+@triton.jit
+def older(
+    q, keys, values, border, first, lowest, highest, part, scale, c_slot, size,
+    M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One part of the keys before the queries' borders."""
+    d = tl.arange(0, D)
+    ones = tl.full([BLOCK, 16], 1.0, q.dtype)
+    peak = tl.full([M], -float("inf"), tl.float32)
+    totals = tl.zeros([M, 16], tl.float32)  # the weights' sum, in 16 equal columns
+    acc = tl.zeros([M, D], tl.float32)
+    for start in range(tl.maximum(start_of(part), lowest), tl.minimum(start_of(part + 1), highest), BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        here = (slot < highest)[:, None] & (d < size)[None, :]
+        k = tl.load(keys + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
+        v = tl.load(values + slot[:, None] * c_slot + d[None, :], mask=here, other=0.0)
+        seen = (slot[None, :] < border[:, None]) & (slot[None, :] >= first[:, None])
+        score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION), -float("inf"))
+        higher = tl.maximum(peak, tl.max(score, 1) * scale)
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(tl.fma(score, tl.full([M, BLOCK], scale, tl.float32), -base[:, None])).to(v.dtype)
+        fade = tl.exp2(peak - base)
+        totals = tl.dot(weight, ones, totals * fade[:, None], input_precision=PRECISION)
+        acc = tl.dot(weight, v, acc * fade[:, None], input_precision=PRECISION)
+        peak = higher
+    return peak, tl.max(totals, 1), acc
+
+
+@triton.jit
+def store(peaks, totals, sums, at, peak, total, acc, d, size, real):
+    """Leave a running softmax for the merge."""
+    tl.store(peaks + at, peak, mask=real)
+    tl.store(totals + at, total, mask=real)
+    tl.store(sums + at[:, None] * size + d[None, :], acc, mask=real[:, None] & (d < size)[None, :])
+
+
+@triton.jit
+def stored(peaks, totals, sums, at, d, size, there):
+    """What `store` left, or a softmax over nothing."""
+    peak = tl.load(peaks + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+    total = tl.load(totals + at, mask=there, other=0.0, cache_modifier=".cg")
+    mask = there[:, None] & (d < size)[None, :]
+    return peak, total, tl.load(sums + at[:, None] * size + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def newest(
+    query, keys, values, slots, position, real, window, scale, c_slot, size,
+    NEWEST: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The newest keys, gathered for each query. A tree's keys are in the mask's slots, a chain's at their positions."""
+    d = tl.arange(0, D)[None, None, :]
+    i = tl.arange(0, NEWEST)[None, :]
+    at = position[:, None] + 1 - NEWEST + i
+    seen = real[:, None] & (at >= tl.maximum(position + 1 - tl.minimum(window, NEWEST), 0)[:, None])
+    if TREE:
+        at = tl.load(slots[:, None] + i, mask=seen, other=-1).to(tl.int32)
+        seen = seen & (at >= 0)
+    here = seen[:, :, None] & (d < size)
+    wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
+    k = tl.load(keys + at[:, :, None] * c_slot + d, mask=here, other=0.0)
+    v = tl.load(values + at[:, :, None] * c_slot + d, mask=here, other=0.0)
+    q = tl.load(query[:, None, None] + d, mask=real[:, None, None] & (d < size), other=0.0)
+    score = tl.where(seen, tl.sum(q.to(tl.float32) * k.to(tl.float32), 2) * scale, -float("inf"))
+    peak = tl.max(score, 1)
+    base = tl.where(peak == -float("inf"), 0.0, peak)
+    weight = tl.exp2(score - base[:, None]).to(v.dtype).to(tl.float32)
+    return peak, tl.sum(weight, 1), tl.sum(weight[:, :, None] * v.to(tl.float32), 1)
+
+
+@triton.jit
+def unit_of(
+    q, keys, values, border, first, lowest, highest, begin, end, scale, c_slot, size,
+    M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Parts `begin` to `end`, added up in their order."""
+    peak = tl.full([M], -float("inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for part in range(begin, end):
+        new_peak, new_total, new_acc = older(
+            q, keys, values, border, first, lowest, highest, part, scale, c_slot, size, M, BLOCK, D, PRECISION
+        )
+        peak, total, acc = add(peak, total, acc, new_peak, new_total, new_acc)
+    return peak, total, acc
+
+
+@triton.jit
+def merged(
+    peaks, totals, sums, into, each, at, units, stored_units, d, size, real,
+    M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """All parts of M queries in their order, the newest keys last: the weighted mean of values."""
+    last_peak, last_total, last_acc = stored(peaks, totals, sums, (into + stored_units) * each + at, d, size, real)
+    peak = tl.full([M], -float("inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for i in range(0, units, 2):  # two at once: a compiler does not move the second's loads before the first's sums
+        here = (into + i) * each + at
+        more = real & (at * 0 + i + 1 < units)
+        peak_0, total_0, acc_0 = stored(peaks, totals, sums, here, d, size, real)
+        peak_1, total_1, acc_1 = stored(peaks, totals, sums, here + each, d, size, more)
+        peak, total, acc = add(peak, total, acc, peak_0, total_0, acc_0)
+        peak, total, acc = add(peak, total, acc, peak_1, total_1, acc_1)
+    peak, total, acc = add(peak, total, acc, last_peak, last_total, last_acc)
+    return acc / tl.where(real, total, 1.0)[:, None]
