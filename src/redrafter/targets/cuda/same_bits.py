@@ -75,7 +75,7 @@ def _same_after(verifier: TreeTarget, length: int) -> bool:
         return False
     inner = set(tree.parents[0, 1:].tolist())
     leaves = [n for n in range(tree.nodes + 1) if bool(tree.valid[0, n]) and n not in inner]
-    some = leaves[:: max(1, len(leaves) // 3)]
+    some = leaves[:1] if compiles_only() else leaves[:: max(1, len(leaves) // 3)]  # all paths run the same kernels
     return all(_same_alone(verifier, caches[1], tree, leaf, length, together) for leaf in some)
 
 
@@ -88,11 +88,12 @@ def _same_alone(verifier: TreeTarget, cache: KVCache, tree: Tree, leaf: int, len
         read, _ = verifier.forward(tree.tokens[:, path], depths, None, at, ())
     if not _equal(read[0], want[path]):
         return False
+    nodes = path[:1].tolist() if compiles_only() else path.tolist()
     one_by_one = (
         _logits(verifier, cache, root_tree(tree.tokens[:, node]), [length + i])[0, 0]
-        for i, node in enumerate(path.tolist())
+        for i, node in enumerate(nodes)
     )
-    return all(_equal(got, want[node]) for got, node in zip(one_by_one, path.tolist(), strict=True))
+    return all(_equal(got, want[node]) for got, node in zip(one_by_one, nodes, strict=True))
 
 
 def _repeated(tree: Tree, rows: int) -> Tree:
@@ -110,13 +111,13 @@ def _random_tree(beam: Tensor, last: Tensor, random: torch.Generator) -> Tree:
 
 
 def _random_cache(verifier: TreeTarget, rows: int, length: int) -> KVCache:
-    """Rows with the same random keys and values."""
+    """Rows with the same random keys and values, made where they are kept: a CPU needs a second for a model of 7B."""
     cache = KVCache(slots=length + NODES + 1)
-    random = torch.Generator().manual_seed(1)
     for layer, kinds in verifier.target.kv_layout().items():
         made = []
-        for heads, size, dtype, device in kinds:
-            one = torch.randn(1, heads, cache.slots, size, generator=random).to(device, dtype)
+        for kind, (heads, size, dtype, device) in enumerate(kinds):
+            random = torch.Generator(device).manual_seed(2 * layer + kind)
+            one = torch.randn(1, heads, cache.slots, size, generator=random, device=device).to(dtype)
             made.append(one.repeat(rows, 1, 1, 1))
         cache.layers[layer] = (made[0], made[1])
     return cache
