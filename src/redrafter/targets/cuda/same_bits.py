@@ -90,8 +90,7 @@ def _same_alone(verifier: TreeTarget, cache: KVCache, tree: Tree, leaf: int, len
         return False
     nodes = path[:1].tolist() if compiles_only() else path.tolist()
     one_by_one = (
-        _logits(verifier, cache, root_tree(tree.tokens[:, node]), [length + i])[0, 0]
-        for i, node in enumerate(nodes)
+        _logits(verifier, cache, root_tree(tree.tokens[:, node]), [length + i])[0, 0] for i, node in enumerate(nodes)
     )
     return all(_equal(got, want[node]) for got, node in zip(one_by_one, nodes, strict=True))
 
