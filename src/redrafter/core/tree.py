@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redrafter.kernels import tree_pack
+from redrafter.kernels.tree_pack import ancestors as ancestors
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -46,21 +49,6 @@ def root_tree(last: Tensor) -> Tree:
     tokens = last[:, None]
     zero = torch.zeros_like(tokens)
     return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
-
-
-def ancestors(parents: Tensor, length: int) -> Tensor:
-    """(B, n) parent indices (the root is its own parent) -> (B, n, n) bool: j is i or an ancestor of i.
-
-    >>> ancestors(torch.tensor([[0, 0, 1, 1]]), 2)[0].int().tolist()
-    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    """
-    batch, n = parents.shape
-    own = torch.eye(n, dtype=torch.bool, device=parents.device).expand(batch, n, n)
-    index = parents[:, :, None].expand(batch, n, n)
-    mask = own
-    for _ in range(length):
-        mask = own | mask.gather(1, index)
-    return mask
 
 
 def dedup_prefix(beam: Tensor) -> Tensor:
@@ -108,29 +96,11 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
     A score that rounding put above the parent's is lowered to it, and equal scores keep depth order. So the kept set
     is closed under parents in floating point too.
     """
-    batch, total = nodes.tokens.shape
-    root = nodes.scores.new_full((batch, 1), torch.inf)
-    scores = nodes.scores
-    for _ in range(nodes.length):
-        scores = torch.minimum(scores, torch.cat([root, scores], 1).gather(1, nodes.parents))
-    best, order = scores.sort(dim=1, descending=True, stable=True)
-    # (B, N) back in depth order, empty nodes last
-    kept = torch.where(best > -torch.inf, order, order + total)[:, :budget].sort(dim=1).values % total
-    place = torch.zeros(batch, total + 1, dtype=torch.long, device=kept.device)
-    place.scatter_(1, kept + 1, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
-
-    length = min(nodes.length, budget)  # a set of N nodes that is closed under parents is at most N deep
-    zero = torch.zeros_like(kept[:, :1])
-    parents = torch.cat([zero, place.gather(1, nodes.parents.gather(1, kept))], 1)
-    tree = Tree(
-        tokens=torch.cat([last[:, None], nodes.tokens.gather(1, kept)], 1),
-        parents=parents,
-        depths=torch.cat([zero, nodes.depths.gather(1, kept)], 1),
-        valid=torch.cat([zero == 0, scores.gather(1, kept) > -torch.inf], 1),
-        mask=ancestors(parents, length),
-        length=length,
+    tokens, parents, depths, valid, mask, place = tree_pack.pack(
+        nodes.tokens, nodes.parents, nodes.depths, nodes.scores, last, budget, nodes.length
     )
-    return tree, place
+    length = min(nodes.length, budget)  # a set of N nodes that is closed under parents is at most N deep
+    return Tree(tokens, parents, depths, valid, mask, length), place
 
 
 def within(tree: Tree, limit: Tensor) -> Tree:
