@@ -48,7 +48,8 @@ def force(implementation: Implementation) -> Iterator[None]:
 def compile_kernels(run: Callable[[], object], device: torch.device) -> None:
     """Compile the Triton kernels that `run` launches on a GPU, many at once, without running them.
 
-    What the kernels would write is arbitrary then. Errors are left to the real run.
+    What the kernels would write is arbitrary then. Errors are left to the real run. Kernels that were compiled before
+    are not compiled again.
     """
     if device.type != "cuda" or not runs_triton(device):
         return
@@ -57,7 +58,11 @@ def compile_kernels(run: Callable[[], object], device: torch.device) -> None:
     import triton
 
     global _compiles_only
-    with contextlib.suppress(Exception), ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+    with (
+        contextlib.suppress(Exception),
+        ThreadPoolExecutor() as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
         _compiles_only = True
         try:
             run()

@@ -1,4 +1,4 @@
-"""Launches Triton kernels one behind the other without a gap, or only compiles them.
+"""Launches Triton kernels, those of a decoder layer one behind the other without a gap; or only compiles them.
 
 Programmatic dependent launch: a kernel's programs start while the kernel before it still runs. Such a kernel has a
 parameter EARLY and calls `wait_for_previous` before it reads what another kernel wrote, or writes anything.
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from redrafter.kernels import compiles_only
@@ -29,8 +30,18 @@ def wait_for_previous(EARLY: tl.constexpr):
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **settings: Any) -> None:
     """Launch a kernel that has a parameter EARLY. GPUs from compute capability 9.0 on can start it early."""
     early = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    settings |= {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    submit(kernel, grid, *args, **settings, **({"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}))
+
+
+def submit(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
+    """Launch a kernel; while `compile_kernels` is under way, only compile it."""
     if compiles_only():
         kernel.warmup(*args, grid=grid, **settings)
     else:
         kernel[grid](*args, **settings)
+
+
+def indices(*shape: int, device: torch.device) -> Tensor:
+    """Memory for a kernel to write tokens or places to. Zeros where no kernel runs: others use them as indices."""
+    made = torch.zeros if compiles_only() else torch.empty
+    return made(shape, dtype=torch.long, device=device)

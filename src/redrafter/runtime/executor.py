@@ -23,6 +23,7 @@ from redrafter.core.step import Target as Verifies
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.step_drafter import StepDrafter
+from redrafter.kernels import compile_kernels
 from redrafter.runtime.graph import recorded
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.row import Row, RowOutput, logprobs_of
@@ -152,6 +153,7 @@ class Executor:
         try:
             if drafts and _holds_cache(rows.state):
                 raise RuntimeError("the drafter has a KV cache of its own")
+            self._compile_kernels(rows, cache, sampling, rule, drafter)
             return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
         except torch.OutOfMemoryError:
             self.memory = self._new_memory()
@@ -161,6 +163,21 @@ class Executor:
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("steps of %s cannot be recorded as a graph and run one by one (%s)", self.target.name, first)
             return None
+
+    def _compile_kernels(
+        self, rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter
+    ) -> None:
+        """Compile the kernels of a step at once, by a step over copies that runs none of them.
+
+        Only for fused layers: layers that are not fused would write keys of no meaning to the KV cache.
+        """
+        target = self.verifier
+        if isinstance(target, TreeTarget) and target.forwards.fused:
+            rows = with_tensors(rows, [x.clone() for x in tensors_of(rows)])
+            copied = StepDrafter(drafter.drafter, rows, None, guesses=drafter.guesses, trims=False)
+            copied.layers = drafter.layers
+            with serving(target, cache):
+                compile_kernels(lambda: run_step(rows, cache, sampling, rule, copied, target), self.target.device)
 
     def _new_memory(self) -> Any:
         """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
+from redrafter.kernels import compile_kernels
 from redrafter.runtime.cache import Arena
 from redrafter.runtime.executor import serving
 from redrafter.runtime.graph import recorded
@@ -71,6 +72,8 @@ class _Piece:
             self.graph.replay()
             return
         with reader.verifier.using(reader.cache):
+            if reader.verifier.forwards.fused:  # other layers would write keys of no meaning to the KV cache
+                compile_kernels(lambda: self._pass(reader), self.given.device)
             if self.given.is_cuda:  # passes before the recording write what it will write again
                 self.graph = recorded(lambda: self._pass(reader), reader.memory)
                 self.graph.replay()

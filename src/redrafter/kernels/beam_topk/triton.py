@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import indices, submit
+
 CHUNK = 512
 """Logits per program of the first kernel."""
 MOST = 512
@@ -123,7 +125,8 @@ def extend(
     keys = torch.empty(batch, beams, parts, wp, dtype=torch.long, device=device)
     peaks = torch.empty(batch, beams, parts, device=device)
     sums = torch.empty_like(peaks)
-    _chunk[parts, beams, batch](
+    submit(
+        _chunk, (parts, beams, batch),
         logits, temperature, noise, token_ids, keys, peaks, sums, beams, vocab, logits.stride(0), logits.stride(1),
         noise.stride(0), noise.stride(1), WP=wp, CHUNK=chunk, MAPPED=token_ids is not None, num_warps=chunk // 256,
     )  # fmt: skip
@@ -132,12 +135,13 @@ def extend(
         every = keys, peaks, sums, parts
         keys = torch.empty(batch, beams, 1, wp, dtype=torch.long, device=device)
         peaks, sums, parts = peaks.new_empty(batch, beams, 1), peaks.new_empty(batch, beams, 1), 1
-        _gather[(batch * beams,)](*every[:3], keys, peaks, sums, every[3], WP=wp, PARTS=all_parts, num_warps=4)
+        settings = {"WP": wp, "PARTS": all_parts, "num_warps": 4}
+        submit(_gather, (batch * beams,), *every[:3], keys, peaks, sums, every[3], **settings)
         all_parts = 1
     best = torch.empty(batch, width, device=device)
-    parents = torch.empty(batch, width, dtype=torch.long, device=device)
-    tokens = torch.empty_like(parents)
-    _choose[(batch,)](
+    parents, tokens = (indices(batch, width, device=device) for _ in range(2))
+    submit(
+        _choose, (batch,),
         keys, peaks, sums, total, token_ids, best, parents, tokens, beams, parts, total.stride(0),
         W=width, WP=wp, BEAMS=triton.next_power_of_2(beams), PARTS=all_parts, MAPPED=token_ids is not None, num_warps=4,
     )  # fmt: skip

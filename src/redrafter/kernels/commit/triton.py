@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import submit
+
 
 @triton.jit
 def _commit(
@@ -27,7 +29,8 @@ def _commit(
 def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     """See naive.py; the last axis must be contiguous."""
     layers, pairs, rows, heads, _, size = cache.shape
-    _commit[(layers * pairs * rows * heads,)](
+    submit(
+        _commit, (layers * pairs * rows * heads,),
         cache, lengths, path, rows, heads, path.shape[1], size, *cache.stride()[:5], path.stride(0),
         P=triton.next_power_of_2(path.shape[1]), D=triton.next_power_of_2(size), num_warps=1,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import logging
 import torch
 from torch import Tensor
 
-from redrafter.kernels import runs_triton
+from redrafter.kernels import compile_kernels, runs_triton
 from redrafter.kernels.drafter_layers import naive
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,10 @@ def trial(like: Tensor) -> None:
     key = (like.device, like.dtype)
     if key in _TRUSTED or not runs_triton(like.device) or like.dtype == torch.float64:
         return
+    examples = _examples(like)
+    compile_kernels(lambda: [globals()[name](*args) for name, args in examples], like.device)
     try:
-        _TRUSTED[key] = all(_agrees(name, args) for name, args in _examples(like))
+        _TRUSTED[key] = all(_agrees(name, args) for name, args in examples)
     except Exception as error:  # a compiler may raise anything
         _TRUSTED[key] = False
         log.warning("the drafter's kernels do not run on %s: %s", like.device, f"{error}".splitlines()[0])

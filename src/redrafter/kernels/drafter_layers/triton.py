@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import submit
+
 EPSILON = torch.finfo(torch.float32).eps
 """The default epsilon of F.rms_norm in fp32."""
 
@@ -155,7 +157,8 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, normed: bool) -> Tensor:
     out = torch.empty_like(x)
     count, n = x.numel() // x.shape[-1], x.shape[-1]
     tiles = _tiles(x, n)
-    _layer[(triton.cdiv(n, tiles["N"]),)](
+    submit(
+        _layer, (triton.cdiv(n, tiles["N"]),),
         x, weight, bias, x, x, weight, out, count, n, n, 0, 1, n, weight.stride(0), n, weight.stride(0),
         EPSILON, NORMED=normed, RESIDUAL=True, SHARED=False, EXTRA=False, **tiles,
     )  # fmt: skip
@@ -168,7 +171,8 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
     out = state.new_empty(batch, beams, n)
     tiles = _tiles(state, n)
     more, w = (state, weight) if reading is None or columns is None else (reading, columns)
-    _layer[(triton.cdiv(n, tiles["N"]),)](
+    submit(
+        _layer, (triton.cdiv(n, tiles["N"]),),
         state, weight, share, share, more, w, out, batch * beams, n, size, more.shape[-1], beams,
         size, weight.stride(0), more.shape[-1], w.stride(0), 0.0,
         NORMED=False, RESIDUAL=False, SHARED=True, EXTRA=reading is not None, **tiles,
@@ -183,7 +187,8 @@ def cell(
     size = state.shape[-1]
     out = state.new_empty(*(state.shape[:-1] if parents is None else parents.shape), size)
     tiles = _tiles(out, size, gated=True)
-    _cell[(triton.cdiv(size, tiles["N"]),)](
+    submit(
+        _cell, (triton.cdiv(size, tiles["N"]),),
         state, weight, bias, heard, parents, tokens, places, out, out.numel() // size,
         out.shape[-2], state.shape[-2], size, size, weight.stride(0), heard.shape[-1],
         PICKS=parents is not None, GATED=weight.shape[0] != size, **tiles,
@@ -195,7 +200,8 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     batch, beams, _ = query.shape
     heads, size = memory.shape[1:3]
     out = torch.empty_like(query)
-    _read[heads, batch](
+    submit(
+        _read, (heads, batch),
         query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
         W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # more precise than the result's dtype

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import indices, submit
+
 PAIRS = 4096
 """Nodes that are compared with each other at once."""
 
@@ -85,13 +87,13 @@ def pack(
     """See naive.py; fp32 scores."""
     batch, total = tokens.shape
     kept = min(budget, total)
-    long = {"dtype": torch.long, "device": tokens.device}
-    out = [torch.empty(batch, kept + 1, **long) for _ in range(3)]
+    out = [indices(batch, kept + 1, device=tokens.device) for _ in range(3)]
     valid = torch.empty(batch, kept + 1, dtype=torch.bool, device=tokens.device)
     mask = torch.empty(batch, kept + 1, kept + 1, dtype=torch.bool, device=tokens.device)
-    place = torch.empty(batch, total + 1, **long)
+    place = indices(batch, total + 1, device=tokens.device)
     room = triton.next_power_of_2(total)
-    _pack[(batch,)](
+    submit(
+        _pack, (batch,),
         tokens, parents, depths, scores, last, *out, valid, mask, place, total, kept, length,
         *tokens.stride(), *parents.stride(), *depths.stride(), *scores.stride(), last.stride(0),
         M=room, N=triton.next_power_of_2(kept + 1), TOGETHER=max(1, min(32, PAIRS // room)), num_warps=4,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import indices, submit
 from redrafter.kernels.verify import naive
 from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
 
@@ -84,13 +85,14 @@ def seeded(
     together = min(8, triton.next_power_of_2(nodes))
     scores = torch.empty(batch, nodes, parts, device=logits.device)
     found = torch.empty(batch, nodes, parts, dtype=torch.int32, device=logits.device)
-    out = torch.empty(batch, nodes, dtype=torch.long, device=logits.device)
-    _node_choices[parts, triton.cdiv(nodes, together), batch](
+    out = indices(batch, nodes, device=logits.device)
+    submit(
+        _node_choices, (parts, triton.cdiv(nodes, together), batch),
         logits, depths, temperature, seeds, positions, floor, scores, found,
         nodes, vocab, *logits.stride(), *depths.stride(), *(floor.stride() if floor is not None else (0, 0)),
         STREAM=stream, NODES=together, BLOCK=CHOICE, FLOOR=floor is not None, num_warps=4,
     )  # fmt: skip
-    _best_part[(batch * nodes,)](scores, found, out, parts, P=triton.next_power_of_2(parts), num_warps=1)
+    submit(_best_part, (batch * nodes,), scores, found, out, parts, P=triton.next_power_of_2(parts), num_warps=1)
     return out
 
 
@@ -339,13 +341,13 @@ def fused(
     batch, gamma = tokens.shape
     vocab, device = target.shape[2], target.device
     spans = triton.cdiv(vocab, naive.SPAN)
-    out = torch.empty(batch, gamma + 1, dtype=torch.long, device=device)
-    accepted = torch.empty(batch, dtype=torch.long, device=device)
+    out, accepted = indices(batch, gamma + 1, device=device), indices(batch, device=device)
     # For each drafted token its shares of p and q and its verdict; then for each row the offers of its spans.
     words = torch.zeros(batch * (gamma * (2 * spans + 2) + spans), dtype=torch.long, device=device)
     floors = target_floor is not None and draft_floor is not None
     of_floors = target_floor.stride() + draft_floor.stride() if floors else (0,) * 4
-    _places[((gamma + 1) * batch * (spans + 1),)](
+    submit(
+        _places, ((gamma + 1) * batch * (spans + 1),),
         target, draft, tokens, counts, temperature, seeds, positions, target_floor, draft_floor, words, out, accepted,
         batch, gamma, vocab, spans, *target.stride(), *draft.stride(), *tokens.stride(), *of_floors,
         ACCEPT=streams[0], RESIDUAL=streams[1], S=max(WIDE.value, triton.next_power_of_2(spans)),

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from redrafter.errors import UnsupportedTarget
+from redrafter.kernels import compile_kernels
 from redrafter.targets.cuda.same_bits import same_bits
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import checked_tree_target
@@ -15,9 +16,13 @@ log = logging.getLogger(__name__)
 
 @torch.no_grad()
 def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
-    """The target through the tree kernel; or the target itself, where the kernel does not do its attention."""
+    """The target through the tree kernel; or the target itself, where the kernel does not do its attention.
+
+    The kernels of both checks, this one and that of `has_same_bits`, are compiled at once.
+    """
     known: dict[bool, Target | TreeTarget] = target.verifiers
     if compiles not in known:
+        compile_kernels(lambda: same_bits(checked_tree_target(target, compiles)), target.device)
         try:
             known[compiles] = checked_tree_target(target, compiles)
         except UnsupportedTarget as reason:

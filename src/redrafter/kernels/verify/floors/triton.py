@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redrafter.kernels.launch import submit
 from redrafter.kernels.verify.noise import LOG2E
 
 BLOCK = 8192
@@ -105,7 +106,8 @@ def smallest(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     """See naive.py; `log_min_p` is the logarithm of min-p."""
     batch, nodes, vocab = logits.shape
     out = torch.empty(batch, nodes, device=logits.device)
-    _floor[nodes, batch](
+    submit(
+        _floor, (nodes, batch),
         logits, temperature, top_k, top_p, log_min_p, out, vocab, *logits.stride(),
         SHIFT=UNUSED_BITS[logits.dtype], BLOCK=BLOCK, num_warps=32,
     )  # fmt: skip
