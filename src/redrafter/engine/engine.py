@@ -22,6 +22,7 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
+from redrafter.targets.cuda.layer_compile import start_workers
 from redrafter.tuning.store import apply_profile
 
 Prompt = str | Sequence[int]
@@ -105,6 +106,8 @@ class Engine:
         self.make_rule: Callable[[Shape], Rule] = rules
         self.recorded = runtime != "eager" and target.device.type == "cuda"
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
+        if self.recorded and self.compiles_step:
+            start_workers()
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._closed = False
         self._plain: Engine | None = None

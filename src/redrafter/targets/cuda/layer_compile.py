@@ -5,6 +5,7 @@ across layers, which would save one kernel in twenty.
 """
 
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,8 @@ from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS, CannotFuse, n
 from redrafter.targets.cuda.model_ends import LONGEST, Head, LastNorm, RotaryTable
 from redrafter.targets.target import Target
 
+log = logging.getLogger(__name__)
+
 Forward = Callable[..., Any]
 
 ONE_TOKEN: dict[str, Any] = {"coordinate_descent_tuning": True}
@@ -26,6 +29,16 @@ tokens are compiled for any number of tokens; tuned for the first number they me
 
 TOGETHER: dict[str, Any] = {"combo_kernels": True}
 """Options for the code around the layers: small operations that do not depend on each other become one kernel."""
+
+
+def start_workers() -> None:
+    """Start torch.compile's worker processes now: they take seconds, and until then the compiler has one thread."""
+    try:
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
+    except Exception as error:  # another version of torch: its compiler starts them itself, later
+        log.debug("the compiler's workers are not started early: %s", error)
 
 
 def compile_forward(forward: Forward) -> Forward:
