@@ -3,11 +3,11 @@
     python benchmarks/gpu.py --shape vicuna-7b
 
 Both contenders are compiled and recorded as CUDA graphs. They take turns, prompt by prompt; figures are medians over
-the rounds. Parts: `speed` (wall-clock time and tokens/step), `tasks` (the same at T = 1, for
-summaries, and for a paragraph to be repeated), `profile` (the time of each stage of a step, from a
-profiler trace), `memory`, `start` (from a loaded model to the first token in a new process, with empty and with filled
-compiler caches), `equality` (texts at T = 1 with a seed), `long` (long prompts), `packing` (beams unpacked and packed
-into trees), `batch` (beam widths × rows). Results are written after each part.
+the rounds. Parts: `speed` (wall-clock time and tokens/step), `tasks` (the same at T = 1, for summaries, and for a
+paragraph to be repeated), `profile` (the time of each stage of a step, from a profiler trace), `memory`, `start` (from a
+loaded model to the first token and to the first speculative step, each in a new process with empty and with filled
+compiler caches; `--parts start` runs nothing else), `equality` (texts at T = 1 with a seed), `long` (long prompts),
+`packing` (beams unpacked and packed into trees), `batch` (beam widths × rows). Results are written after each part.
 """
 
 import sys
@@ -18,10 +18,7 @@ if not __package__:  # run as `python benchmarks/gpu.py`
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,9 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import HERE, arguments, first_turns, parse
 from benchmarks.gpu_compare import compare, once, synchronize
+from benchmarks.gpu_start import time_starts
 from benchmarks.gpu_trace import ATTENTION, busy_ms, by_name, split_steps, stage_times
 from benchmarks.smoke import TinyFiles
-from benchmarks.widen.load import SMOKE, load_wide
+from benchmarks.widen.load import SMOKE, label, load_wide
 from redrafter.config import Shape
 from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine
@@ -56,7 +54,7 @@ class GpuBenchmark:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.target, self.drafter, self.label = load_wide(
+        self.target, self.drafter, _ = load_wide(
             args.shape, args.device, drafter_budget=args.budget, model=args.model, drafter=args.drafter
         )
         mixed = WithNgrams(self.drafter) if args.ngrams else self.drafter
@@ -77,13 +75,15 @@ class GpuBenchmark:
             if self.args.only_start and name == "plain":
                 continue
             before, began = torch.cuda.memory_allocated(), time.perf_counter()
-            first = once(engine, self.prompts[0], 16)["prompt"]
+            found = once(engine, self.prompts[0], 16)
             self.rows.append(
                 {
                     "part": "prepare",
                     "contender": name,
-                    "first_token_seconds": round(first, 1),
-                    "seconds": round(time.perf_counter() - began, 1),
+                    "first_token_seconds": round(found["prompt"], 2),
+                    "first_step_seconds": round(found["first_step"], 2),
+                    "seconds": round(time.perf_counter() - began, 2),
+                    "stages": {stage: round(seconds, 2) for stage, seconds in engine.start_times.items()},
                     "recorded": engine.recorded,
                     "gigabytes": (torch.cuda.memory_allocated() - before) / 1e9,
                 }
@@ -91,8 +91,12 @@ class GpuBenchmark:
             print(self.rows[-1], flush=True)
 
     def save(self) -> None:
-        labelled = [{"target": self.label, "beam": self.args.beam} | row for row in self.rows]
-        write_results(self.args.save, self.headline, labelled)
+        save(self.args, self.headline, self.rows)
+
+
+def save(args: argparse.Namespace, headline: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    labelled = [{"target": label(args.shape), "beam": args.beam} | row for row in rows]
+    write_results(args.save, headline, labelled)
 
 
 def speed(bench: GpuBenchmark) -> None:
@@ -176,17 +180,9 @@ def memory(bench: GpuBenchmark) -> None:
 
 
 def start(bench: GpuBenchmark) -> None:
-    """Time the first tokens of speculative decoding in new processes: with empty compiler caches, then with these."""
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        for name in ("cold", "warm"):
-            saved = Path(folder) / f"{name}.json"
-            words = [*bench.words, "--only-start", "--save", str(saved)]
-            subprocess.run([sys.executable, __file__, *words], env=os.environ | caches, check=True)
-            row = json.loads(saved.read_text())["rows"][0]
-            bench.rows.append(row | {"part": "start", "caches": name})
-            bench.headline[f"{name}_start_s"] = row["first_token_seconds"]
-            bench.headline[f"{name}_16_tokens_s"] = row["seconds"]
+    rows, headline = time_starts(__file__, bench.words)
+    bench.rows += rows
+    bench.headline |= headline
 
 
 def equality(bench: GpuBenchmark) -> None:
@@ -352,8 +348,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only-start", action="store_true", help="only time the first tokens: what `start` runs")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if args.parts == ["start"] and not args.only_start:  # nothing else needs a model in this process
+        rows, headline = time_starts(__file__, words)
+        return save(args, headline, rows)
     bench = GpuBenchmark(args)
-    bench.words = list(sys.argv[1:] if argv is None else argv)
+    bench.words = words
     bench.prepare()
     bench.save()
     for part in [] if args.only_start else args.parts:

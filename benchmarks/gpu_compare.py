@@ -11,27 +11,30 @@ from redrafter.engine import Engine
 
 
 def once(engine: Engine, prompt: Any, tokens: int, most: int | None = None, **options: Any) -> dict[str, Any]:
-    """Write one answer of at most `tokens` tokens; return the time of its prompt and of its steps, and the text.
+    """Write one answer of at most `tokens` tokens; return the time of its prompt, of its steps and until
+    the first step, and the text.
 
     `most` sets the size of the KV cache.
     """
     requests = engine.requests([prompt], max_new_tokens=most or tokens, seed=1, **options)
     synchronize()
     began = time.perf_counter()
-    first, steps, new = 0.0, 0, 0
+    first, step, steps, new = 0.0, 0.0, 0, 0
     text: list[int] = []
     for parts in engine.run(requests):
         text += parts[0].tokens
         if not first:
             first = time.perf_counter()
         else:
+            step = step or time.perf_counter()
             steps += 1
             new += len(parts[0].tokens)
         if new >= tokens - 1:
             break
     ended = time.perf_counter()
     synchronize()
-    return {"prompt": first - began, "decode": ended - first, "steps": steps, "tokens": new, "text": text[:tokens]}
+    times = {"prompt": first - began, "first_step": step - began, "decode": ended - first}
+    return times | {"steps": steps, "tokens": new, "text": text[:tokens]}
 
 
 def synchronize() -> None:

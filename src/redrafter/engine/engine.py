@@ -135,6 +135,11 @@ class Engine:
             required=self.exact == "require",
         )
 
+    @property
+    def start_times(self) -> dict[str, float]:
+        """Seconds that each stage of the start has taken so far on a GPU: checks, compilation, recording."""
+        return dict(self.target.start_times)
+
     def plain(self) -> "Engine":
         """The same target under the same rule of choice, decoding token by token."""
         if self._plain is None:

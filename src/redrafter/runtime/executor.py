@@ -153,8 +153,10 @@ class Executor:
         try:
             if drafts and _holds_cache(rows.state):
                 raise RuntimeError("the drafter has a KV cache of its own")
-            self._compile_kernels(rows, cache, sampling, rule, drafter)
-            return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
+            with self.target.timed("compile the step's kernels"):
+                self._compile_kernels(rows, cache, sampling, rule, drafter)
+            with self.target.timed("compile and record the step"):
+                return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
         except torch.OutOfMemoryError:
             self.memory = self._new_memory()
             raise

@@ -71,7 +71,7 @@ class _Piece:
         if self.graph is not None:
             self.graph.replay()
             return
-        with reader.verifier.using(reader.cache):
+        with reader.verifier.target.timed("record a prompt's pass"), reader.verifier.using(reader.cache):
             if reader.verifier.forwards.fused:  # other layers would write keys of no meaning to the KV cache
                 compile_kernels(lambda: self._pass(reader), self.given.device)
             if self.given.is_cuda:  # passes before the recording write what it will write again

@@ -2,7 +2,9 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +17,8 @@ from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.hf_cache import HFCache
+
+log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 512
 """Prompt tokens per pass. Bounds the memory for masks and activations of a long prompt."""
@@ -78,6 +82,7 @@ class Target:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = self.input_embedding.weight.device
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
+        self.start_times: dict[str, float] = {}  # seconds of what comes before the first tokens, see `timed`
         self._undo = contextlib.ExitStack()
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
@@ -109,6 +114,17 @@ class Target:
                 keys, values = ((x.shape[1], x.shape[3], x.dtype, x.device) for x in pair)
                 self._kv_layout[layer] = (keys, values)
         return self._kv_layout
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds inside to those of this stage of the start."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.start_times[stage] = self.start_times.get(stage, 0.0) + seconds
+            log.debug("%s: %s took %.2f s", self.name, stage, seconds)
 
     def on_release(self, undo: Callable[[], Any]) -> None:
         """Register the undoing of a change to the model. `release` undoes the latest change first."""

@@ -77,6 +77,7 @@ class PackedTarget(Target):
         self.vocab_size = packed.head.shape[0]
         self.dtype, self.device = torch.float32, CPU
         self.verifiers = {}
+        self.start_times = {}
         self._undo = contextlib.ExitStack()
         self._extra = {"logits_to_keep": 0}
         self._rotations = rotations

@@ -22,9 +22,11 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     """
     known: dict[bool, Target | TreeTarget] = target.verifiers
     if compiles not in known:
-        compile_kernels(lambda: same_bits(checked_tree_target(target, compiles)), target.device)
+        with target.timed("compile the passes' kernels"):
+            compile_kernels(lambda: same_bits(checked_tree_target(target, compiles)), target.device)
         try:
-            known[compiles] = checked_tree_target(target, compiles)
+            with target.timed("check the passes"):
+                known[compiles] = checked_tree_target(target, compiles)
         except UnsupportedTarget as reason:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
             known[compiles] = target
@@ -38,7 +40,8 @@ def has_same_bits(found: TreeTarget) -> bool:
     """
     if found.same_bits is None:
         try:
-            found.same_bits = same_bits(found)
+            with found.target.timed("compare bits"):
+                found.same_bits = same_bits(found)
         except Exception as error:  # of the model, the compiler, Triton or for lack of memory: decoding goes on without
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("the bits of %s cannot be compared (%s)", found.target.name, first)
