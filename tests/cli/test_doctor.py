@@ -8,7 +8,7 @@ import torch
 from redrafter.cli.main import main
 from redrafter.engine import describe
 from redrafter.kernels.cpu import native
-from redrafter.targets import load_target
+from redrafter.targets import load_target, verdicts
 from tests.helpers.zoo import make_model, recurrent_drafter
 
 
@@ -77,3 +77,10 @@ def test_compiled_kernels_are_found(monkeypatch, tmp_path):
     assert native.status() == "not compiled yet (done at first use)"
     native.library_path(sys.executable, tmp_path).write_bytes(b"")
     assert native.status() == "compiled"
+
+
+def test_earlier_checks_are_counted_and_forgotten(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(verdicts, "folder", lambda: tmp_path)
+    (tmp_path / "one.json").write_text("{}")
+    assert "passed checks 1 kept in" in doctor(capsys, "--device", "cpu", "--drafter", "none")
+    assert "passed checks 0 kept" in doctor(capsys, "--device", "cpu", "--drafter", "none", "--recheck")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   redrafter doctor
   redrafter doctor --model my-model --drafter my-drafter
+  redrafter doctor --recheck
 On a CPU, the default model is described without reading its weights. A model given with --model is loaded."""
 
 OLDEST_TRANSFORMERS = (5, 16)
@@ -35,10 +36,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
     group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
+    group.add_argument("--recheck", action="store_true", help="forget all earlier checks of models; check this one")
 
 
 def run(args: argparse.Namespace) -> None:
     find_drafter(args.drafter)
+    if args.recheck:
+        from redrafter.targets.verdicts import forget
+
+        forget()
     console = Console(highlight=False)
     table = Table(show_header=False, box=None)
     for name, state, advice in [*installation(), *storage(), *run_findings(args)]:
@@ -65,6 +71,8 @@ def installation() -> list[Finding]:
 def storage() -> list[Finding]:
     """The default model, the cache folder and the profiles in it."""
     from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
+    from redrafter.targets.verdicts import folder as verdicts_folder
+    from redrafter.targets.verdicts import kept
     from redrafter.tuning.store import saved_profiles
 
     try:
@@ -75,6 +83,7 @@ def storage() -> list[Finding]:
         free = shutil.disk_usage(existing).free
         usable = os.access(existing, os.W_OK) and free > NEEDED_BYTES
         profiles = "; ".join(describe_profile(profile) for profile in saved_profiles())
+        checks = f"{len(kept())} kept in {verdicts_folder()}"
     except (RedrafterError, OSError) as error:
         return [("cache folder", "not usable", str(error))]
     return [
@@ -84,6 +93,7 @@ def storage() -> list[Finding]:
             f"{folder}, {free / 2**30:.1f} GiB free",
             "" if usable else "set REDRAFTER_CACHE to a writable folder on a disk with free space",
         ),
+        ("passed checks", f"{checks}; --recheck forgets them", ""),
         ("profiles", profiles or "none; redrafter tune finds the fastest shape on this machine", ""),
     ]
 

@@ -22,7 +22,7 @@ def as_int64(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-_GOLDEN = as_int64(0x9E3779B97F4A7C15)
+GOLDEN = as_int64(0x9E3779B97F4A7C15)
 _MIX_1 = as_int64(0xBF58476D1CE4E5B9)
 _MIX_2 = as_int64(0x94D049BB133111EB)
 
@@ -32,7 +32,8 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(z: Tensor) -> Tensor:
+def mix(z: Tensor) -> Tensor:
+    """The scrambling of splitmix64: int64 -> int64, one to one."""
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     return z ^ _shift(z, 31)
@@ -40,8 +41,8 @@ def _mix(z: Tensor) -> Tensor:
 
 def _key(seeds: Tensor, stream: int, positions: Tensor) -> Tensor:
     """(B,) seeds and (B, n) positions -> (B, n) keys."""
-    row = _mix(_mix(seeds + _GOLDEN) + as_int64(_GOLDEN * (stream + 1)))
-    return _mix(row[:, None] + (positions + 1) * _GOLDEN)
+    row = mix(mix(seeds + GOLDEN) + as_int64(GOLDEN * (stream + 1)))
+    return mix(row[:, None] + (positions + 1) * GOLDEN)
 
 
 def fold(seed: int, index: int) -> int:
@@ -52,7 +53,7 @@ def fold(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    return int(_mix(_mix(torch.tensor(as_int64(seed))) + as_int64(index * _GOLDEN)))
+    return int(mix(mix(torch.tensor(as_int64(seed))) + as_int64(index * GOLDEN)))
 
 
 _OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
@@ -61,7 +62,7 @@ _OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
 def _offsets(count: int, device: torch.device) -> Tensor:
     """(count,) what token v adds to a key. Cached, because a compiled function would compute it with 32 bits."""
     if (count, device) not in _OFFSETS:
-        _OFFSETS[count, device] = torch.arange(1, count + 1, device=device) * _GOLDEN
+        _OFFSETS[count, device] = torch.arange(1, count + 1, device=device) * GOLDEN
     return _OFFSETS[count, device]
 
 
@@ -75,7 +76,7 @@ def uniform(
 ) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, count) numbers in (0, 1)."""
     keys = _key(seeds, stream, positions)  # (B, n)
-    bits = _shift(_mix(keys[..., None] + _offsets(count, keys.device)), 11)  # (B, n, count), 53 bits
+    bits = _shift(mix(keys[..., None] + _offsets(count, keys.device)), 11)  # (B, n, count), 53 bits
     return ((bits.to(dtype) + 0.5) * 2.0**-53).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 

@@ -1,14 +1,16 @@
 """Keeps verdicts on disk, so that a model which passed the self-check is not checked at every start.
 
 The trials of the CPU's forward passes are kept in the same way. A verdict holds for one set of model files, one device,
-dtype and attention implementation, one version of torch and transformers, and the code that the check runs. Only a
-pass is kept: a model that fails is checked, and refused, at every start.
+dtype and attention implementation, one version of torch and transformers, and the code that the check runs. On a GPU
+the comparison of bits (`cuda/same_bits.py`) is kept too, for the weights that are in memory instead of files, since a
+user may have changed them. Only a pass is kept: a model that fails is checked, and refused, at every start.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,9 @@ from redrafter.errors import CacheUnavailable
 from redrafter.kernels.cpu import native
 from redrafter.results import versions
 from redrafter.targets.cpu import passes
+from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS
 from redrafter.targets.default import MANIFEST, cache_folder, replace_text
+from redrafter.targets.fingerprint import fingerprint
 from redrafter.targets.selfcheck import use_attention
 from redrafter.targets.target import Target
 from redrafter.version import __version__
@@ -38,10 +42,10 @@ def folder() -> Path:
 def check_once(target: Target, check: Callable[[Target], None]) -> None:
     """Run the self-check unless this model passed it before. `check` may switch the model to another attention."""
     path = _path(target, {"check": "tree"})
-    passed = _read(path)
+    passed = read(path)
     if passed is None:
         check(target)
-        _write(path, target.config._attn_implementation)
+        write(path, target.config._attn_implementation)
     elif passed != target.config._attn_implementation:
         use_attention(target, passed)
         log.debug("%s: using %s attention, as the self-check found before", target.name, passed)
@@ -52,14 +56,77 @@ def install_cpu_forwards_once(target: Target) -> None:
     if not passes.replaceable(target):
         return
     path = _path(target, {"check": "cpu", "library": native.built()})
-    chosen = _read(path)
+    chosen = read(path)
     if chosen is None:
-        _write(path, passes.install_cpu_forwards(target))
+        write(path, passes.install_cpu_forwards(target))
     else:
         passes.install_chosen(target, chosen)
 
 
-def _read(path: Path | None) -> Any:
+def bits_path(target: Target, compiles: bool) -> Path | None:
+    """The file of the verdict that a token has the same bits in every pass; None where it is not kept."""
+    gpu = _gpu(target.device)
+    if gpu is None or not _plain(target.model):
+        return None
+    try:
+        weights = fingerprint(target.model, target.device)
+    except Exception as error:  # a kind of tensor that cannot be read, or too little memory: the check itself goes on
+        log.debug("no verdict is kept for %s: %s", target.name, error)
+        return None
+    if weights is None:
+        return None
+    about = {"check": "bits", "compiles": compiles, "weights": weights, "modules": _classes(target.model)} | gpu
+    return _file(about | _key(target, []))
+
+
+def _gpu(device: torch.device) -> dict[str, Any] | None:
+    """What decides the bits of a pass on a GPU besides its name; None for other devices."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    matmul = torch.backends.cuda.matmul
+    return {
+        "gpu": [found.major, found.minor, found.multi_processor_count, found.total_memory],
+        "cuda": [torch.version.cuda, torch.version.hip],
+        "matmul": [
+            torch.get_float32_matmul_precision(),
+            str(matmul.allow_bf16_reduced_precision_reduction),
+            str(matmul.allow_fp16_reduced_precision_reduction),
+            str(torch.backends.cuda.preferred_blas_library()),
+        ],
+        "environment": sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("CUBLAS", "TRITON_F32"))),
+    }
+
+
+def _classes(model: Any) -> list[str]:
+    return [f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()]
+
+
+def _plain(model: Any) -> bool:
+    """Whether torch and transformers alone define what the model computes: no code of a user's in between."""
+    for module in model.modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if "forward" in vars(module) or any(getattr(h, "__module__", None) != TRANSFORMERS_HOOKS for h in hooks):
+            return False
+    return all(name.startswith(("torch.", "transformers.")) for name in _classes(model))
+
+
+def kept() -> list[Path]:
+    """The files of all verdicts."""
+    try:
+        return sorted(folder().glob("*.json"))
+    except (CacheUnavailable, OSError):
+        return []
+
+
+def forget() -> None:
+    """Delete all verdicts: every model is checked again at its next start."""
+    for path in kept():
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def read(path: Path | None) -> Any:
     """The verdict; None if there is none."""
     if path is None:
         return None
@@ -69,7 +136,8 @@ def _read(path: Path | None) -> Any:
         return None
 
 
-def _write(path: Path | None, verdict: Any) -> None:
+def write(path: Path | None, verdict: Any) -> None:
+    """Keep the verdict, if there is a file for it."""
     if path is not None:
         with contextlib.suppress(OSError):  # a cache folder that cannot be written: the next start checks again
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +147,12 @@ def _write(path: Path | None, verdict: Any) -> None:
 def _path(target: Target, about: dict[str, str]) -> Path | None:
     """The file of a verdict; None for a model whose files are not known."""
     files = _files(target)
-    if files is None:
-        return None
+    return None if files is None else _file(about | _key(target, files))
+
+
+def _file(key: dict[str, Any]) -> Path | None:
     try:
-        return folder() / f"{_digest(about | _key(target, files))}.json"
+        return folder() / f"{_digest(key)}.json"
     except CacheUnavailable:
         return None
 

@@ -6,6 +6,7 @@ layers. Afterwards the model has its own modules again; its parameters stay stac
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class TreeTarget:
             target.states(torch.zeros(1, 1, dtype=torch.long, device=target.device), (-1,))
         self.forwards = LayerForwards(target, self.replacements, compiles)
         self.same_bits: bool | None = None  # the verdict of `same_bits.same_bits`, None until it was tried
+        self.verdict: Path | None = None  # the file that keeps this verdict
 
     @contextlib.contextmanager
     def using(self, cache: KVCache) -> Iterator[None]:

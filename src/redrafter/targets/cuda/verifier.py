@@ -6,6 +6,7 @@ import torch
 
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import compile_kernels
+from redrafter.targets import verdicts
 from redrafter.targets.cuda.same_bits import same_bits
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import checked_tree_target
@@ -21,16 +22,37 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
     The kernels of both checks, this one and that of `has_same_bits`, are compiled at once.
     """
     known: dict[bool, Target | TreeTarget] = target.verifiers
-    if compiles not in known:
+    if compiles in known:
+        return known[compiles]
+    with target.timed("look for a kept verdict"):
+        path = verdicts.bits_path(target, compiles)
+    found = _passed_before(target, compiles) if verdicts.read(path) else None
+    if found is not None:
+        known[compiles] = found
+    else:
         with target.timed("compile the passes' kernels"):
             compile_kernels(lambda: same_bits(checked_tree_target(target, compiles)), target.device)
         try:
             with target.timed("check the passes"):
-                known[compiles] = checked_tree_target(target, compiles)
+                known[compiles] = made = checked_tree_target(target, compiles)
+                made.verdict = path
         except UnsupportedTarget as reason:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
             known[compiles] = target
     return known[compiles]
+
+
+def _passed_before(target: Target, compiles: bool) -> TreeTarget | None:
+    """The target through the tree kernel, unchecked: it passed all checks before. None if it differs after all."""
+    with target.timed("fuse the layers"):
+        compile_kernels(lambda: TreeTarget(target, compiles), target.device)
+        try:
+            made = TreeTarget(target, compiles)
+        except Exception as error:
+            log.debug("%s is checked again: %s", target.name, error)
+            return None
+    made.same_bits = made.forwards.fused
+    return made if made.forwards.fused else None
 
 
 def has_same_bits(found: TreeTarget) -> bool:
@@ -42,6 +64,8 @@ def has_same_bits(found: TreeTarget) -> bool:
         try:
             with found.target.timed("compare bits"):
                 found.same_bits = same_bits(found)
+            if found.same_bits:
+                verdicts.write(found.verdict, True)
         except Exception as error:  # of the model, the compiler, Triton or for lack of memory: decoding goes on without
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("the bits of %s cannot be compared (%s)", found.target.name, first)
