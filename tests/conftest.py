@@ -23,3 +23,5 @@ def _untuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     base = tmp_path_factory.getbasetemp()
     monkeypatch.setattr("redrafter.tuning.store.profile_folder", lambda: base / "no-profiles")
     monkeypatch.setattr("redrafter.targets.verdicts.folder", lambda: base / "verdicts")
+    # On a GPU a kept verdict would hide a kernel that a test has changed.
+    monkeypatch.setattr("redrafter.targets.verdicts._gpu", lambda device: None)

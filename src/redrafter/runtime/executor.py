@@ -169,17 +169,21 @@ class Executor:
     def _compile_kernels(
         self, rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter
     ) -> None:
-        """Compile the kernels of a step at once, by a step over copies that runs none of them.
+        """Compile the kernels of a step at once, by a step that runs none of them; the rows are then as before.
 
-        Only for fused layers: layers that are not fused would write keys of no meaning to the KV cache.
+        Only for fused layers: layers that are not fused would write keys of no meaning to the KV cache. Nor may hidden
+        states of no meaning get into the history.
         """
         target = self.verifier
-        if isinstance(target, TreeTarget) and target.forwards.fused:
-            rows = with_tensors(rows, [x.clone() for x in tensors_of(rows)])
-            copied = StepDrafter(drafter.drafter, rows, None, guesses=drafter.guesses, trims=False)
-            copied.layers = drafter.layers
-            with serving(target, cache):
-                compile_kernels(lambda: run_step(rows, cache, sampling, rule, copied, target), self.target.device)
+        if not (isinstance(target, TreeTarget) and target.forwards.fused):
+            return
+        dry = StepDrafter(drafter.drafter, rows, None, guesses=drafter.guesses, trims=False)
+        dry.layers = drafter.layers
+        before = [x.clone() for x in tensors_of(rows)]
+        with serving(target, cache):
+            compile_kernels(lambda: run_step(rows, cache, sampling, rule, dry, target), self.target.device)
+        for mine, value in zip(tensors_of(rows), before, strict=True):
+            mine.copy_(value)
 
     def _new_memory(self) -> Any:
         """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""

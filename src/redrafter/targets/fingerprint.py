@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter.core.noise import GOLDEN, mix
 
-CHUNK = 1 << 24
+CHUNK = 1 << 22
 """Words of 8 bytes that are hashed at once: bounds the memory."""
 
 
