@@ -4,8 +4,8 @@
 
 Both contenders are compiled and recorded as CUDA graphs. They take turns, prompt by prompt; figures are medians over
 the rounds. Parts: `speed` (wall-clock time and tokens/step), `tasks` (the same at T = 1, for summaries, and for a
-paragraph to be repeated), `profile` (the time of each stage of a step, from a profiler trace), `memory`, `start` (from a
-loaded model to the first token and to the first speculative step, each in a new process with empty and with filled
+paragraph to be repeated), `profile` (the time of each stage of a step, from a profiler trace), `memory`, `start` (from
+a loaded model to the first token and to the first speculative step, each in a new process with empty and with filled
 compiler caches; `--parts start` runs nothing else), `equality` (texts at T = 1 with a seed), `long` (long prompts),
 `packing` (beams unpacked and packed into trees), `batch` (beam widths × rows). Results are written after each part.
 """
