@@ -43,7 +43,6 @@ IN_ONE: dict[str, tuple[Any, ...]] = {
 SPLIT: dict[str, tuple[Any, ...]] = {
     "M": (16, 32, 64),
     "newers": (0,),
-    "PREFIX": (1, 4),
     "workers": (1, 2, 3, 4, 8, 12),
     "num_stages": (2, 3),
 }

@@ -106,8 +106,8 @@ def test_attention(case, dtype, programs, monkeypatch):
 SETTINGS = [
     {"newers": 1, "workers": 2},
     {"newers": 2, "workers": 5},
-    {"newers": 0, "workers": 3, "PREFIX": 4, "M": 64},
-    {"newers": 0, "workers": 0, "PREFIX": 1, "M": 32},
+    {"newers": 0, "workers": 3, "M": 64},
+    {"newers": 0, "workers": 0, "M": 32},
 ]
 
 

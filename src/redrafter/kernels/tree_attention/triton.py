@@ -111,24 +111,23 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
     the fastest of some hundreds on an H200. Only BLOCK has an influence on the bits, so it depends on the model alone.
     """
     full = dtype == torch.float32
-    block = {"BLOCK": 32 if full or d > 128 else 64, "PRECISION": "ieee" if full else "tf32", "num_warps": 4}
+    large = full or d > 128
+    common = {
+        "BLOCK": 32 if large else 64,
+        "PRECISION": "ieee" if full else "tf32",
+        "num_warps": 4,
+        "num_stages": 2 if large else 3,
+    }
     share = PROGRAMS // (programs * triton.cdiv(queries, 16))  # programs of a tile of 16 queries
     if share >= 2 and (queries <= 16 or slots <= LONG):
         units = parts_of(slots)
         turns = triton.cdiv(units, share - 1)
-        return block | {
-            "newers": 1,
-            "workers": triton.cdiv(units, turns),
-            "M": 16,
-            "num_stages": 2 if full or d > 128 else 3,
-            **({} if full else {"maxnreg": 168}),
-        }
+        workers = triton.cdiv(units, turns)
+        return common | {"newers": 1, "workers": workers, "M": 16, **({} if full else {"maxnreg": 168})}
     m = 16 if queries <= 16 else 64
     share = PROGRAMS // (programs * triton.cdiv(queries, m))
-    prefix = 4 if slots > 4096 else 1
-    most = parts_of(slots) + 1 - prefix
-    workers = 0 if share < 2 else min(share, most if prefix > 1 else triton.cdiv(most, 2))
-    return block | {"newers": 0, "workers": workers, "PREFIX": prefix, "M": m, "num_stages": 2}
+    workers = 0 if share < 2 else min(share, parts_of(slots))
+    return common | {"newers": 0, "workers": workers, "M": m}
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor, scaling: float) -> Tensor:
@@ -176,6 +175,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals
         launch(
             merge_parts, (triton.cdiv(each, MERGED), programs), query.device,
             packed, sums, peaks, totals, out, *strides[-2:], *written, *sizes, last,
-            NEWEST=count, PREFIX=chosen["PREFIX"], M=MERGED, D=d, num_warps=4,
+            NEWEST=count, M=MERGED, D=d, num_warps=4,
         )  # fmt: skip
     return out

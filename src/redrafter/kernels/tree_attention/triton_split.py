@@ -42,11 +42,11 @@ def newest_keys(
 def older_keys(
     query, keys, values, packed, sums, peaks, totals, out,
     q_row, q_node, c_row, c_head, c_slot, m_row, m_node, o_row, o_node, n, groups, size, kv_heads, scale, last,
-    NEWEST: tl.constexpr, SINGLE: tl.constexpr, PREFIX: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
-    D: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    NEWEST: tl.constexpr, SINGLE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Older keys of M queries that share a key head: parts by the programs of the last axis, the first PREFIX parts as
-    one. If SINGLE, one program computes all parts, adds the newest keys and writes the result.
+    """Older keys of M queries that share a key head: parts by the programs of the last axis. If SINGLE, one program
+    computes all parts, adds the newest keys and writes the result.
 
     What this kernel reads was complete when `newest_keys`, the kernel before it, let it start: the queries, and keys
     that are older than theirs. So this kernel waits for `newest_keys` only at the end.
@@ -88,14 +88,13 @@ def older_keys(
         o_at = (node * o_node + group * size)[:, None] + d[None, :]
         tl.store(out + row * o_row + of_head + o_at, result, mask=real[:, None] & in_size)
     else:
-        units = tl.maximum(count - PREFIX, 0) + tl.minimum(count, 1)
-        for turn in range(worker, units, tl.num_programs(2)):
-            unit = units - 1 - turn  # the longest first
+        for turn in range(worker, count, tl.num_programs(2)):
+            part = count - 1 - turn  # the longest first
             peak, total, acc = unit_of(
-                q, keys, values, border, first, lowest, highest, tl.where(unit == 0, 0, unit + PREFIX - 1),
-                tl.minimum(unit + PREFIX, count), scale, c_slot, size, M, BLOCK, D, PRECISION,
+                q, keys, values, border, first, lowest, highest, part, part + 1, scale, c_slot, size, M, BLOCK, D,
+                PRECISION,
             )  # fmt: skip
-            store(peaks, totals, sums, (into + unit) * each + at, peak, total, acc, d, size, real)
+            store(peaks, totals, sums, (into + part) * each + at, peak, total, acc, d, size, real)
         if EARLY:
             gdc_wait()  # a kernel that waits for this one thereby waits for `newest_keys` too
 
@@ -103,7 +102,7 @@ def older_keys(
 @triton.jit(do_not_specialize=["n", "last"])
 def merge_parts(
     packed, sums, peaks, totals, out, m_row, m_node, o_row, o_node, n, groups, size, kv_heads, last,
-    NEWEST: tl.constexpr, PREFIX: tl.constexpr, M: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    NEWEST: tl.constexpr, M: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of M queries."""
     tile, which = tl.program_id(0), tl.program_id(1)
@@ -115,11 +114,10 @@ def merge_parts(
     group, node = at // n, at % n
     position = (tl.load(about) + tl.load(about + node * m_node + 1, mask=real, other=0)).to(tl.int32)
     count = count_parts(tl.max(tl.where(real, tl.maximum(position + 1 - NEWEST, 0), 0), 0))
-    units = tl.maximum(count - PREFIX, 0) + tl.minimum(count, 1)
     d = tl.arange(0, D)
     wait_for_previous(EARLY)
     into = which.to(tl.int64) * (last + 1)
-    result = merged(peaks, totals, sums, into, each, at, units, last, d, size, real, M, D).to(out.dtype.element_ty)
+    result = merged(peaks, totals, sums, into, each, at, count, last, d, size, real, M, D).to(out.dtype.element_ty)
     out += row * o_row + head * groups * size
     o_at = (node * o_node + group * size)[:, None] + d[None, :]
     tl.store(out + o_at, result, mask=real[:, None] & (d < size)[None, :])
