@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from redrafter import kernels
 from redrafter.core import noise
 from redrafter.core.rules.seeded import accept_seeded
 from redrafter.core.tree import Nodes, pack
@@ -31,6 +32,25 @@ def random_tree(batch: int, nodes: int, vocab: int):
     return pack(nodes_, torch.zeros(batch, dtype=torch.long, device=DEVICE), nodes)[0]
 
 
+def oracle_gumbel(*args, **options):
+    """The noise as torch computes it, on a GPU too."""
+    with kernels.force("naive"):
+        return noise.gumbel(*args, **options)
+
+
+@pytest.mark.parametrize("vocab", [1, 5000])
+def test_all_gumbel_noise_is_the_cores(both, vocab):
+    seeds = torch.tensor([[0, 1], [-7, 1], [2**62, 1]], device=DEVICE)[:, 0]
+    where = torch.tensor([[0, 5, 9], [100_000, 7, 2], [1, 2, 3]], device=DEVICE).t()
+    for stream in (noise.SEEDED, noise.RESIDUAL):
+        want, got = both(noise.gumbel, seeds, where, vocab, stream=stream, dtype=torch.float32)
+        assert got.shape == (3, 3, vocab)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(got, oracle_gumbel(seeds + 1, where, vocab, stream=stream, dtype=torch.float32))
+    names = ("test_schema", "test_faketensor")
+    torch.library.opcheck(operators.gumbel, (seeds, where, vocab, noise.SEEDED), test_utils=names)
+
+
 TREES = [(1, 1, 257), (2, 11, 257), (3, 5, 1000)]
 LARGE_TREES = [(1, 40, 128256), (16, 12, 49152), (2, 64, 151936)]
 
@@ -44,7 +64,7 @@ def test_seeded_chooses_what_the_core_chooses(both, case, dtype):
     heat = torch.tensor([0.7, 0.0, 1.3] * batch, device=DEVICE)[:batch]
     seeds, at = torch.arange(batch, device=DEVICE) * 77 - 5, torch.arange(batch, device=DEVICE) * 3
     ahead = at[:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
-    g = noise.gumbel(seeds, ahead, vocab, stream=noise.SEEDED, dtype=torch.float32)
+    g = oracle_gumbel(seeds, ahead, vocab, stream=noise.SEEDED, dtype=torch.float32)
     g = torch.where(heat[:, None, None] > 0, g, 0.0)
     scores = logits.float() / torch.where(heat > 0, heat, 1.0)[:, None, None]
     choice = (scores + g.gather(1, tree.depths[:, :, None].expand_as(scores))).argmax(-1)
@@ -66,7 +86,7 @@ def test_seeded_floor_and_strides(both):
     floor = logits.topk(5).values[..., -1]
     rows = [x.to(DEVICE) for x in (torch.full((2,), 3.0), torch.tensor([1, 2]), torch.tensor([4, 9]))]
     ahead = rows[2][:, None] + 1 + torch.arange(tree.length + 1, device=DEVICE)
-    g = noise.gumbel(rows[1], ahead, 300, stream=noise.SEEDED, dtype=torch.float32)
+    g = oracle_gumbel(rows[1], ahead, 300, stream=noise.SEEDED, dtype=torch.float32)
     want, got = both(operators.seeded, logits, tree.depths, *rows, floor, noise.SEEDED, lambda: g)
     assert torch.equal(want, got)
     assert (logits.topk(5).indices == got[..., None]).any(-1).all()

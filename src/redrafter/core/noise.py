@@ -5,12 +5,14 @@ takes the v-th output of the sequence that starts there. (The residual of `rejec
 places in a cell, instead of tokens: see kernels/verify/naive.py.) Integers wrap, so CPU and GPU agree bit for bit up to
 the final logarithm.
 
-kernels/verify/noise.py computes the same numbers in Triton, so that the kernels never read noise from memory: change
-both together. tests/kernels/test_verify.py compares them.
+kernels/verify/noise.py computes the same numbers in Triton: on a GPU all Gumbel noise is its. Change both together;
+tests/kernels/test_verify.py and test_verify_seeded.py compare them.
 """
 
 import torch
 from torch import Tensor
+
+from redrafter.kernels import runs_triton, verify
 
 SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
 """Independent streams: the target's choice; and, for `rejection`, drafting, accepting and the residual."""
@@ -98,5 +100,8 @@ def gumbel(
     >>> bool((both[:, 1:] == one).all())
     True
     """
+    if dtype == torch.float32 and runs_triton(seeds.device):  # the numbers with which the kernels choose
+        found: Tensor = verify.gumbel(seeds, positions, count, stream)
+        return found
     u = uniform(seeds, positions, count, stream=stream, dtype=dtype)
     return -torch.log(-torch.log1p(-u))

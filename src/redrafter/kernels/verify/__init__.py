@@ -19,6 +19,19 @@ def runs_kernels(*logits: Tensor) -> bool:
     return all(runs_triton(x.device) and x.dtype != torch.float64 for x in logits)
 
 
+@torch.library.custom_op("redrafter::gumbel", mutates_args=())
+def gumbel(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor:
+    """Gumbel noise by Triton: (B,) seeds, (B, n) positions -> (B, n, count) fp32. core/noise.py is the oracle."""
+    from redrafter.kernels.verify import noise
+
+    return noise.made(seeds, positions, count, stream)
+
+
+@gumbel.register_fake
+def _(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor:
+    return seeds.new_empty(*positions.shape, count, dtype=torch.float32)
+
+
 def seeded(
     logits: Tensor,
     depths: Tensor,

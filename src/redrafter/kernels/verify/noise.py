@@ -1,10 +1,16 @@
 """The random numbers of core/noise.py in Triton, and the hardware's functions to base 2.
 
 core/noise.py is the reference in torch, for the CPU and the oracles; here each program computes the numbers it uses, so
-that no noise is read from memory. Change both together: tests/kernels/test_verify.py compares them."""
+that no noise is read from memory. A drafter's search reads noise from memory, which `made` writes. Change this file and
+core/noise.py together: tests/kernels/test_verify.py and test_verify_seeded.py compare them.
+"""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from redrafter.kernels.launch import submit
 
 GOLDEN = tl.constexpr(-0x61C8864680B583EB)
 MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
@@ -39,6 +45,37 @@ def exponential(u):
     """-log1p(-u). Triton has no log1p; log(w) · u / (w - 1) with w = 1 - u corrects the rounding of w."""
     w = 1.0 - u
     return tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, -1.0, w - 1.0)))
+
+
+@triton.jit
+def gumbel(key, token):
+    """Standard Gumbel noise: `gumbel` of core/noise.py in fp32."""
+    return -tl.log(exponential(uniform(key, token)))
+
+
+BLOCK = 1024
+"""Numbers per program of `made`."""
+
+
+@triton.jit
+def _gumbel(
+    seeds, positions, out, count, s_row, p_row, p_place, STREAM: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    part, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    key = key_of(tl.load(seeds + row * s_row), tl.load(positions + row * p_row + place * p_place), STREAM)
+    tl.store(out + (row * tl.num_programs(1) + place) * count + at, gumbel(key, at), mask=at < count)
+
+
+def made(seeds: Tensor, positions: Tensor, count: int, stream: int) -> Tensor:
+    """(B,) seeds, (B, n) positions -> (B, n, count) fp32, as core/noise.py has it."""
+    batch, places = positions.shape
+    out = torch.empty(batch, places, count, device=seeds.device)
+    submit(
+        _gumbel, (triton.cdiv(count, BLOCK), places, batch),
+        seeds, positions, out, count, seeds.stride(0), *positions.stride(), STREAM=stream, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

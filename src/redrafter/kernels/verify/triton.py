@@ -12,7 +12,7 @@ from torch import Tensor
 
 from redrafter.kernels.launch import indices, submit
 from redrafter.kernels.verify import naive
-from redrafter.kernels.verify.noise import LOG2E, exponential, gumbel2, key_of, logarithm, power, uniform
+from redrafter.kernels.verify.noise import LOG2E, gumbel, gumbel2, key_of, logarithm, power, uniform
 
 SMALLEST_T = tl.constexpr(1e-6)
 """The smallest T above 0; a smaller one counts as this. Below, the rounding errors of logits / T would overflow."""
@@ -58,7 +58,7 @@ def _node_choices(
         depth = tl.load(depths + row * d_row + node * d_node, mask=real, other=-1).to(tl.int32)
         first, last = tl.min(tl.where(real, depth, 0x7FFFFFFF), 0), tl.max(depth, 0)
         for d in range(first, last + 1):
-            noise = -tl.log(exponential(uniform(key_of(seed, position + d, STREAM), at)))
+            noise = gumbel(key_of(seed, position + d, STREAM), at)
             x = tl.where((depth == d)[:, None], x + noise[None, :], x)
     best, token = tl.max(x, 1, return_indices=True)
     place = (row * nodes + node) * tl.num_programs(0) + part
