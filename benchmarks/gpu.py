@@ -117,7 +117,8 @@ def tasks(bench: GpuBenchmark) -> None:
     }
     for name, prompts in asked.items():
         options = {"temperature": 1.0} if name == "t1" else {}
-        row = compare(bench.contenders, prompts, bench.args.tokens, min(2, bench.args.rounds), **options)
+        rounds = bench.args.rounds if name == "t1" else max(1, bench.args.rounds // 2)  # there are more articles
+        row = compare(bench.contenders, prompts, bench.args.tokens, rounds, **options)
         bench.rows.append({"part": "tasks", "task": name} | row)
         bench.headline[f"{name}_speedup"] = round(row["speedup"], 4)
         bench.headline[f"{name}_tokens_per_step"] = round(row["tokens_per_step"], 4)
@@ -142,7 +143,7 @@ def trace(bench: GpuBenchmark) -> None:
         free = [once(engine, question, 64, most=256, ignore_eos=True) for _ in range(3)]
         step_ms = statistics.median(1e3 * r["decode"] / r["steps"] for r in free)
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
-            once(engine, question, 24, most=256, ignore_eos=True)
+            once(engine, question, 48, most=256, ignore_eos=True)
         steps = [s for s in split_steps(prof) if any(k[0].startswith(ATTENTION) for k in s)][2:-2]
         stages = [stage_times(s) for s in steps]
         row: dict[str, Any] = {"part": "profile", "contender": name, "step_ms": step_ms, "steps_traced": len(stages)}

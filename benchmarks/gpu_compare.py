@@ -49,14 +49,18 @@ def total(rows: list[dict[str, Any]], key: str) -> float:
 def compare(
     contenders: dict[str, Engine], prompts: list[Any], tokens: int, rounds: int, **options: Any
 ) -> dict[str, Any]:
-    """Time the contenders in turn over all prompts, for several rounds; ratios are medians over the rounds."""
+    """Time the contenders in turn over all prompts, for several rounds; ratios are medians over the rounds.
+
+    One round before, which is not counted, compiles and records what the prompts need.
+    """
     found: list[dict[str, list[dict[str, Any]]]] = []
-    for _ in range(rounds):
+    for _ in range(1 + rounds):
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
         for prompt in prompts:
             for name, engine in contenders.items():
                 runs[name].append(once(engine, prompt, tokens, **options))
         found.append(runs)
+    found = found[1:]
 
     def rate(runs: list[dict[str, Any]], *keys: str) -> float:
         return total(runs, "tokens") / sum(total(runs, k) for k in keys)

@@ -3,7 +3,7 @@
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import profile
 
-ATTENTION = "_tree_attention"
+ATTENTION = ("_tree_attention", "newest_keys", "older_keys", "merge_parts")
 PRODUCTS = ("_product", "gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas")
 Kernel = tuple[str, float, float]
 """Name, start and duration in microseconds."""
@@ -51,14 +51,15 @@ def stage_times(kernels: list[Kernel]) -> dict[str, float]:
 
     Stages are recognised by kernels that only one of them launches.
     """
-    places = {
-        part: [i for i, k in enumerate(kernels) if k[0].startswith(part)] for part in ("_choose", ATTENTION, "_commit")
-    }
+
+    def places(*names: str) -> list[int]:
+        return [i for i, kernel in enumerate(kernels) if kernel[0].startswith(names)]
+
     is_product = [any(p in k[0].lower() for p in PRODUCTS) for k in kernels]
-    drafted = places["_choose"][-1] + 1 if places["_choose"] else 0
+    drafted = max(places("_choose"), default=-1) + 1
     verify = next((i for i in range(drafted, len(kernels)) if is_product[i]), drafted) if drafted else 0
-    after = places[ATTENTION][-1] + 1
-    commit = places["_commit"][-1]
+    after = places(*ATTENTION)[-1] + 1
+    commit = places("_commit")[-1]
     head = max(range(after, commit), key=lambda i: kernels[i][2])  # the output embedding: by far the longest there
     cuts = {"draft": 0, "pack": drafted, "verify": verify, "accept": head + 1, "commit": commit, "follow": commit + 1}
     times = [kernels[min(c, len(kernels) - 1)][1] for c in cuts.values()]
