@@ -100,7 +100,7 @@ GATHERED = 128
 """Newest keys that a program gathers: those of 8 queries, unless a tree is deep."""
 MERGED = 8
 """Queries whose parts a program merges."""
-LONG = 1024
+LONG = 1536
 """Slots of a cache above which three kernels are faster for many queries, although each costs a launch."""
 
 
