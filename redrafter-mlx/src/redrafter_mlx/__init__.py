@@ -1,0 +1,1 @@
+"""Speculative decoding with a recurrent drafter, for mlx-lm's models."""

@@ -1,0 +1,160 @@
+"""A drafter on disk: redrafter's folders (fp32 or int8) and Apple's, read as they are."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, ModelNotFound
+from redrafter_mlx.network import RecurrentConfig, RecurrentNet
+
+log = logging.getLogger(__name__)
+
+MODEL_TYPE, APPLE_TYPE = "redrafter_recurrent", "recurrent_drafting_drafter"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+SCALE = ".scale"
+"""Suffix of the tensor that holds the scales of a matrix stored as int8, one for each row."""
+SHIPPED = Path(__file__).parent / "shipped"
+
+
+def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
+    """The network and the identity of the target it was made for; Apple's folders name none."""
+    config = read_config(folder)
+    kind = config.get("model_type")
+    if kind not in (MODEL_TYPE, APPLE_TYPE):
+        raise CorruptCheckpoint(
+            f"{folder / CONFIG_FILE} is no recurrent drafter: model_type is {kind!r}, expected {MODEL_TYPE!r} or "
+            f"{APPLE_TYPE!r}"
+        )
+    try:
+        if kind == MODEL_TYPE:
+            sizes = RecurrentConfig(**config["drafter"] | {"layers": tuple(config["drafter"]["layers"])})
+        else:
+            sizes = apple_config(config)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
+    weights = unpack(read_weights(folder))
+    if kind == APPLE_TYPE:
+        weights = from_apple(weights, sizes)
+    expected, found = sizes.shapes(), {name: tuple(w.shape) for name, w in weights.items()}
+    if expected != found:
+        name = min(set(expected.items()) ^ set(found.items()))[0]
+        raise CorruptCheckpoint(
+            f"{folder / WEIGHTS_FILE} does not fit its {CONFIG_FILE}: {name} is {found.get(name, 'missing')}, "
+            f"expected {expected.get(name, 'no such tensor')}"
+        )
+    return RecurrentNet(sizes, weights), dict(config.get("target", {}))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no drafter folder {folder}")
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}") from error
+    except (ValueError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {folder / CONFIG_FILE}: {error}") from error
+    if not isinstance(config, dict):
+        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} holds no JSON object")
+    return config
+
+
+def read_weights(folder: Path) -> dict[str, mx.array]:
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}")
+    try:
+        found = dict(mx.load(str(path)))
+        mx.eval(found)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CorruptCheckpoint(f"cannot read {path}: {str(error).splitlines()[0]}; copy it again") from error
+    return found
+
+
+def unpack(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Matrices stored as int8 with a scale for each row -> fp32; all else as it is."""
+    whole = {k: v for k, v in weights.items() if not k.endswith(SCALE)}
+    for name in whole:
+        if name + SCALE in weights:
+            whole[name] = whole[name].astype(mx.float32) * weights[name + SCALE][:, None]
+    return whole
+
+
+def apple_config(config: dict[str, Any]) -> RecurrentConfig:
+    hidden = int(config["hidden_size"])
+    return RecurrentConfig(
+        vocab_size=int(config["vocab_size"]),
+        context_size=hidden,
+        embedding_size=hidden,
+        state_size=hidden,
+        exit_size=int(config["exit_dim"]),
+        blocks=int(config["num_draft_layers"]),
+        cell="rnn" if config["rnn"] else "none",
+        first_state="zero",
+    )
+
+
+def from_apple(weights: dict[str, mx.array], config: RecurrentConfig) -> dict[str, mx.array]:
+    """Apple's names -> ours, and their joint vector [h, s] -> our [s, h]."""
+    names = {f"lm_head.{config.blocks}.weight": "head.weight"}
+    for i in range(config.blocks):
+        names |= {f"lm_head.{i}.linear.{part}": f"blocks.{i}.{part}" for part in ("weight", "bias")}
+    names |= {"rnn_u.weight": "cell_u.weight", "rnn_u.bias": "cell_u.bias", "rnn_w.weight": "cell_w.weight"}
+    own = {names.get(name, name): w for name, w in weights.items()}
+    projected = "input_proj.weight" in own
+
+    def swapped(name: str, w: mx.array) -> mx.array:
+        """Exchange the two halves of every axis that is the joint vector."""
+        if name == "input_proj.weight" or (name == "head.weight" and not projected):
+            axes = [1]
+        elif name.startswith("blocks.") and not projected:
+            axes = list(range(w.ndim))
+        else:
+            axes = []
+        for axis in axes:
+            if w.shape[axis] == 2 * config.context_size:
+                w = mx.roll(w, config.context_size, axis=axis)
+        return w
+
+    return {name: swapped(name, w) for name, w in own.items()}
+
+
+def identity(vocabulary: dict[str, int] | None, rows: np.ndarray) -> dict[str, str]:
+    """Hashes of the tokenizer, which a drafter must share, and of weights, which it should share.
+
+    `rows`: every (V // 64)-th row of the output embedding, whose signs are the same in every dtype.
+    """
+    found = {"signs": hashlib.sha256(np.signbit(rows).tobytes()).hexdigest()[:16]}
+    if vocabulary is not None:
+        spelled = json.dumps(sorted(vocabulary.items()))
+        found["tokenizer"] = hashlib.sha256(spelled.encode()).hexdigest()[:16]
+    return found
+
+
+def compare(made_for: dict[str, str], own: dict[str, str], what: str, name: str) -> None:
+    """Raise for another tokenizer; for other weights (a fine-tune, a quantised copy) say what that costs."""
+    whose = made_for.get("name", "an unnamed target")
+    if "tokenizer" in made_for and "tokenizer" in own and made_for["tokenizer"] != own["tokenizer"]:
+        raise DrafterMismatch(
+            f"{what} was made for the tokenizer of {whose} ({made_for['tokenizer']}), but the target {name} has "
+            f"another ({own['tokenizer']})"
+        )
+    if "signs" in made_for and made_for["signs"] != own["signs"]:
+        log.warning(
+            "%s was made for %s; %s has other weights: the text stays exact, guesses may be fewer", what, whose, name
+        )
+
+
+def find_shipped(own: dict[str, str], quantised: bool) -> Path | None:
+    """The folder of the shipped drafter for this tokenizer and, unless the target is quantised, these weights."""
+    for config in sorted(SHIPPED.glob(f"*/{CONFIG_FILE}")):
+        made_for = json.loads(config.read_text())["target"]
+        same = made_for.get("signs") == own["signs"] or quantised
+        if same and own.get("tokenizer") == made_for["tokenizer"]:
+            return config.parent
+    return None
