@@ -139,8 +139,7 @@ class RecurrentDrafter:
         return RecurrentState(None, together, [Ngrams(list(p)) for p in prompts] if self.ngrams else None)
 
     def draft(self, state: RecurrentState, last: mx.array, search: Search) -> Tree:
-        if state.context is None:  # the pass over the prompt's last token
-            return root_tree(last)
+        assert state.context is not None, "the first step drafts nothing"
         chain = None if state.ngrams is None else chain_of(state.ngrams, search.temperature > 0)
         return self.tree(state.context, state.memory, last, search, chain)
 

@@ -85,8 +85,19 @@ class RecurrentNet:
 
     def __init__(self, config: RecurrentConfig, weights: dict[str, mx.array]) -> None:
         self.config, self.weights = config, weights
-        self.token_ids = weights.get("token_ids")
+
+    @property
+    def token_ids(self) -> mx.array | None:
         """(V',) the token ids it guesses among; None: all of them."""
+        return self.weights.get("token_ids")
+
+    def cast(self, dtype: mx.Dtype) -> None:
+        """Compute in the target's dtype; only the memory's decay stays in fp32."""
+        for name, weight in self.weights.items():
+            if name == "token_ids":
+                self.weights[name] = weight.astype(mx.int32)
+            elif name != "memory.decay":
+                self.weights[name] = weight.astype(dtype)
 
     def linear(self, x: mx.array, name: str) -> mx.array:
         y = x @ self.weights[f"{name}.weight"].T

@@ -6,6 +6,7 @@ that starts there.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -40,16 +41,33 @@ def _key(seeds: mx.array, stream: int, positions: mx.array) -> mx.array:
     return _mix(row[:, None] + (positions.astype(mx.uint64) + 1) * _GOLDEN)
 
 
+def _counters(seeds: mx.array, positions: mx.array, count: int, stream: int) -> mx.array:
+    """(B, n, count) where each token's number starts from."""
+    token = mx.arange(1, count + 1).astype(mx.uint64)
+    return _key(seeds, stream, positions)[..., None] + token * _GOLDEN
+
+
+def _bits(counters: mx.array) -> mx.array:
+    return _mix(counters) >> 11
+
+
+def _uniform(counters: mx.array) -> mx.array:
+    return mx.minimum((_bits(counters).astype(mx.float32) + 0.5) * 2.0**-53, 1 - 2.0**-24)
+
+
+@partial(mx.compile, shapeless=True)
+def _gumbel(counters: mx.array) -> mx.array:
+    return -mx.log(-mx.log1p(-_uniform(counters)))
+
+
 def bits(seeds: mx.array, positions: mx.array, count: int, stream: int = SEEDED) -> mx.array:
     """(B,) seeds, (B, n) positions -> (B, n, count) random integers of 53 bits."""
-    token = mx.arange(1, count + 1).astype(mx.uint64)
-    return _mix(_key(seeds, stream, positions)[..., None] + token * _GOLDEN) >> 11
+    return _bits(_counters(seeds, positions, count, stream))
 
 
 def uniform(seeds: mx.array, positions: mx.array, count: int, stream: int = SEEDED) -> mx.array:
     """(B,) seeds, (B, n) positions -> (B, n, count) fp32 numbers in (0, 1)."""
-    drawn = (bits(seeds, positions, count, stream).astype(mx.float32) + 0.5) * 2.0**-53
-    return mx.minimum(drawn, 1 - 2.0**-24)
+    return _uniform(_counters(seeds, positions, count, stream))
 
 
 def gumbel(seeds: mx.array, positions: mx.array, count: int, stream: int = SEEDED) -> mx.array:
@@ -57,4 +75,4 @@ def gumbel(seeds: mx.array, positions: mx.array, count: int, stream: int = SEEDE
 
     An argmax depends on the upper tail, where -log(-log1p(-u)) with a small u is accurate and -log(-log(u)) is not.
     """
-    return -mx.log(-mx.log1p(-uniform(seeds, positions, count, stream)))
+    return _gumbel(_counters(seeds, positions, count, stream))

@@ -1,0 +1,122 @@
+"""`load`, `generate`, `stream_generate`: shaped like mlx-lm's, so that code changes one import."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.generate import GenerationResponse
+
+from redrafter_mlx import profiles, selfcheck
+from redrafter_mlx.config import Shape
+from redrafter_mlx.decode import PromptCache
+from redrafter_mlx.engine import Engine, make_drafter
+from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError, UnsupportedTarget
+from redrafter_mlx.target import Target
+
+REPLACED = {
+    "sampler": "temperature, top_k, top_p and min_p",
+    "logits_processors": "repetition_penalty, presence_penalty and frequency_penalty",
+    "draft_model": "the drafter given to redrafter_mlx.load",
+    "num_draft_tokens": "the shape given to redrafter_mlx.load",
+}
+"""Options of mlx-lm's generate that redrafter_mlx has its own words for."""
+
+
+def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None, **options: Any) -> tuple[Engine, Any]:
+    """An engine and its tokenizer: mlx-lm's `load`, then `wrap`. Options go to mlx-lm's `load`.
+
+    model: a folder or a Hugging Face id that mlx-lm can load, quantised or not. drafter: see `engine.make_drafter`.
+    shape: a `Shape` or a text such as "2x3:4"; by default what `redrafter-mlx tune` found, else the drafter's own.
+    """
+    try:
+        loaded, tokenizer = mlx_lm.load(model, **options)[:2]
+    except RedrafterError:
+        raise
+    except Exception as error:  # of mlx-lm, huggingface_hub, transformers: any
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if not Path(model).exists():
+            raise ModelNotFound(
+                f"cannot find the model {model!r} ({reason}); give a folder or a Hugging Face id"
+            ) from error
+        if isinstance(error, ValueError) and "not supported" in str(error):
+            raise UnsupportedTarget(f"mlx-lm cannot run {model} ({reason})") from error
+        raise CorruptCheckpoint(f"mlx-lm cannot load {model} ({reason})") from error
+    return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=shape), tokenizer
+
+
+def wrap(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    name: str | None = None,
+    drafter: str = "auto",
+    shape: Shape | str | None = None,
+) -> Engine:
+    """An engine around a model that mlx-lm has loaded. `Engine.close` hands the model back as it came."""
+    target = Target(model, tokenizer, name)
+    try:
+        selfcheck.check(target)
+        found = make_drafter(drafter, target)
+        chosen = Shape.of(shape) if isinstance(shape, str) else shape
+        if chosen is None and found.layers:
+            profile = profiles.find(target, found.name)
+            if profile is not None and profile["shape"] is None:
+                found = make_drafter("none", target)
+            elif profile is not None:
+                chosen = Shape.of(profile["shape"])
+        return Engine(target, found, chosen)
+    except RedrafterError:
+        target.release()
+        raise
+
+
+def stream_generate(
+    model: Engine,
+    tokenizer: Any,  # noqa: ARG001 - the engine has it; the argument is mlx-lm's
+    prompt: Any,
+    max_tokens: int = 256,
+    *,
+    prompt_cache: PromptCache | None = None,
+    **options: Any,
+) -> Iterator[GenerationResponse]:
+    """mlx-lm's `stream_generate`: one response for each token. Options are those of `Engine.generate`.
+
+    `prompt_cache`: keeps what was read between calls. Other than in mlx-lm, each prompt is the whole conversation, and
+    what is known of it is not read again.
+    """
+    if not isinstance(model, Engine):
+        raise ConfigError(f"redrafter_mlx generates with what redrafter_mlx.load returns, got {type(model).__name__}")
+    for name in REPLACED:
+        if options.pop(name, None) is not None:
+            raise ConfigError(f"redrafter_mlx has no {name}: use {REPLACED[name]}")
+    ids = model.encode(prompt.tolist() if isinstance(prompt, mx.array) else prompt)
+    written = 0
+    for part in model.stream(ids, prompt_cache=prompt_cache, max_new_tokens=max_tokens, **options):
+        stats = part.stats
+        for i, (token, text) in enumerate(zip(part.tokens, part.pieces, strict=True)):
+            written += 1
+            is_last = i == len(part.tokens) - 1
+            logits = part.logits[i].astype(mx.float32)
+            yield GenerationResponse(
+                text=text,
+                token=token,
+                logprobs=logits - mx.logsumexp(logits),
+                from_draft=i < part.accepted,
+                prompt_tokens=len(ids),
+                prompt_tps=len(ids) / max(stats.prompt_seconds, 1e-9),
+                generation_tokens=written,
+                generation_tps=stats.tokens_per_second,
+                peak_memory=mx.get_peak_memory() / 1e9,
+                finish_reason=part.finish_reason if is_last else None,
+            )
+
+
+stream = stream_generate
+
+
+def generate(model: Engine, tokenizer: Any, prompt: Any, **options: Any) -> str:
+    """mlx-lm's `generate`: the whole text."""
+    options.pop("verbose", None)
+    return "".join(response.text for response in stream_generate(model, tokenizer, prompt, **options))

@@ -1,0 +1,171 @@
+"""`Engine`: a target, a drafter and a shape; requests in, completions out."""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from redrafter_mlx import checkpoint
+from redrafter_mlx.config import SamplingParams, Shape, require
+from redrafter_mlx.decode import FinishReason, Part, PromptCache, Request, Stats, decode
+from redrafter_mlx.drafter import Drafter, NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter_mlx.errors import ConfigError, ModelNotFound
+from redrafter_mlx.target import Target
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished row."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats
+
+
+class Engine:
+    """Writes the target's own text in fewer passes. `shape` None is the drafter's default."""
+
+    def __init__(self, target: Target, drafter: Drafter, shape: Shape | None = None) -> None:
+        self.target, self.drafter, self.shape = target, drafter, shape or drafter.default_shape
+        if drafter.layers:
+            target.record(drafter.layers)
+
+    def plain(self) -> "Engine":
+        """The same target under the same rule of choice, decoding token by token."""
+        return Engine(self.target, NoDrafter())
+
+    def close(self) -> None:
+        """Hand the model back as it came."""
+        self.target.release()
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> list[int]:
+        """Text, chat messages or token ids -> token ids."""
+        tokenizer = self.target.tokenizer
+        if not isinstance(prompt, str) and all(isinstance(x, int) for x in prompt):
+            ids = [int(x) for x in prompt if isinstance(x, int)]
+        elif tokenizer is None:
+            raise ConfigError(f"{self.target.name} came without a tokenizer: give token ids")
+        elif isinstance(prompt, str):
+            special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
+            ids = list(tokenizer.encode(prompt, add_special_tokens=special))
+        elif getattr(tokenizer, "chat_template", None) is None:
+            raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
+        else:
+            for message in prompt:
+                if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                    raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
+            made = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False)
+            ids = list(made)
+        require(len(ids) >= 1, "the prompt is empty: it has no token")
+        for token in ids:
+            require(0 <= token < self.target.vocab_size, f"token {token} is outside the target's vocabulary")
+        most = self.target.max_positions
+        require(
+            len(ids) < most, f"the prompt has {len(ids)} tokens and {self.target.name} a context of {most}: shorten it"
+        )
+        return ids
+
+    def eos_tokens(self) -> list[int]:
+        found = getattr(self.target.tokenizer, "eos_token_ids", None)
+        return sorted(found) if found else []
+
+    def generate(
+        self, prompts: Any, *, batch_size: int = 8, prompt_cache: PromptCache | None = None, **options: Any
+    ) -> Any:
+        """Completions of one prompt (text, token ids or chat messages) or of a list of them, `batch_size` at a time.
+
+        max_new_tokens: at most this many new tokens. seed: same seed, same text, alone or in any batch; a list gives
+        one for each prompt. stop: strings that end the text. ignore_eos: write on past its end. temperature, top_k,
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see `SamplingParams`.
+        """
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
+        single, many = as_list(prompts)
+        requests, params = self.requests(many, **options)
+        done = []
+        for begin in range(0, len(requests), batch_size):
+            some = requests[begin : begin + batch_size]
+            found: list[list[Part]] = [[] for _ in some]
+            for parts in decode(self.target, self.drafter, self.shape, params, some, prompt_cache if single else None):
+                for part in parts:
+                    found[part.row].append(part)
+            for request, row in zip(some, found, strict=True):
+                reason = row[-1].finish_reason
+                assert reason is not None
+                tokens = [t for part in row for t in part.tokens]
+                done.append(Completion("".join(p.text for p in row), tokens, reason, request.seed, row[-1].stats))
+        return done[0] if single else done
+
+    def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Part]:
+        """Parts of one text as they are decided. Options are those of `generate`."""
+        requests, params = self.requests([prompt], **options)
+        for parts in decode(self.target, self.drafter, self.shape, params, requests, prompt_cache):
+            yield from parts
+
+    def requests(
+        self,
+        prompts: Sequence[Any],
+        *,
+        max_new_tokens: int = 128,
+        seed: int | Sequence[int] | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Any,
+    ) -> tuple[list[Request], SamplingParams]:
+        """Check and spell out what is asked for."""
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        require(max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        require("" not in stops, "a stop string is empty: it would end every text at once")
+        require(not stops or self.target.tokenizer is not None, "stop strings need a tokenizer")
+        known = [f.name for f in fields(SamplingParams)]
+        for name in sampling:
+            require(name in known, f"there is no option {name!r}; sampling has {', '.join(known)}")
+        if seed is None:
+            seeds = [secrets.randbits(63) for _ in prompts]
+        else:
+            seeds = [int(seed)] * len(prompts) if isinstance(seed, int) else [int(s) for s in seed]
+        require(len(seeds) == len(prompts), f"got {len(seeds)} seeds for {len(prompts)} prompts")
+        eos = () if ignore_eos else tuple(self.eos_tokens())
+        requests = []
+        for prompt, own in zip(prompts, seeds, strict=True):
+            ids = self.encode(prompt)
+            most = min(max_new_tokens, self.target.max_positions - len(ids))
+            requests.append(Request(prompt=ids, max_new_tokens=most, seed=own, eos=eos, stop=stops))
+        return requests, SamplingParams(**sampling)
+
+
+def as_list(prompts: Any) -> tuple[bool, list[Any]]:
+    """Whether this is one prompt, and the prompts as a list."""
+    single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
+    return single, [prompts] if single else list(prompts)
+
+
+def make_drafter(name: str, target: Target) -> Drafter:
+    """The drafter that a name stands for.
+
+    `auto`: the shipped drafter for this model with n-grams mixed in, else n-grams alone. `recurrent`: the shipped
+    drafter alone. `ngram`, `none`, or a folder; `+ngram` behind a name mixes n-grams in.
+    """
+    bare, mixed, _ = name.partition("+ngram")
+    if bare in ("none", "ngram"):
+        require(not mixed, f"n-grams mix into a drafter with a network, not into {bare!r}")
+        return NoDrafter() if bare == "none" else NgramDrafter()
+    own = target.identity()
+    if bare in ("auto", "recurrent"):
+        folder = checkpoint.find_shipped(own, target.quantised)
+        if folder is None and bare == "auto":
+            return NgramDrafter()
+        if folder is None:
+            raise ModelNotFound(
+                f"no drafter for {target.name} comes with redrafter-mlx: name a drafter folder, or ngram"
+            )
+    else:
+        folder = Path(bare)
+    net, made_for = checkpoint.read(folder)
+    checkpoint.compare(made_for, own, f"the drafter {folder.name}", target.name)
+    target.check_sizes(net.config)
+    net.cast(target.dtype)
+    ngrams = bare == "auto" or bool(mixed)
+    return RecurrentDrafter(net, target.embed, target.output_rows(net.token_ids), ngrams)

@@ -1,0 +1,40 @@
+"""What `redrafter-mlx tune` found on this machine, one file for each model, drafter and device."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from redrafter_mlx.target import Target
+
+
+def folder() -> Path:
+    """$REDRAFTER_CACHE, or `redrafter` under the user's cache folder; profiles are in `mlx` below it."""
+    chosen = os.environ.get("REDRAFTER_CACHE")
+    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter"
+    return root / "mlx"
+
+
+def path(target: Target, drafter: str) -> Path:
+    bits = f"q{target.output_embedding.bits}" if target.quantised else str(target.dtype).split(".")[-1]
+    name = f"{target.name}-{bits}-{drafter}-{mx.default_device().type}"
+    return folder() / f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.json"
+
+
+def find(target: Target, drafter: str) -> dict[str, Any] | None:
+    """The profile, whose `shape` is None where plain decoding is the fastest; None if there is no readable profile."""
+    try:
+        found = json.loads(path(target, drafter).read_text())
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return found if isinstance(found, dict) and "shape" in found else None
+
+
+def save(target: Target, drafter: str, profile: dict[str, Any]) -> Path:
+    where = path(target, drafter)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(json.dumps(profile, indent=1) + "\n")
+    return where

@@ -1,0 +1,204 @@
+"""An mlx-lm model that verifies trees, without a change to its code or its weights.
+
+The model gets our KV cache in place of its own. Two kinds of its modules get another `__call__` until the target is
+released: rotary embeddings, so that each tree node gets its own position, and decoder layers whose hidden states the
+drafter reads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from redrafter_mlx import checkpoint
+from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.errors import DrafterMismatch, UnsupportedTarget
+from redrafter_mlx.network import RecurrentConfig
+from redrafter_mlx.tree import Tree
+
+PIECE = 512
+"""Prompt tokens of a pass. Bounds the memory for the activations of a long prompt."""
+UNBOUNDED = 1 << 20
+"""Context length of a model whose config has none."""
+
+
+class Target:
+    """A causal LM of mlx-lm. `selfcheck.check` decides whether it may be used."""
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        args = getattr(model, "args", None)
+        self.kind = str(getattr(model, "model_type", None) or getattr(args, "model_type", type(model).__name__))
+        self.name = name or self.kind
+        self.windows = attention_windows(model, self.name)
+        self.max_positions: int = getattr(args, "max_position_embeddings", None) or UNBOUNDED
+        body = next((m for _, m in model.named_modules() if owns(m, model.layers)), None)
+        embeddings = [] if body is None else [m for m in body.children().values() if isinstance(m, EMBEDDINGS)]
+        if body is None or not embeddings:
+            raise UnsupportedTarget(f"{self.name} has no token embedding beside its layers: redrafter cannot read it")
+        self.body, self.embedding = body, embeddings[0]
+        heads = [m for name, m in model.named_modules() if name.split(".")[-1] == "lm_head"]
+        self.output_embedding = heads[0] if heads else self.embedding
+        self.vocab_size, self.quantised = self.output_embedding.weight.shape[0], hasattr(self.output_embedding, "bits")
+        self.layer_count = len(model.layers)
+        self.layers: tuple[int, ...] = ()
+        self.seen: dict[int, mx.array] = {}  # hidden states of the current pass, by layer
+        self._changed: list[tuple[Any, type]] = []
+        for _, module in model.named_modules():
+            if "rope" in type(module).__name__.lower():
+                self._retype(module, _rotate_nodes)
+        probe = self.embed(mx.array([[0]]))
+        self.hidden_size, self.dtype = int(probe.shape[-1]), probe.dtype
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Token ids -> input embeddings, as transformers' embedding of the same model gives them."""
+        found = self.embedding(tokens)
+        return found * found.shape[-1] ** 0.5 if self.kind.startswith("gemma") else found
+
+    def output_rows(self, ids: mx.array | None) -> Callable[[mx.array], mx.array]:
+        """x -> x times the output embedding's rows of these tokens, on the model's own quantised weights if it has."""
+        parts, options = self._output_parts(ids)
+        if not self.quantised:
+            return lambda x: x @ parts[0].T
+        return lambda x: mx.quantized_matmul(x, *parts, transpose=True, **options)
+
+    def _output_parts(self, ids: mx.array | None) -> tuple[list[Any], dict[str, Any]]:
+        head = self.output_embedding
+        if not self.quantised:
+            return [head.weight if ids is None else head.weight[ids]], {}
+        parts = [
+            part if ids is None or part is None else part[ids]
+            for part in (head.weight, head.scales, head.get("biases"))
+        ]
+        return parts, {"group_size": head.group_size, "bits": head.bits, "mode": getattr(head, "mode", "affine")}
+
+    def identity(self) -> dict[str, str]:
+        """What a drafter's config says about the target it was made for; see `checkpoint.identity`."""
+        parts, options = self._output_parts(mx.arange(0, self.vocab_size, max(1, self.vocab_size // 64)))
+        rows = mx.dequantize(*parts, **options) if self.quantised else parts[0]
+        vocabulary = None if self.tokenizer is None else self.tokenizer.get_vocab()
+        return checkpoint.identity(vocabulary, np.array(rows.astype(mx.float32)))
+
+    def check_sizes(self, config: RecurrentConfig) -> None:
+        """Raise unless a drafter of these sizes can read this target."""
+        for layer in config.layers:
+            if not -self.layer_count - 1 <= layer <= self.layer_count:
+                raise DrafterMismatch(
+                    f"the drafter reads hidden state {layer}, but {self.name} has {self.layer_count} layers"
+                )
+        for what, drafter, own in (
+            ("a vocabulary of", config.vocab_size, self.vocab_size),
+            ("a context of", config.context_size, self.hidden_size * len(config.layers)),
+            ("embeddings of", config.embedding_size, self.hidden_size),
+        ):
+            if drafter != own:
+                raise DrafterMismatch(f"the drafter expects {what} {drafter}, but the target {self.name} has {own}")
+
+    def record(self, layers: tuple[int, ...]) -> None:
+        """Let passes return these hidden states, as transformers numbers them (-1: after the final norm)."""
+        for layer in layers:
+            place = self._place(layer)
+            if place == self.layer_count:
+                self._retype(self.body, self._recorder(place, into=False))
+            else:
+                self._retype(self.model.layers[max(place - 1, 0)], self._recorder(place, into=place == 0))
+        self.layers = layers
+
+    def _place(self, layer: int) -> int:
+        return layer if layer >= 0 else self.layer_count + 1 + layer
+
+    def _recorder(self, place: int, into: bool) -> Callable[[type], Callable[..., Any]]:
+        """Calls that keep what goes `into` a module, or what comes out of it."""
+
+        def make(kind: type) -> Callable[..., Any]:
+            def call(module: Any, x: mx.array, *args: Any, **options: Any) -> Any:
+                found = kind.__call__(module, x, *args, **options)
+                self.seen[place] = x if into else (found[0] if isinstance(found, tuple) else found)
+                return found
+
+            return call
+
+        return make
+
+    def _retype(self, module: Any, make: Callable[[type], Callable[..., Any]]) -> None:
+        """Give one module another `__call__`. Its weights, attributes and place in the model stay as they are."""
+        kind = type(module)
+        self._changed.append((module, kind))
+        object.__setattr__(module, "__class__", type(kind.__name__, (kind,), {"__call__": make(kind)}))
+
+    def release(self) -> None:
+        """Hand the model back as it came. A second call does nothing."""
+        while self._changed:
+            module, kind = self._changed.pop()
+            object.__setattr__(module, "__class__", kind)
+
+    def make_cache(self, shift: int = 0) -> TreeCache:
+        return TreeCache(self.windows, shift=shift)
+
+    def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None) -> tuple[mx.array, mx.array | None]:
+        """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded."""
+        cache.layout.begin(tree)
+        self.seen.clear()
+        logits = self.model(tokens, cache=cache.layers)
+        hidden = [self.seen[self._place(layer)] for layer in self.layers]
+        return logits, mx.concatenate(hidden, axis=-1) if hidden else None
+
+    def verify(self, tree: Tree, cache: TreeCache) -> tuple[mx.array, mx.array | None]:
+        """Logits and hidden states of each tree node. Its keys stay behind the text until `cache.commit`."""
+        return self.run(tree.tokens, cache, tree)
+
+    def read(self, tokens: Sequence[int], cache: TreeCache) -> list[mx.array]:
+        """Read more tokens of the cache's only row, piece by piece -> hidden states (n, C) of each piece."""
+        pieces = []
+        for begin in range(0, len(tokens), PIECE):
+            piece = list(tokens[begin : begin + PIECE])
+            _, hidden = self.run(mx.array([piece]), cache, None)
+            cache.extend(len(piece))
+            if hidden is not None:
+                pieces.append(hidden[0])
+            mx.eval(cache.state, pieces[-1:])  # not the logits: nothing computes them
+        return pieces
+
+
+EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+def owns(module: Any, layers: Sequence[Any]) -> bool:
+    """Whether this module holds the model's list of decoder layers."""
+    mine = module.get("layers") if isinstance(module, dict) else None
+    return isinstance(mine, list) and bool(mine) and mine[0] is layers[0]
+
+
+def attention_windows(model: Any, name: str) -> list[int | None]:
+    """The sliding window of each layer, from the caches that the model makes for itself."""
+    windows: list[int | None] = []
+    for own in make_prompt_cache(model):
+        if type(own) is KVCache:
+            windows.append(None)
+        elif type(own) is RotatingKVCache and not own.keep:
+            windows.append(own.max_size)
+        else:
+            raise UnsupportedTarget(
+                f"{name} keeps a {type(own).__name__}, not keys and values alone: a recurrent state cannot follow "
+                "several paths of a tree at once"
+            )
+    return windows
+
+
+def _rotate_nodes(kind: type) -> Callable[..., Any]:
+    """Calls of a rotary embedding that take a position for each token, (B, n): mx.fast.rope takes one for each row."""
+
+    def call(module: Any, x: mx.array, *args: Any, **options: Any) -> mx.array:
+        offset = args[0] if args else options.get("offset", 0)
+        if not isinstance(offset, mx.array) or offset.ndim != 2:
+            return kind.__call__(module, x, *args, **options)
+        batch, heads, n, size = x.shape
+        rows = x.swapaxes(1, 2).reshape(batch * n, heads, 1, size)
+        options = {k: v for k, v in options.items() if k != "offset"}
+        found = kind.__call__(module, rows, offset=offset.reshape(-1), **options)
+        return found.reshape(batch, n, heads, size).swapaxes(1, 2)
+
+    return call
