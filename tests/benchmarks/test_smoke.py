@@ -43,8 +43,9 @@ TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
 SLOW = ("serve", "versions")
 """Scripts that start another process."""
-ELSEWHERE = ("readme", "vllm_cpu")
-"""Tested by tests/docs/test_readme.py, and by tests/interop/test_vllm.py where vLLM is installed."""
+ELSEWHERE = ("mlx_cpu", "readme", "vllm_cpu")
+"""Tested by tests/docs/test_readme.py; where MLX or vLLM is installed by redrafter-mlx/tests/test_benchmark.py and
+tests/interop/test_vllm.py."""
 
 
 def run(name: str, *words: object) -> None:

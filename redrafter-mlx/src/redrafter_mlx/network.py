@@ -85,6 +85,7 @@ class RecurrentNet:
 
     def __init__(self, config: RecurrentConfig, weights: dict[str, mx.array]) -> None:
         self.config, self.weights = config, weights
+        self._parts: list[mx.array] | None = None
 
     @property
     def token_ids(self) -> mx.array | None:
@@ -93,6 +94,7 @@ class RecurrentNet:
 
     def cast(self, dtype: mx.Dtype) -> None:
         """Compute in the target's dtype; only the memory's decay stays in fp32."""
+        self._parts = None
         for name, weight in self.weights.items():
             if name == "token_ids":
                 self.weights[name] = weight.astype(mx.int32)
@@ -136,8 +138,7 @@ class RecurrentNet:
         """The output of the blocks. The context (B, 1, C) is the same for all beams (B, w, state)."""
         config, weights = self.config, self.weights
         if "input_proj.weight" in weights:
-            split = [config.state_size, config.state_size + config.context_size]
-            of_state, of_context, of_reading = mx.split(weights["input_proj.weight"], split, axis=1)
+            of_state, of_context, of_reading = self._projection()
             x = state @ of_state.T + (context @ of_context.T + weights["input_proj.bias"])
             if reading is not None:
                 x = x + reading @ of_reading.T
@@ -149,6 +150,13 @@ class RecurrentNet:
         if config.normed:  # between unit size and unit length: the vocabulary amplifies each change of x
             x = self.unit(x) * config.exit_size**-0.25
         return x
+
+    def _projection(self) -> list[mx.array]:
+        """The columns of the input projection for the state, the context and the memory's output, each contiguous."""
+        if self._parts is None:
+            split = [self.config.state_size, self.config.state_size + self.config.context_size]
+            self._parts = [mx.contiguous(part) for part in mx.split(self.weights["input_proj.weight"], split, axis=1)]
+        return self._parts
 
     def logits(self, x: mx.array, output: Callable[[mx.array], mx.array]) -> mx.array:
         """The trunk's output -> logits over V'; `output` multiplies by the target's output embedding."""

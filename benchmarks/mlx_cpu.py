@@ -1,0 +1,184 @@
+"""The drafter in MLX on a CPU: texts against mlx-lm's own greedy texts, tokens/step against the torch engine's.
+
+    .venv-mlx/bin/python benchmarks/mlx_cpu.py          (`make setup-mlx` makes that environment)
+
+Parts: `fp32`, `q4` (4-bit weights by mlx-lm, fp32 activations), `bf16`: the default model's greedy texts in batches.
+A text that parts from mlx-lm's is a tie if mlx-lm's own logits of the two tokens differ by less than rounding. `speed`
+times mlx-lm and redrafter-mlx in turn, one text at a time: a rough figure, since MLX is made for Metal. MLX's Linux
+wheel brings the reference BLAS; `LD_PRELOAD=libopenblas.so.0` in front of the command makes fp32 several times faster.
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/mlx_cpu.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redrafter
+from benchmarks.common import arguments, first_turns, parse
+from benchmarks.smoke import TinyFiles
+from redrafter import Shape
+from redrafter.results import check_new, write_results
+from redrafter.targets.default import default_model
+
+PARTS = ("fp32", "q4", "bf16", "speed")
+ROUNDING = {"fp32": 2**-16, "q4": 2**-16, "bf16": 2**-5}
+"""Difference of two logits, relative to their size, that rounding along a pass explains."""
+
+
+def load_engine(part: str, model: Path, drafter: str, shape: str) -> Any:
+    """redrafter-mlx around the model in fp32, in 4-bit weights with fp32 activations, or in bf16."""
+    import mlx.core as mx
+    import mlx_lm
+    from mlx_lm.utils import quantize_model
+
+    from redrafter_mlx.api import wrap
+
+    loaded, tokenizer, config = mlx_lm.load(str(model), return_config=True)
+    loaded.set_dtype(mx.bfloat16 if part == "bf16" else mx.float32)
+    if part == "q4":
+        loaded, _ = quantize_model(loaded, config, group_size=32, bits=4)
+    return wrap(loaded, tokenizer, name=model.name, drafter=drafter, shape=shape)
+
+
+def mlx_texts(engine: Any, prompts: Sequence[list[int]], tokens: int, batch: int) -> list[list[int]]:
+    """mlx-lm's own greedy texts, without the token that ends them."""
+    from mlx_lm import batch_generate
+
+    texts: list[list[int]] = []
+    for i in range(0, len(prompts), batch):
+        some = list(prompts[i : i + batch])
+        done = batch_generate(
+            engine.target.model, engine.target.tokenizer, some, max_tokens=tokens, return_token_ids=True
+        )
+        texts += done.token_ids
+    return texts
+
+
+def parting(
+    engine: Any, prompt: list[int], plain: list[int], fast: list[int], rounding: float
+) -> dict[str, Any] | None:
+    """Where two texts part, by how much mlx-lm's logits of the two tokens differ there, and whether that is a tie."""
+    import mlx.core as mx
+
+    at = next((i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast)))
+    if at == len(plain) == len(fast):
+        return None
+    logits = engine.target.model(mx.array([prompt + plain[:at]]))[0, -1].astype(mx.float32)
+    ends = engine.eos_tokens()[:1]  # a text that is shorter ends here
+    first, second = ((text + ends)[at : at + 1] for text in (plain, fast))
+    if not first or not second:
+        return {"index": at, "gap": None, "tie": False}
+    one, other = float(logits[first[0]]), float(logits[second[0]])
+    return {"index": at, "gap": one - other, "tie": abs(one - other) <= rounding * max(abs(one), abs(other), 1.0)}
+
+
+def compare(part: str, engine: Any, prompts: Sequence[list[int]], tokens: int, batch: int) -> dict[str, Any]:
+    """Count equal texts and ties; sum up tokens/step."""
+    began = time.perf_counter()
+    plain = mlx_texts(engine, prompts, tokens, batch)
+    between = time.perf_counter()
+    done = engine.generate([list(p) for p in prompts], max_new_tokens=tokens, batch_size=batch)
+    ends = set(engine.eos_tokens())
+    fast = [c.tokens[:-1] if c.tokens[-1] in ends else c.tokens for c in done]
+    apart = [
+        found
+        for prompt, a, b in zip(prompts, plain, fast, strict=True)
+        if (found := parting(engine, prompt, a, b, ROUNDING[part])) is not None
+    ]
+    return {
+        "part": part,
+        "drafter": engine.drafter.name,
+        "shape": engine.shape.label,
+        "texts": len(prompts),
+        "tokens": tokens,
+        "batch": batch,
+        "equal": len(prompts) - len(apart),
+        "ties": sum(d["tie"] for d in apart),
+        "wrong": sum(not d["tie"] for d in apart),
+        "tokens_per_step": sum(len(c.tokens) - 1 for c in done) / max(1, sum(c.stats.steps for c in done)),
+        "plain_seconds": between - began,
+        "seconds": time.perf_counter() - between,
+        "differences": apart,
+    }
+
+
+def speed(engine: Any, prompts: Sequence[list[int]], tokens: int) -> dict[str, Any]:
+    """Seconds of mlx-lm's own generation and of ours, one text at a time, prompts included."""
+    from mlx_lm import stream_generate
+
+    taken = {"plain": 0.0, "speculative": 0.0}
+    for prompt in prompts:
+        began = time.perf_counter()
+        for _ in stream_generate(engine.target.model, engine.target.tokenizer, prompt, max_tokens=tokens):
+            pass
+        between = time.perf_counter()
+        engine.generate(list(prompt), max_new_tokens=tokens)
+        taken["plain"] += between - began
+        taken["speculative"] += time.perf_counter() - between
+    seconds = {f"{name}_seconds": s for name, s in taken.items()}
+    row = {"part": "speed", "shape": engine.shape.label, "texts": len(prompts), "tokens": tokens}
+    return row | seconds | {"vs_plain": taken["plain"] / taken["speculative"], "load": os.getloadavg()}
+
+
+def smoke(tiny: TinyFiles) -> list[object]:
+    words = ["--questions", tiny.questions, "--prompts", 2, "--tokens", 6, "--few-prompts", 2, "--few-tokens", 6]
+    return [*words, "--timed", 1, "--model", tiny.model, "--drafter", tiny.drafter, "--batch", 2]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "mlx_cpu.json")
+    parser.add_argument("--model", type=Path, help="a folder of a model (the default model if not given)")
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--shape", default="2x3:4")
+    parser.add_argument(
+        "--prompts", type=int, default=40, help="questions of the part fp32, spread over the categories"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="at most this many new tokens per text")
+    parser.add_argument("--few-prompts", type=int, default=40, help="questions of the parts q4 and bf16")
+    parser.add_argument("--few-tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=8, help="texts written at once, except in the part `speed`")
+    parser.add_argument("--timed", type=int, default=4, help="questions of the part `speed`")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    args = parse(parser, argv, smoke)
+    check_new(args.save, args.overwrite)
+    model = args.model or default_model()
+    shape = Shape.of(args.shape)
+    torch_drafter = args.drafter if args.drafter == "auto" else f"{args.drafter}+ngram"
+    own = redrafter.load(str(model), torch_drafter, device="cpu", dtype="fp32", shape=shape)
+    prompts = [own.encode(turn) for turn in first_turns(args.questions, args.prompts)]
+    few = [own.encode(turn) for turn in first_turns(args.questions, args.few_prompts)]
+    done = own.generate(prompts, max_new_tokens=args.tokens, temperature=0.0, batch_size=args.batch)
+    own_tokens_per_step = sum(c.stats.tokens - 1 for c in done) / max(1, sum(c.stats.steps for c in done))
+    own.close()
+    print("the torch engine's tokens/step", own_tokens_per_step, flush=True)
+    rows: list[dict[str, Any]] = []
+    for part in ("fp32", "q4", "bf16"):
+        if part not in args.parts and not (part == "fp32" and "speed" in args.parts):
+            continue
+        engine = load_engine(part, model, torch_drafter, args.shape)
+        if part in args.parts:
+            these, tokens = (prompts, args.tokens) if part == "fp32" else (few, args.few_tokens)
+            rows.append(compare(part, engine, these, tokens, args.batch) | {"blas": os.environ.get("LD_PRELOAD", "")})
+            print({k: v for k, v in rows[-1].items() if k != "differences"}, flush=True)
+        if part == "fp32" and "speed" in args.parts:
+            rows.append(speed(engine, prompts[:: max(1, len(prompts) // args.timed)][: args.timed], args.few_tokens))
+            print(rows[-1], flush=True)
+        engine.close()
+    texts = [r for r in rows if "equal" in r]
+    headline = {name: float(sum(r[name] for r in texts)) for name in ("texts", "equal", "ties", "wrong")}
+    if first := next((r for r in texts if r["part"] == "fp32"), None):
+        headline |= {"tokens_per_step": first["tokens_per_step"], "tokens_per_step_torch": own_tokens_per_step}
+    if timed := next((r for r in rows if r["part"] == "speed"), None):
+        headline["vs_plain"] = timed["vs_plain"]
+    write_results(args.save, headline, rows)
+    print(headline)
+
+
+if __name__ == "__main__":
+    main()
