@@ -45,6 +45,7 @@ class Stats:
     """Drafted tokens kept."""
     nodes: int = 0
     """Drafted nodes verified."""
+    prompt_tokens: int = 0
     reused: int = 0
     """Prompt tokens taken from the prompt cache instead of read."""
     prompt_seconds: float = 0.0
@@ -97,7 +98,7 @@ class Row:
         self.index, self.request = index, request
         self.ids = list(request.prompt)
         self.writer = TextWriter(tokenizer, request.stop)
-        self.stats = Stats()
+        self.stats = Stats(prompt_tokens=len(request.prompt))
 
     def take(self, tokens: list[int]) -> tuple[list[str], FinishReason | None]:
         """The text of each new token, up to where the row ends, and why it ends there."""
@@ -151,6 +152,7 @@ class Batch:
         if self.target.layers and kept.hidden:
             kept.hidden = [mx.concatenate(kept.hidden)[:reused]]
         kept.cache.trim(reused)
+        kept.ids = whole[:reused]  # should reading be interrupted
         kept.hidden += self.target.read(whole[reused:], kept.cache)
         kept.ids = whole
         row.stats.reused = reused

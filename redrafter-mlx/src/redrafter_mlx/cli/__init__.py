@@ -1,0 +1,1 @@
+"""The command `redrafter-mlx`: one file for each verb."""
