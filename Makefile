@@ -8,10 +8,13 @@ READY_SERVE := .venv/.ready-serve
 
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
+MLX := .venv-mlx/bin
+READY_MLX := .venv-mlx/.ready
+MLX_BACKEND := $(if $(filter Darwin,$(shell uname)),mlx-metal,mlx-cpu)
 CLIENTS := .venv-clients/bin
 READY_CLIENTS := .venv-clients/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short setup-clients test-clients check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -69,6 +72,21 @@ test-vllm: setup-vllm
 test-vllm-short: setup-vllm
 	REDRAFTER_PROMPTS=4 $(VLLM)/python -m pytest -W default tests/interop/test_vllm.py -k "comparison or first_turns or version or settings"
 
+# MLX on top of the packages of .venv: the tests of redrafter-mlx compare it with redrafter's torch core.
+setup-mlx: $(READY_MLX)
+$(READY_MLX): $(READY_DEV)
+	test -x $(MLX)/python || $(PYTHON) -m venv .venv-mlx
+	$(MLX)/python -m pip install --quiet -c constraints.txt --no-deps mlx $(MLX_BACKEND) mlx-lm
+	$(BIN)/python -c "import sysconfig; print('$(CURDIR)/redrafter-mlx/src\n$(CURDIR)/src', sysconfig.get_path('purelib'), sep='\n')" \
+		> $$($(MLX)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/redrafter.pth
+	touch $@
+
+test-mlx: setup-mlx
+	cd redrafter-mlx && ../$(MLX)/python -m pytest
+
+test-mlx-short: setup-mlx
+	cd redrafter-mlx && ../$(MLX)/python -m pytest -m "not long"
+
 # Frameworks as clients of the server; they get an environment of their own, too.
 setup-clients: $(READY_CLIENTS)
 $(READY_CLIENTS):
@@ -83,6 +101,7 @@ check: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	cd redrafter-mlx && ../$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: setup-dev

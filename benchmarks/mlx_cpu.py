@@ -2,7 +2,8 @@
 
     .venv-mlx/bin/python benchmarks/mlx_cpu.py          (`make setup-mlx` makes that environment)
 
-Parts: `fp32`, `q4` (4-bit weights by mlx-lm, fp32 activations), `bf16`: the default model's greedy texts in batches.
+Parts: `torch` (redrafter's own engine), `fp32`, `q4` (4-bit weights by mlx-lm, fp32 activations), `bf16`: the default
+model's greedy texts in batches. Parts can be measured in several runs; `--with` takes in the rows of earlier ones.
 A text that parts from mlx-lm's is a tie if mlx-lm's own logits of the two tokens differ by less than rounding. `speed`
 times mlx-lm and redrafter-mlx in turn, one text at a time: a rough figure, since MLX is made for Metal. MLX's Linux
 wheel brings the reference BLAS; `LD_PRELOAD=libopenblas.so.0` in front of the command makes fp32 several times faster.
@@ -14,6 +15,7 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/mlx_cpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from redrafter import Shape
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 
-PARTS = ("fp32", "q4", "bf16", "speed")
+PARTS = ("torch", "fp32", "q4", "bf16", "speed")
 ROUNDING = {"fp32": 2**-16, "q4": 2**-16, "bf16": 2**-5}
 """Difference of two logits, relative to their size, that rounding along a pass explains."""
 
@@ -126,6 +128,34 @@ def speed(engine: Any, prompts: Sequence[list[int]], tokens: int) -> dict[str, A
     return row | seconds | {"vs_plain": taken["plain"] / taken["speculative"], "load": os.getloadavg()}
 
 
+def torch_tokens_per_step(own: redrafter.Engine, prompts: Any, tokens: int, batch: int) -> dict[str, Any]:
+    """tokens/step of redrafter's torch engine on the same prompts, with the same shape."""
+    done = own.generate(prompts, max_new_tokens=tokens, temperature=0.0, batch_size=batch)
+    gained = sum(c.stats.tokens - 1 for c in done)
+    return {"prompts": len(prompts), "tokens": tokens, "tokens_per_step": gained / sum(c.stats.steps for c in done)}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of another run's file, each with the command and the commit that measured it."""
+    result = json.loads(path.read_text())
+    return [{name: result[name] for name in ("command", "commit", "date")} | row for row in result["rows"]]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The headline: texts of all parts; tokens/step in fp32 of both engines; speed."""
+    texts = [r for r in rows if "equal" in r]
+    headline = {name: float(sum(r[name] for r in texts)) for name in ("texts", "equal", "ties", "wrong")}
+    by_part = {r["part"]: r for r in rows}
+    for name, part, value in (
+        ("tokens_per_step", "fp32", "tokens_per_step"),
+        ("tokens_per_step_torch", "torch", "tokens_per_step"),
+        ("vs_plain", "speed", "vs_plain"),
+    ):
+        if part in by_part:
+            headline[name] = by_part[part][value]
+    return headline
+
+
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--questions", tiny.questions, "--prompts", 2, "--tokens", 6, "--few-prompts", 2, "--few-tokens", 6]
     return [*words, "--timed", 1, "--model", tiny.model, "--drafter", tiny.drafter, "--batch", 2]
@@ -145,19 +175,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8, help="texts written at once, except in the part `speed`")
     parser.add_argument("--timed", type=int, default=4, help="questions of the part `speed`")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--with", dest="others", nargs="+", type=Path, default=[], help="take in rows of other runs")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
+    rows = [row for other in args.others for row in rows_of(other)]
     model = args.model or default_model()
-    shape = Shape.of(args.shape)
     torch_drafter = args.drafter if args.drafter == "auto" else f"{args.drafter}+ngram"
-    own = redrafter.load(str(model), torch_drafter, device="cpu", dtype="fp32", shape=shape)
+    own = redrafter.load(str(model), torch_drafter, device="cpu", dtype="fp32", shape=Shape.of(args.shape))
     prompts = [own.encode(turn) for turn in first_turns(args.questions, args.prompts)]
     few = [own.encode(turn) for turn in first_turns(args.questions, args.few_prompts)]
-    done = own.generate(prompts, max_new_tokens=args.tokens, temperature=0.0, batch_size=args.batch)
-    own_tokens_per_step = sum(c.stats.tokens - 1 for c in done) / max(1, sum(c.stats.steps for c in done))
+    if "torch" in args.parts:
+        rows.append(
+            {"part": "torch", "shape": args.shape} | torch_tokens_per_step(own, prompts, args.tokens, args.batch)
+        )
+        print(rows[-1], flush=True)
     own.close()
-    print("the torch engine's tokens/step", own_tokens_per_step, flush=True)
-    rows: list[dict[str, Any]] = []
     for part in ("fp32", "q4", "bf16"):
         if part not in args.parts and not (part == "fp32" and "speed" in args.parts):
             continue
@@ -170,13 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append(speed(engine, prompts[:: max(1, len(prompts) // args.timed)][: args.timed], args.few_tokens))
             print(rows[-1], flush=True)
         engine.close()
-    texts = [r for r in rows if "equal" in r]
-    headline = {name: float(sum(r[name] for r in texts)) for name in ("texts", "equal", "ties", "wrong")}
-    if first := next((r for r in texts if r["part"] == "fp32"), None):
-        headline |= {"tokens_per_step": first["tokens_per_step"], "tokens_per_step_torch": own_tokens_per_step}
-    if timed := next((r for r in rows if r["part"] == "speed"), None):
-        headline["vs_plain"] = timed["vs_plain"]
-    write_results(args.save, headline, rows)
+    write_results(args.save, headline := summary(rows), rows)
     print(headline)
 
 

@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/benchmarks.md",
     ROOT / "docs/vllm.md",
+    ROOT / "docs/mlx.md",
     ROOT / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md",
 ]
 

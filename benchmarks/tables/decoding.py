@@ -232,6 +232,29 @@ def vllm(result: Result) -> str:
     return "\n".join(lines)
 
 
+def mlx(result: Result) -> str:
+    """Texts compared with mlx-lm's own, by precision; then speed, where it was measured."""
+    names = {"fp32": "fp32", "q4": "4-bit weights, fp32 activations", "bf16": "bf16"}
+    torch = next((f"{r['tokens_per_step']:.3f}" for r in result["rows"] if r["part"] == "torch"), "")
+    lines = [
+        "| target | beam | texts, tokens | equal | ties | wrong | tokens/step | torch engine |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        if r["part"] in names:
+            counts = f"{r['texts']} × {r['tokens']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']}"
+            own = f"{r['tokens_per_step']:.3f} | {torch if r['part'] == 'fp32' else ''}"
+            lines.append(f"| {names[r['part']]} | {r['shape']} | {counts} | {own} |")
+    for r in result["rows"]:
+        if r["part"] == "speed":
+            busy = f"; the machine was not idle (load average {r['load'][0]:.1f})" if r["load"][0] > 3 else ""
+            lines += [
+                "",
+                f"Speed over plain mlx-lm in fp32, one text at a time: {r['vs_plain']:.2f}× (a rough figure{busy}).",
+            ]
+    return "\n".join(lines)
+
+
 def refactor(result: Result) -> str:
     """The same work before and after a change of the code, both versions taking turns."""
     names = {

@@ -120,7 +120,7 @@ def redrafter(
         (
             f"Table 4, on-device, 7B ({FASTER})",
             "M1 Max 1.32×, 2.15 (W = 1); M2 Ultra 1.52×, 2.44 (W = 3)",
-            "not measured: needs Apple silicon and MLX. Two CPU cores, SmolLM2-135M: "
+            "not measured: needs Apple silicon, where `redrafter-mlx bench` measures it. Two CPU cores, SmolLM2-135M: "
             f"{cpu['headline']['vs_own_plain']:.2f}×, {cpu['headline']['tokens_per_step']:.2f} (W = 3)",
             "`benchmarks/cpu.py`",
             json("cpu"),
@@ -161,8 +161,8 @@ def redrafter(
         (
             "Figure 7, beam width × length on M1 Max and M2 Ultra",
             "a plot: best at W = 1 (M1 Max) and W = 3 (M2 Ultra)",
-            "not measured: needs Apple silicon; `redrafter tune` measures such a grid on the machine at hand",
-            "`redrafter tune`",
+            "not measured: needs Apple silicon, where `redrafter-mlx bench` measures this grid",
+            "`redrafter-mlx bench`",
             "",
         ),
     )

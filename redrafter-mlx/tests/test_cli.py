@@ -65,6 +65,7 @@ def test_chat(tiny, capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
+@pytest.mark.long
 def test_tune_decides_what_runs(tiny, capsys, monkeypatch):
     name = f"{tiny.drafter}+ngram"
     assert main(["tune", *words(tiny, "--shapes", "1x1", "2x2:3", "--tokens", "4", "--prompts", "1")]) == 0
@@ -80,6 +81,7 @@ def test_tune_decides_what_runs(tiny, capsys, monkeypatch):
     assert api.load(str(tiny.model), drafter=name, shape="3x1")[0].shape.width == 3
 
 
+@pytest.mark.long
 def test_bench(tiny, capsys, tmp_path):
     out = tmp_path / "bench.json"
     sizes = ["--widths", "1", "--lengths", "2", "--tokens", "4", "--precisions", "fp16", "4bit", "--out", str(out)]

@@ -36,8 +36,16 @@ def all_equal(target, shape=SHAPE, **options):
     return plain
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", FAMILIES)
+SHORT = (("llama", 1.0), ("gemma3", 0.0), ("mistral-window", 0.0), ("mixtral", 1.0), ("phi3", 0.0))
+"""What the short form of the tests keeps of the matrix."""
+MATRIX = [
+    pytest.param(family, temperature, marks=() if (family, temperature) in SHORT else pytest.mark.long)
+    for family in FAMILIES
+    for temperature in (0.0, 1.0)
+]
+
+
+@pytest.mark.parametrize(("family", "temperature"), MATRIX)
 def test_every_family(family, temperature):
     model = make_model(family)
     target = Target(model)
@@ -69,7 +77,7 @@ def test_sampling_options(options):
     target.release()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_quantised_models(bits):
     """mlx-lm's own quantisation; the drafter's head uses the quantised rows."""
     model = make_model(fresh=True)
@@ -82,6 +90,7 @@ def test_quantised_models(bits):
     assert target.identity()["signs"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_half_precision(dtype):
     """Texts may part where two tokens' scores are closer than rounding: most of them are equal."""

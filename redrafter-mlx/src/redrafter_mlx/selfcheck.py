@@ -66,14 +66,19 @@ def _tree_gap(target: Target) -> float:
     for row, length in enumerate(lengths):
         target.read(tokens[row][:length], caches[row])
     both, _ = pack_beam(beam, last)
+    nodes = both.tokens.tolist()
+    alone: dict[tuple[int, ...], mx.array] = {}  # (row, *path) -> logits
+    for row, length in enumerate(lengths):
+        for path in _paths(both, row):
+            whole = tokens[row][:length] + [nodes[row][node] for node in path]
+            logits = target.model(mx.array([whole]), cache=make_prompt_cache(target.model))
+            alone[row, *path] = logits[0, length:]
     gap = 0.0
     for trees, cache, rows in ((_row(both, 0), caches[0], [0]), (both, TreeCache.joined(caches), [0, 1])):
-        logits, _ = target.verify(trees, cache)
+        found, _ = target.verify(trees, cache)
         for place, row in enumerate(rows):
             for path in _paths(both, row):
-                whole = tokens[row][: lengths[row]] + [both.tokens[row].tolist()[node] for node in path]
-                alone = target.model(mx.array([whole]), cache=make_prompt_cache(target.model))[0, lengths[row] :]
-                gap = max(gap, relative_gap(alone, logits[place][mx.array(path)]))
+                gap = max(gap, relative_gap(alone[row, *path], found[place][mx.array(path)]))
     return gap
 
 
