@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401
+
 torch.set_num_threads(1)
 
 

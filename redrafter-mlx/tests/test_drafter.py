@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import to_mlx
+from conftest import to_mlx, to_numpy
 
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.config import Shape as TorchShape
@@ -109,7 +109,7 @@ def step_through(oracle, own, target, temperature, same, shape):
 
 def masked(tree, name):
     """Empty nodes have no meaning: zeros in both."""
-    valid, value = np.array(tree.valid), np.array(getattr(tree, name))
+    valid, value = to_numpy(tree.valid), to_numpy(getattr(tree, name))
     return (valid if value.ndim == 2 else valid[..., None]), value, 0
 
 

@@ -128,24 +128,16 @@ class TreeCache:
 
         Sources and destinations overlap, so all of them are read before any is written.
         """
-        start, longest = self.layout.start, max(len(path) for path in paths)
-        moves = [
-            (start + node, length + i)
-            for path, length in zip(paths, self.lengths, strict=True)
-            for i, node in enumerate(path)
-        ]
-        if any(source != destination for source, destination in moves):
-            filled = [[*path, *[path[-1]] * (longest - len(path))] for path in paths]  # the last move is repeated
-            places = [
-                [length + min(i, len(path) - 1) for i in range(longest)]
-                for path, length in zip(paths, self.lengths, strict=True)
-            ]
-            source = start + mx.array(filled)[:, None, :, None]
-            destination = mx.array(places)[:, None, :, None]
+        count = max(len(path) for path in paths)  # a shorter path repeats its last move
+        rows = list(zip(paths, self.lengths, strict=True))
+        sources = [[self.layout.start + path[min(i, len(path) - 1)] for i in range(count)] for path in paths]
+        places = [[length + min(i, len(path) - 1) for i in range(count)] for path, length in rows]
+        if sources != places:
+            source, destination = (mx.array(slots)[:, None, :, None] for slots in (sources, places))
             for layer in self.layers:
                 layer.keys = moved(layer.keys, source, destination)
                 layer.values = moved(layer.values, source, destination)
-        self.layout.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
+        self.layout.lengths = [length + len(path) for path, length in rows]
 
     def trim(self, length: int) -> None:
         """Forget all but the first tokens of the only row."""

@@ -1,0 +1,34 @@
+"""The same model, drafter, shape and seed: the same text in the same steps in MLX and in redrafter's torch engine."""
+
+import pytest
+
+import redrafter
+import redrafter_mlx
+from benchmarks.smoke import TinyFiles
+
+PROMPTS = ["Why is the sky blue?", "aaaaabaaaaab", "x"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}],
+    ids=str,
+)
+@pytest.mark.parametrize("ngrams", [True, False])
+def test_texts_and_steps(options, ngrams):
+    tiny = TinyFiles.shared()
+    drafter = f"{tiny.drafter}+ngram" if ngrams else str(tiny.drafter)
+    shape = redrafter.Shape(width=2, length=3, nodes=4)
+    with redrafter.load(str(tiny.model), drafter, device="cpu", dtype="fp32", shape=shape) as oracle:
+        expected = oracle.generate(PROMPTS, max_new_tokens=20, seed=[1, 2, 3], **options)
+    engine, _ = redrafter_mlx.load(str(tiny.model), drafter=drafter, shape="2x3:4")
+    found = engine.generate(PROMPTS, max_new_tokens=20, seed=[1, 2, 3], **options)
+    for own, other in zip(found, expected, strict=True):
+        assert own.tokens == other.tokens
+        assert own.text == other.text
+        assert own.finish_reason == other.finish_reason
+        assert (own.stats.steps, own.stats.accepted, own.stats.nodes) == (
+            other.stats.steps,
+            other.stats.accepted,
+            other.stats.nodes,
+        )
