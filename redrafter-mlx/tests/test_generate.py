@@ -152,7 +152,7 @@ def test_options_of_mlx_lm_that_have_other_words(option, spoken):
         redrafter_mlx.generate(Engine(spoken, NoDrafter()), spoken.tokenizer, "Hi", **{option: object()})
 
 
-def test_what_is_refused(spoken, target, tmp_path):
+def test_what_is_refused(spoken, target, tmp_path, monkeypatch):
     made = Engine(spoken, NoDrafter())
     for wrong, message in (
         ({"max_new_tokens": 0}, "at least 1"),
@@ -172,6 +172,10 @@ def test_what_is_refused(spoken, target, tmp_path):
         Engine(target, NoDrafter()).generate("Hi")
     with pytest.raises(ConfigError, match="role"):
         made.generate([{"content": "x"}])
+    with monkeypatch.context() as patch:
+        patch.setattr(spoken.tokenizer._tokenizer, "chat_template", "{{ raise_exception('no system role') }}")
+        with pytest.raises(ConfigError, match="refuses the messages: no system role"):
+            made.generate([{"role": "system", "content": "x"}])
     with pytest.raises(ConfigError, match=r"what redrafter_mlx\.load returns"):
         redrafter_mlx.generate(spoken.model, spoken.tokenizer, "Hi")
     with pytest.raises(ModelNotFound, match="cannot find the model"):
@@ -233,7 +237,8 @@ def test_models_that_cannot_verify_trees(module, options, message):
 def test_a_model_is_handed_back_as_it_came():
     model = make_model(fresh=True)
     kinds = [type(m) for _, m in model.named_modules()]
-    made = api.wrap(model, drafter="ngram")
+    made = api.wrap(model, byte_tokenizer(), drafter="ngram")
+    assert isinstance(made.target.tokenizer, TokenizerWrapper)
     made.target.record((0, 1, -1))
     assert [type(m) for _, m in model.named_modules()] != kinds
     made.close()

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 from mlx_lm.generate import GenerationResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx import profiles, selfcheck
 from redrafter_mlx.config import Shape
@@ -55,6 +56,8 @@ def wrap(
     shape: Shape | str | None = None,
 ) -> Engine:
     """An engine around a model that mlx-lm has loaded. `Engine.close` hands the model back as it came."""
+    if tokenizer is not None and not isinstance(tokenizer, TokenizerWrapper):
+        tokenizer = TokenizerWrapper(tokenizer)
     target = Target(model, tokenizer, name)
     try:
         selfcheck.check(target)

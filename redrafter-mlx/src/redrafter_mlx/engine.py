@@ -51,14 +51,16 @@ class Engine:
         elif isinstance(prompt, str):
             special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
             ids = list(tokenizer.encode(prompt, add_special_tokens=special))
-        elif getattr(tokenizer, "chat_template", None) is None:
+        elif not tokenizer.has_chat_template:
             raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
         else:
             for message in prompt:
                 if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                     raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
-            made = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False)
-            ids = list(made)
+            try:
+                ids = list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True))
+            except Exception as error:  # a template may raise anything
+                raise ConfigError(f"the chat template of {self.target.name} refuses the messages: {error}") from error
         require(len(ids) >= 1, "the prompt is empty: it has no token")
         for token in ids:
             require(0 <= token < self.target.vocab_size, f"token {token} is outside the target's vocabulary")

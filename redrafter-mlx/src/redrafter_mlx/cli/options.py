@@ -58,5 +58,4 @@ def open_engine(args: argparse.Namespace) -> Any:
 
 def as_prompt(engine: Any, text: str, raw: bool) -> Any:
     """A chat message where the model has a chat template, else plain text."""
-    has_template = getattr(engine.target.tokenizer, "chat_template", None) is not None
-    return text if raw or not has_template else [{"role": "user", "content": text}]
+    return text if raw or not engine.target.tokenizer.has_chat_template else [{"role": "user", "content": text}]
