@@ -39,12 +39,11 @@ ROUNDING = {"fp32": 2**-16, "q4": 2**-16, "bf16": 2**-5}
 def load_engine(part: str, model: Path, drafter: str, shape: str) -> Any:
     """redrafter-mlx around the model in fp32, in 4-bit weights with fp32 activations, or in bf16."""
     import mlx.core as mx
-    import mlx_lm
     from mlx_lm.utils import quantize_model
 
-    from redrafter_mlx.api import wrap
+    from redrafter_mlx.api import load_model, wrap
 
-    loaded, tokenizer, config = mlx_lm.load(str(model), return_config=True)
+    loaded, tokenizer, config = load_model(str(model))
     loaded.set_dtype(mx.bfloat16 if part == "bf16" else mx.float32)
     if part == "q4":
         loaded, _ = quantize_model(loaded, config, group_size=32, bits=4)

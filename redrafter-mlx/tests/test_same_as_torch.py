@@ -1,5 +1,8 @@
 """The same model, drafter, shape and seed: the same text in the same steps in MLX and in redrafter's torch engine."""
 
+import json
+import shutil
+
 import pytest
 
 import redrafter
@@ -32,3 +35,20 @@ def test_texts_and_steps(options, ngrams):
             other.stats.accepted,
             other.stats.nodes,
         )
+
+
+def test_the_rotary_base_of_transformers_5(tmp_path):
+    """transformers 5 writes the base where mlx-lm's Llama does not look; with the default base the text differs."""
+    tiny = TinyFiles.shared()
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"]["rope_theta"] == 10000.0
+    before, _ = redrafter_mlx.load(str(folder), drafter="none")
+    config["rope_parameters"]["rope_theta"] = 20.0
+    (folder / "config.json").write_text(json.dumps(config))
+    with redrafter.load(str(folder), "none", device="cpu", dtype="fp32") as oracle:
+        expected = oracle.generate(PROMPTS[0], max_new_tokens=20, temperature=0.0).tokens
+    engine, _ = redrafter_mlx.load(str(folder), drafter="none")
+    assert engine.generate(PROMPTS[0], max_new_tokens=20).tokens == expected
+    assert before.generate(PROMPTS[0], max_new_tokens=20).tokens != expected

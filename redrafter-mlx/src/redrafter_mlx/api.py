@@ -32,7 +32,7 @@ def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None,
     shape: a `Shape` or a text such as "2x3:4"; by default what `redrafter-mlx tune` found, else the drafter's own.
     """
     try:
-        loaded, tokenizer = mlx_lm.load(model, **options)[:2]
+        loaded, tokenizer, _ = load_model(model, **options)
     except RedrafterError:
         raise
     except Exception as error:  # of mlx-lm, huggingface_hub, transformers: any
@@ -45,6 +45,25 @@ def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None,
             raise UnsupportedTarget(f"mlx-lm cannot run {model} ({reason})") from error
         raise CorruptCheckpoint(f"mlx-lm cannot load {model} ({reason})") from error
     return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=shape), tokenizer
+
+
+def load_model(model: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """mlx-lm's model, tokenizer and config, with the rotary base that a config of transformers 5 names.
+
+    transformers 5 writes `rope_theta` inside `rope_parameters`, where many of mlx-lm's models do not look: they would
+    use the default base and write another text than the model's own.
+    """
+    loaded, tokenizer, config = mlx_lm.load(model, return_config=True, **options | {"lazy": True})
+    rotary = config.get("rope_parameters")
+    if isinstance(rotary, dict) and "rope_theta" in rotary and "rope_theta" not in config:
+        moved = {"rope_theta": rotary["rope_theta"]}
+        if rotary.get("rope_type", "default") != "default":
+            moved["rope_scaling"] = rotary
+        own = moved | (options.get("model_config") or {})
+        options = options | {"lazy": True, "model_config": own}
+        loaded, tokenizer, config = mlx_lm.load(model, return_config=True, **options)
+    mx.eval(loaded.parameters())
+    return loaded, tokenizer, config
 
 
 def wrap(
