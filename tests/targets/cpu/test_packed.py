@@ -96,6 +96,19 @@ def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
                 assert torch.equal(seen[:length], states[row, :length])
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind):
+    target, text = packed(kind), torch.arange(75)[None] % VOCAB
+    wanted = one_by_one(target, text[0])[1]
+    for pieces in ((75,), (40, 35), (3, 20, 33, 19)):
+        cache, found, at = KVCache(slots=75), [], 0
+        for length in pieces:
+            last = torch.tensor([length - 1])
+            found.append(target.read(text[:, at : at + length], at, cache, LAYERS, last)[1])
+            at += length
+        assert torch.equal(torch.cat(found, 1)[0], wanted)
+
+
 def one_by_one(target, text):
     """Plain decoding of a text: logits and hidden states of every token."""
     cache, found = KVCache(slots=len(text)), []

@@ -1,8 +1,9 @@
 // Attention of one token over the slots that it sees.
 //
 // The visible slots are numbered in the order of their tokens' positions, 0, 1, 2, ..., wherever in the KV cache they
-// lie. All sums go by these numbers. So a token's result has the same bits as a tree node beside others and in plain
-// decoding, where its ancestors lie in other slots.
+// lie. All sums go by these numbers, or in a layer with a window, where the first visible position is not 0, by position.
+// So a token's result has the same bits as a tree node beside others and in plain decoding, where its ancestors lie in
+// other slots.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -12,9 +13,13 @@
 // Visible slots: first, first + 1, ..., first + count - 1, and then the slots of `more`.
 struct Seen {
   long first = 0, count = 0;
+  long skipped = 0;  // numbers below 16 that no visible slot has, so that numbers and positions agree modulo 16
   std::vector<long> more;
-  long size() const { return count + (long)more.size(); }
-  long slot(long i) const { return i < count ? first + i : more[i - count]; }
+  long size() const { return skipped + count + (long)more.size(); }
+  long slot(long i) const {
+    i = i < skipped ? 0 : i - skipped;
+    return i < count ? first + i : more[i - count];
+  }
   void add(long slot) {
     if (count == 0 && more.empty()) first = slot;
     if (more.empty() && slot == first + count) count++;
@@ -44,6 +49,7 @@ static void attend(const float* const* q, const float* keys, const float* values
   float by[Q];
   for (int h = 0; h < Q; h++) {
     float* own = scores + h * room;
+    for (long s = 0; s < seen.skipped; s++) own[s] = -INFINITY;
     for (long s = total; s % LANES; s++) own[s] = -INFINITY;
     vec most = load(own);
     for (long s = LANES; s < total; s += LANES) most = max(most, load(own + s));
@@ -52,6 +58,7 @@ static void attend(const float* const* q, const float* keys, const float* values
     for (long s = 0; s < total; s += LANES) {
       vec e = exp(load(own + s) - peak);
       store(own + s, e);
+      for (long i = s; i < seen.skipped; i++) own[i] = 0;
       for (long i = total - s; i < LANES; i++) own[s + i] = 0;
       weight = weight + load(own + s);
     }
@@ -61,8 +68,8 @@ static void attend(const float* const* q, const float* keys, const float* values
     vec found[Q];
     for (int h = 0; h < Q; h++) found[h] = zero();
     const float* value = values + seen.first * size + d;
-    for (long s = 0; s < total; s++, value += size) {
-      if (s >= seen.count) value = values + seen.slot(s) * size + d;
+    for (long s = seen.skipped; s < total; s++, value += size) {
+      if (s >= seen.skipped + seen.count) value = values + seen.slot(s) * size + d;
       vec v = load(value);
       for (int h = 0; h < Q; h++) found[h] = fma(v, all(scores[h * room + s]), found[h]);
     }

@@ -2,7 +2,8 @@
 // few inputs. A tile holds everything that its weights need, so a product reads one stream of memory.
 //
 // Each format says how a tile becomes vectors of 16 weights without scale (`weight`), and how the sum of a tile's products
-// is scaled and added to the result (`add`): scale · sum(value · x) + (minimum - zero · scale) · sum(x).
+// is scaled and added to the result (`add`): scale · sum(value · x) + (minimum - zero · scale) · sum(x). The sum of x comes
+// in halves, of 16 inputs each.
 #pragma once
 #include "vector.h"
 
@@ -11,6 +12,10 @@ struct Matrix {  // the same fields in the same order as in library.py
   long rows, columns;  // of the model: the last group and the last tile may be filled up with zeros
   long tiles;          // in a group
   long format;         // an index into FORMATS of library.py
+};
+
+struct By {
+  vec scale, least;
 };
 
 INLINE vec scales(const uint16_t* x) { return halves(x); }
@@ -37,10 +42,11 @@ struct Four {
     return to_floats(w);
 #endif
   }
-  INLINE vec add(const Tile& t, vec part, float total, vec sum) {
-    if (ZERO) part = fma(all(-(float)ZERO), all(total), part);
-    sum = fma(part, scales(t.by), sum);
-    return MINIMUM ? fma(scales(t.least), all(total), sum) : sum;
+  INLINE By by(const Tile& t) { return {scales(t.by), MINIMUM ? scales(t.least) : zero()}; }
+  INLINE vec add(By by, vec part, const float* halves, vec sum) {
+    if (ZERO) part = fma(all(-(float)ZERO), all(halves[1]), fma(all(-(float)ZERO), all(halves[0]), part));
+    sum = fma(part, by.scale, sum);
+    return MINIMUM ? fma(by.least, all(halves[1]), fma(by.least, all(halves[0]), sum)) : sum;
   }
   static float value(const Tile& t, long row, long input) {
     float w = scale(t.by[row]) * (float)((int)(t.word[input / 8][row] >> (input % 8 * 4) & 15) - ZERO);
@@ -67,9 +73,11 @@ struct Eight {
     EACH w.part[i] = w.part[i] << (24 - 8 * at) >> 24;
     return to_floats(w);
   }
-  INLINE vec add(const Tile& t, vec part, float total, vec sum) {
-    sum = fma(part, scales(t.by), sum);
-    return MINIMUM ? fma(scales(t.least), all(total), sum) : sum;
+  INLINE By by(const Tile& t) { return {scales(t.by), MINIMUM ? scales(t.least) : zero()}; }
+  INLINE vec add(By by, vec part, const float* halves, vec sum) {
+    static_assert(!MINIMUM || GROUP == 32);
+    sum = fma(part, by.scale, sum);
+    return MINIMUM ? fma(by.least, all(halves[1]), fma(by.least, all(halves[0]), sum)) : sum;
   }
   static float value(const Tile& t, long row, long input) {
     float w = scale(t.by[row]) * (float)(int8_t)(t.word[input / 4][row] >> (input % 4 * 8));
@@ -92,7 +100,8 @@ struct Float {
   static constexpr long WORDS = 16, EACH_WORD = 2;
   INLINE const Number* word(const Tile& t, long c) { return t.number[2 * c]; }
   INLINE vec weight(const Number* w, int at) { return LOAD(w + at * LANES); }
-  INLINE vec add(const Tile&, vec part, float, vec sum) { return sum + part; }
+  INLINE By by(const Tile&) { return {zero(), zero()}; }
+  INLINE vec add(By, vec part, const float*, vec sum) { return sum + part; }
   static float value(const Tile& t, long row, long input) { return ONE(t.number[input][row]); }
 };
 static inline vec load_fp32(const float* x) { return load(x); }

@@ -1,9 +1,12 @@
 // A whole pass of a decoder-only model in one call: embedding, layers, final norm, output embedding.
 //
 // What is computed for one token and one output depends neither on the other tokens nor on how threads share the work.
+#include <algorithm>
+
 #include "arithmetic.h"
 #include "attention.h"
 #include "model.h"
+#include "prompt_attention.h"
 #include "team.h"
 
 namespace {
@@ -33,8 +36,10 @@ Seen seen_by(const Pass& p, long row, long node, long window) {
     long last = p.slots[token];
     found.first = window && last + 1 > window ? last + 1 - window : 0;
     found.count = last + 1 - found.first;
+    found.skipped = found.first % LANES;
     return found;
   }
+  if (window && own >= window) found.skipped = (own + 1 - window) % LANES;
   const uint8_t* visible = p.visible + row * p.visible_row + node * p.visible_step;
   for (long s = 0; s < p.extent; s++) {
     long at = p.key_positions ? p.key_positions[row * p.extent + s] : s;
@@ -61,7 +66,7 @@ class Runner {
     Team team(8 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
-      std::vector<float> part(2 * tokens * LANES), scores(room);
+      std::vector<float> part(2 * tokens * LANES), scores(std::max(room, whole_prompts() ? prompt_room(longest, m.size) : 0L));
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
       member.share(kept.tokens, [&](long i) { kept.put(i, 0, &out[p.kept[i] * m.hidden], m.hidden); });
@@ -77,20 +82,34 @@ class Runner {
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
 
+  // work(group, span) for `count` groups of outputs and every block of tokens. Block after block, so that the activations
+  // of a block stay in the L1 cache.
+  template <typename Work>
+  void products(Team::Member& member, long count, Work work) {
+    member.share(count * blocks(tokens), [&](long u) { work(u % count, block(tokens, u / count)); });
+  }
+
   void layer(Team::Member& member, long index, float* part, float* scores) {
     const Layer& l = m.layers[index];
     long q_groups = groups(l.q), k_groups = groups(l.k), heads = tokens * m.kv_heads;
-    member.share(q_groups + k_groups + groups(l.v), [&](long g) {
-      if (g < q_groups) outputs(l.q, g, normed, l.q_bias, q.get(), part);
-      else if (g < q_groups + k_groups) outputs(l.k, g - q_groups, normed, l.k_bias, k.get(), part);
-      else outputs(l.v, g - q_groups - k_groups, normed, l.v_bias, v.get(), part);
+    products(member, q_groups + k_groups + groups(l.v), [&](long g, Span span) {
+      if (g < q_groups) outputs(l.q, g, normed, span, l.q_bias, q.get(), part);
+      else if (g < q_groups + k_groups) outputs(l.k, g - q_groups, normed, span, l.k_bias, k.get(), part);
+      else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     });
     member.share(heads, [&](long u) { store_keys(l, index, u); });
-    member.share(heads, [&](long u) { attention(l, index, u, scores); });
-    member.share(groups(l.o), [&](long g) { outputs(l.o, g, found, l.o_bias, out.get(), part); });
+    if (whole_prompts()) {
+      long parts = (p.nodes + TOGETHER - 1) / TOGETHER;
+      member.share(p.rows * parts * m.heads, [&](long u) {
+        prompt_attention(l, index, u / m.heads / parts, u / m.heads % parts * TOGETHER, u % m.heads, scores);
+      });
+    } else {
+      member.share(heads, [&](long u) { attention(l, index, u, scores); });
+    }
+    products(member, groups(l.o), [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); });
     member.share(tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
-    member.share(groups(l.gate), [&](long g) { mlp(l, g, part); });
-    member.share(groups(l.down), [&](long g) { outputs(l.down, g, inner, nullptr, out.get(), part); });
+    products(member, groups(l.gate), [&](long g, Span span) { mlp(l, g, span, part); });
+    products(member, groups(l.down), [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); });
     member.share(tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
   }
 
@@ -153,14 +172,30 @@ class Runner {
     found.put(t, h * width, made, width);
   }
 
-  void mlp(const Layer& l, long g, float* part) {
-    float* second = part + tokens * LANES;
-    product(l.gate, g, normed, part);
-    product(l.up, g, normed, second);
+  bool whole_prompts() const { return !p.visible && p.nodes >= LANES; }
+
+  // One head of up to TOGETHER tokens of a row, the token `node` and on.
+  void prompt_attention(const Layer& l, long index, long row, long node, long head, float* scratch) {
+    long from = row * p.nodes + node, count = p.nodes - node < TOGETHER ? p.nodes - node : TOGETHER;
+    long at = row * p.row_step + head / (m.heads / m.kv_heads) * p.head_step, width = m.heads * m.size;
+    long first[TOGETHER], last[TOGETHER];
+    for (long t = 0; t < count; t++) {
+      const Seen& seen = (l.window ? near : far)[from + t];
+      first[t] = seen.first, last[t] = seen.first + seen.count - 1;
+    }
+    const float* made = attend_prompt(&q[from * width + head * m.size], width, count, p.keys[index] + at,
+                                      p.values[index] + at, m.size, first, last, m.scale, scratch);
+    for (long t = 0; t < count; t++) found.put(from + t, head * m.size, made + t * m.size, m.size);
+  }
+
+  void mlp(const Layer& l, long g, Span span, float* part) {
+    float* second = part + (span.to - span.from) * LANES;
+    product(l.gate, g, normed, span, part);
+    product(l.up, g, normed, span, second);
     long from = g * LANES, count = m.middle - from < LANES ? m.middle - from : LANES;
-    for (long t = 0; t < tokens; t++) {
+    for (long t = span.from; t < span.to; t++, part += LANES, second += LANES) {
       float made[LANES];
-      store(made, gated(load(part + t * LANES), m.gate) * load(second + t * LANES));
+      store(made, gated(load(part), m.gate) * load(second));
       inner.put(t, from, made, count);
     }
   }

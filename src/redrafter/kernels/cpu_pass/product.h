@@ -19,25 +19,55 @@ struct Rows {
   void put(long token, long from, const float* v, long count) {
     for (long k = from; k < from + count; k += LANES, v += LANES) {
       long half = (k / TILE * tokens + token) * 2 + k / LANES % 2, left = from + count - k;
-      memcpy(&x[half * LANES], v, (left < LANES ? left : LANES) * sizeof(float));
+      if (left >= LANES) store(&x[half * LANES], load(v));
+      else memcpy(&x[half * LANES], v, left * sizeof(float));
       totals[half] = sum(load(&x[half * LANES]));
     }
   }
 };
 
-// 16 outputs of every token: group `group` of the matrix -> y (tokens, 16). A token's result does not depend on the
-// other tokens: tiles are added in order, by the same operations, however many tokens there are.
-void product(const Matrix& matrix, long group, const Rows& input, float* y);
+// Neighbouring tokens of a pass.
+struct Span {
+  long from, to;
+};
+
+// Tokens that are multiplied together: their sums fit into registers, two vectors for each token, and some for weights.
+#if defined(__AVX512F__)
+constexpr long MOST = 8;
+#elif !defined(PORTABLE)
+constexpr long MOST = 4;
+#else
+constexpr long MOST = 2;
+#endif
+// Blocks have nearly the same size: nine tokens are five and four, not eight and one.
+INLINE long blocks(long tokens) { return (tokens + MOST - 1) / MOST; }
+INLINE Span block(long tokens, long i) { return {tokens * i / blocks(tokens), tokens * (i + 1) / blocks(tokens)}; }
+
+// 16 outputs of some tokens: group `group` of the matrix -> y (tokens of the span, 16). A token's result does not depend
+// on the other tokens: tiles are added in order, by the same operations, however many tokens there are.
+void product(const Matrix& matrix, long group, const Rows& input, Span tokens, float* y);
+static inline void product(const Matrix& matrix, long group, const Rows& input, float* y) {
+  product(matrix, group, input, {0, input.tokens}, y);
+}
 
 // One row of a matrix in fp32.
 void matrix_row(const Matrix& matrix, long row, float* y);
 
 INLINE long groups(const Matrix& w) { return (w.rows + LANES - 1) / LANES; }
 
-// Outputs 16 · group and on of every token -> y (tokens, the matrix's rows). `part` has room for (tokens, 16).
-static inline void outputs(const Matrix& w, long group, const Rows& input, const float* bias, float* y, float* part) {
-  product(w, group, input, part);
+// Outputs 16 · group and on of some tokens -> y (all tokens, the matrix's rows). `part` has room for (span, 16).
+static inline void outputs(const Matrix& w, long group, const Rows& input, Span tokens, const float* bias, float* y,
+                           float* part) {
+  product(w, group, input, tokens, part);
   long from = group * LANES, count = w.rows - from < LANES ? w.rows - from : LANES;
-  for (long t = 0; t < input.tokens; t++)
-    for (long i = 0; i < count; i++) y[t * w.rows + from + i] = part[t * LANES + i] + (bias ? bias[from + i] : 0.0f);
+  const bool whole = count == LANES;
+  const vec more = whole && bias ? load(bias + from) : zero();
+  for (long t = tokens.from; t < tokens.to; t++, part += LANES) {
+    float* own = y + t * w.rows + from;
+    if (whole) store(own, load(part) + more);
+    else for (long i = 0; i < count; i++) own[i] = part[i] + (bias ? bias[from + i] : 0.0f);
+  }
+}
+static inline void outputs(const Matrix& w, long group, const Rows& input, const float* bias, float* y, float* part) {
+  outputs(w, group, input, {0, input.tokens}, bias, y, part);
 }

@@ -107,13 +107,22 @@ INLINE vec as_floats(ivec x) {  // the same bits
   return y;
 }
 
-// Sixteen numbers added in pairs: the order is fixed.
+// Sixteen numbers added in pairs: i and i + 8, then i and i + 4, i + 2, i + 1.
 INLINE float sum(vec x) {
-  float v[LANES];
-  store(v, x);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) v[i] += v[i + width];
-  return v[0];
+#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__)
+  __m512 v = (__m512)x.part[0];
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+#else
+  __m256 eight = (__m256)(x.part[0] + x.part[1]);
+#endif
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+  floats four = (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
 }
 // The sums of sixteen vectors, each added in the same order as by `sum`.
 INLINE vec sums(const vec* x) {
