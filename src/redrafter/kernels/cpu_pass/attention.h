@@ -27,7 +27,27 @@ struct Seen {
   }
 };
 
-constexpr long QUERIES = 4;  // heads of a token that share one read of a key
+constexpr long QUERIES = 4;                  // heads of a token that share one read of a key
+constexpr int WIDE = PARTS == 1 ? 4 : 2;  // vectors of a value that are summed at once
+
+// Numbers d to d + 16 · COUNT of every query's result: weights times values, added in the order of the slots.
+template <int Q, int COUNT>
+INLINE void add_values(const float* values, long size, const Seen& seen, const float* weights, long room,
+                       const float* by, float* const* out, long d) {
+  vec found[Q][COUNT];
+  for (int h = 0; h < Q; h++)
+    for (int c = 0; c < COUNT; c++) found[h][c] = zero();
+  const float* value = values + seen.first * size + d;
+  for (long s = seen.skipped, total = seen.size(); s < total; s++, value += size) {
+    if (s >= seen.skipped + seen.count) value = values + seen.slot(s) * size + d;
+    for (int h = 0; h < Q; h++) {
+      const vec weight = all(weights[h * room + s]);
+      for (int c = 0; c < COUNT; c++) found[h][c] = fma(load(value + c * LANES), weight, found[h][c]);
+    }
+  }
+  for (int h = 0; h < Q; h++)
+    for (int c = 0; c < COUNT; c++) store(out[h] + d + c * LANES, found[h][c] * all(by[h]));
+}
 
 template <int Q>
 static void attend(const float* const* q, const float* keys, const float* values, long size, const Seen& seen,
@@ -38,11 +58,13 @@ static void attend(const float* const* q, const float* keys, const float* values
     long count = total - s < LANES ? total - s : LANES;
     for (long i = 0; i < LANES; i++) {
       const float* key = keys + seen.slot(i < count ? s + i : s) * size;
-      for (int h = 0; h < Q; h++) dot[h][i] = zero();
+      vec own[Q];
+      for (int h = 0; h < Q; h++) own[h] = zero();
       for (long d = 0; d < size; d += LANES) {
         vec k = load(key + d);
-        for (int h = 0; h < Q; h++) dot[h][i] = fma(load(q[h] + d), k, dot[h][i]);
+        for (int h = 0; h < Q; h++) own[h] = fma(load(q[h] + d), k, own[h]);
       }
+      for (int h = 0; h < Q; h++) dot[h][i] = own[h];
     }
     for (int h = 0; h < Q; h++) store(scores + h * room + s, sums(dot[h]) * all(scale));
   }
@@ -64,17 +86,9 @@ static void attend(const float* const* q, const float* keys, const float* values
     }
     by[h] = 1.0f / sum(weight);
   }
-  for (long d = 0; d < size; d += LANES) {
-    vec found[Q];
-    for (int h = 0; h < Q; h++) found[h] = zero();
-    const float* value = values + seen.first * size + d;
-    for (long s = seen.skipped; s < total; s++, value += size) {
-      if (s >= seen.skipped + seen.count) value = values + seen.slot(s) * size + d;
-      vec v = load(value);
-      for (int h = 0; h < Q; h++) found[h] = fma(v, all(scores[h * room + s]), found[h]);
-    }
-    for (int h = 0; h < Q; h++) store(out[h] + d, found[h] * all(by[h]));
-  }
+  long d = 0;
+  for (; d + WIDE * LANES <= size; d += WIDE * LANES) add_values<Q, WIDE>(values, size, seen, scores, room, by, out, d);
+  for (; d < size; d += LANES) add_values<Q, 1>(values, size, seen, scores, room, by, out, d);
 }
 
 // `heads` queries (heads, size) of one token and one key head -> out (heads, size). `scores` has room for QUERIES rows.

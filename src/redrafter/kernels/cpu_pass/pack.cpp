@@ -1,8 +1,20 @@
 // Packs matrices into the layout of formats.h, and reads their rows back.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O2")  // packing runs once; with -O3 GCC spends 15 s on its loops
+#endif
+#include <thread>
 #include <type_traits>
 #include <vector>
 
 #include "product.h"
+#include "team.h"
+
+template <typename Work>
+static void in_parallel(long count, Work work) {
+  long threads = std::thread::hardware_concurrency();
+  Team team(1, threads);
+  team.start([&](Team::Member member) { member.share(count, work); });
+}
 
 template <typename F>
 static long size_of(long rows, long columns) {
@@ -24,8 +36,7 @@ static void pack_values(const int8_t* values, const void* by, const void* least,
   using Scale = std::remove_reference_t<decltype(F::Tile::by[0])>;
   auto* tile = (typename F::Tile*)to;
   long tiles = columns / F::INPUTS;
-#pragma omp parallel for
-  for (long group = 0; group < (rows + LANES - 1) / LANES; group++)
+  in_parallel((rows + LANES - 1) / LANES, [&](long group) {
     for (long r = group * LANES; r < rows && r < (group + 1) * LANES; r++)
       for (long b = 0; b < tiles; b++) {
         auto& t = tile[group * tiles + b];
@@ -34,6 +45,7 @@ static void pack_values(const int8_t* values, const void* by, const void* least,
         const int8_t* own = values + r * columns + b * F::INPUTS;
         for (long c = 0; c < F::WORDS; c++) t.word[c][r % LANES] = F::joined(own + c * F::EACH_WORD);
       }
+  });
 }
 
 template <typename F>
@@ -41,10 +53,10 @@ static void pack_numbers(const void* from, long rows, long columns, char* to) {
   using Number = std::remove_reference_t<decltype(F::Tile::number[0][0])>;
   auto* tile = (typename F::Tile*)to;
   long tiles = (columns + F::INPUTS - 1) / F::INPUTS;
-#pragma omp parallel for
-  for (long r = 0; r < rows; r++)
+  in_parallel(rows, [&](long r) {
     for (long k = 0; k < columns; k++)
       tile[r / LANES * tiles + k / F::INPUTS].number[k % F::INPUTS][r % LANES] = ((const Number*)from)[r * columns + k];
+  });
 }
 
 // values (rows, columns), a byte each; scales and minimums (rows, groups). `to` holds zeros.
@@ -61,12 +73,11 @@ extern "C" void pack_floats(long format, const void* from, long rows, long colum
 extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long threads) {
   Rows input(n, m->columns);
   for (long t = 0; t < n; t++) input.put(t, 0, x + t * m->columns, m->columns);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  Team team(1, threads);
+  team.start([&](Team::Member member) {
     std::vector<float> part(n * LANES);
-#pragma omp for
-    for (long g = 0; g < groups(*m); g++) outputs(*m, g, input, nullptr, y, part.data());
-  }
+    member.share(groups(*m), [&](long g) { outputs(*m, g, input, nullptr, y, part.data()); });
+  });
 }
 
 // Rows `ids` (count,) of a matrix -> y (count, columns) in fp32.

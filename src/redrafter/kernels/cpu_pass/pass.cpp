@@ -48,6 +48,8 @@ Seen seen_by(const Pass& p, long row, long node, long window) {
   return found;
 }
 
+constexpr long FEW = 8;  // tokens
+
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
@@ -63,7 +65,7 @@ class Runner {
   }
 
   void run() {
-    Team team(8 * m.layer_count + 3, p.threads);
+    Team team(9 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
       std::vector<float> part(2 * tokens * LANES), scores(std::max(room, whole_prompts() ? prompt_room(longest, m.size) : 0L));
@@ -82,22 +84,30 @@ class Runner {
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
 
-  // work(group, span) for `count` groups of outputs and every block of tokens. Block after block, so that the activations
-  // of a block stay in the L1 cache.
-  template <typename Work>
-  void products(Team::Member& member, long count, Work work) {
-    member.share(count * blocks(tokens), [&](long u) { work(u % count, block(tokens, u / count)); });
+  // work(group, span) for `count` groups of outputs and every block of tokens, then each(i) for every i below `after`.
+  // Block after block, so that the activations of a block stay in the L1 cache.
+  template <typename Work, typename Each>
+  void products(Team::Member& member, long count, Work work, long after, Each each) {
+    auto unit = [&](long u) { work(u % count, block(tokens, u / count)); };
+    if (tokens <= FEW) {  // waiting for other threads would take longer
+      member.share(count * blocks(tokens), unit, [&] {
+        for (long i = 0; i < after; i++) each(i);
+      });
+    } else {
+      member.share(count * blocks(tokens), unit);
+      member.share(after, each);
+    }
   }
 
   void layer(Team::Member& member, long index, float* part, float* scores) {
     const Layer& l = m.layers[index];
     long q_groups = groups(l.q), k_groups = groups(l.k), heads = tokens * m.kv_heads;
-    products(member, q_groups + k_groups + groups(l.v), [&](long g, Span span) {
+    auto qkv = [&](long g, Span span) {
       if (g < q_groups) outputs(l.q, g, normed, span, l.q_bias, q.get(), part);
       else if (g < q_groups + k_groups) outputs(l.k, g - q_groups, normed, span, l.k_bias, k.get(), part);
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
-    });
-    member.share(heads, [&](long u) { store_keys(l, index, u); });
+    };
+    products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
     if (whole_prompts()) {
       long parts = (p.nodes + TOGETHER - 1) / TOGETHER;
       member.share(p.rows * parts * m.heads, [&](long u) {
@@ -106,11 +116,12 @@ class Runner {
     } else {
       member.share(heads, [&](long u) { attention(l, index, u, scores); });
     }
-    products(member, groups(l.o), [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); });
-    member.share(tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
-    products(member, groups(l.gate), [&](long g, Span span) { mlp(l, g, span, part); });
-    products(member, groups(l.down), [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); });
-    member.share(tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
+    auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
+    products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
+    auto gate = [&](long g, Span span) { mlp(l, g, span, part); };
+    products(member, groups(l.gate), gate, 0, [](long) {});
+    auto down = [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); };
+    products(member, groups(l.down), down, tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
   }
 
   void embed(long t) {

@@ -22,6 +22,7 @@ INLINE Dots dots(const float* q, const float* one, const float* two, long size, 
     for (long d = j; d < size; d += LANES)
       for (int c = 0; c < COLUMNS; c++) {
         vec own = load(q + d * TOGETHER + c * LANES);
+        settle(own);
         made.of[0][c] = fma(own, all(one[d]), made.of[0][c]);
         made.of[1][c] = fma(own, all(two[d]), made.of[1][c]);
       }
@@ -29,7 +30,10 @@ INLINE Dots dots(const float* q, const float* one, const float* two, long size, 
     made = dots<2 * STEP>(q, one, two, size, j);
     Dots others = dots<2 * STEP>(q, one, two, size, j + STEP);
     for (int k = 0; k < 2; k++)
-      for (int c = 0; c < COLUMNS; c++) made.of[k][c] = made.of[k][c] + others.of[k][c];
+      for (int c = 0; c < COLUMNS; c++) {
+        made.of[k][c] = made.of[k][c] + others.of[k][c];
+        settle(made.of[k][c]);
+      }
   }
   return made;
 }
@@ -78,7 +82,8 @@ static void add_values(const float* weights, const float* values, long size, lon
     for (int c = 0; c < WIDE; c++) v[c] = load(values + c * LANES);
 #pragma GCC unroll 8
     for (int t = 0; t < VALUED; t++) {
-      const vec weight = all(weights[t]);
+      vec weight = all(weights[t]);
+      settle(weight);
       for (int c = 0; c < WIDE; c++) sum[t][c] = fma(v[c], weight, sum[t][c]);
     }
   }

@@ -107,6 +107,15 @@ INLINE vec as_floats(ivec x) {  // the same bits
   return y;
 }
 
+// Makes the compiler have x in registers at this place, where its own order of operations would need too many registers.
+INLINE void settle(vec& x) {
+#if defined(__AVX512F__)
+  EACH asm volatile("" : "+v"(x.part[i]));
+#elif defined(__AVX2__)
+  EACH asm volatile("" : "+x"(x.part[i]));
+#endif
+}
+
 // Sixteen numbers added in pairs: i and i + 8, then i and i + 4, i + 2, i + 1.
 INLINE float sum(vec x) {
 #if defined(__AVX512F__) || defined(__AVX2__)
