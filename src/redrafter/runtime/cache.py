@@ -21,6 +21,7 @@ class Arena(KVCache):
         layers = target.kv_layout()
         kinds = {kind for pair in layers.values() for kind in pair}
         self.whole: Tensor | None = None
+        self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None]] = {}
         if len(kinds) == 1:
             heads, size, dtype, device = kinds.pop()
             self.whole = lazy_zeros((len(layers), 2, rows, heads, slots, size), dtype, device)
@@ -32,9 +33,11 @@ class Arena(KVCache):
 
     def part(self, start: int, stop: int) -> KVCache:
         """Rows start..stop-1, in the same memory."""
+        if (start, stop) not in self._parts:  # the tensors never move, and slicing all layers takes a while
+            layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
+            self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop])
         made = copy.copy(self)
-        made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
-        made.whole = None if self.whole is None else self.whole[:, :, start:stop]
+        made.layers, made.whole = self._parts[start, stop]
         return made
 
     def row_first(self) -> list[Tensor]:

@@ -7,6 +7,7 @@ import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,11 @@ def with_tensors(state: Any, tensors: list[Tensor]) -> Any:
 def assign(old: Any, new: Any) -> None:
     """Overwrite the tensors of one state by those of another."""
     for mine, value in zip(tensors_of(old), tensors_of(new), strict=True):
-        if mine is not value:
+        if mine is value:
+            continue
+        if mine.dtype is torch.float32 and not mine.is_cuda:  # torch would wake its threads for a drafter's memory
+            np.copyto(mine.numpy(), value.numpy())
+        else:
             mine.copy_(value)
 
 
@@ -74,16 +79,23 @@ class BatchState:
             counts=None,  # allocated with the first row that has penalties
             state=None,  # allocated with the first row that drafts
         )
+        self._views: dict[tuple[int, int, bool, bool], Rows] = {}
+        self._viewed = self.rows  # what the views are of
 
     def view(self, start: int, stop: int, *, drafts: bool, counted: bool) -> Rows:
         """Rows start..stop-1 themselves; without the drafter's state where nothing is drafted."""
         if counted:
             self._count()
-        rows = self.rows
+        rows, key = self.rows, (start, stop, drafts, counted)
+        if self._viewed is not rows:  # tensors were allocated; the others never move
+            self._views, self._viewed = {}, rows
+        if key in self._views:
+            return self._views[key]
         made = {f.name: getattr(rows, f.name)[start:stop] for f in fields(rows) if f.name not in ("counts", "state")}
         counts = rows.counts[start:stop] if counted and rows.counts is not None else None
         state = with_tensors(rows.state, [x[start:stop] for x in tensors_of(rows.state)]) if drafts else None
-        return Rows(**made, counts=counts, state=state)
+        self._views[key] = Rows(**made, counts=counts, state=state)
+        return self._views[key]
 
     def _count(self) -> None:
         """Allocate the token counts that penalties need; other rows' counts have no meaning and no effect."""

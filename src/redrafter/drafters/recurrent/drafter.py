@@ -1,5 +1,6 @@
 """The recurrent drafter at work: beam search over a recurrent network, from the target's last hidden state."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,8 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             raise ConfigError(
                 f"beam width {search.shape.width} is larger than the drafter's {net.config.guessable} tokens"
             )
-        share = net.share(state.context)[:, None]  # (B, 1, exit)
+        # (B, 1, exit), when first asked for: a compiled search does not ask.
+        share = functools.cache(lambda: net.share(state.context)[:, None])
 
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
             if (
@@ -134,7 +136,7 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             reading = None
             if net.memory is not None and state.memory is not None:
                 reading = net.memory.read(state.memory, states)
-            return self.logits(net.trunk(states, share, reading)), states
+            return self.logits(net.trunk(states, share(), reading)), states
 
         if self.compiled is None:
             return search.tree(advance, None, last, net.token_ids)

@@ -9,9 +9,13 @@ from redrafter.kernels.cpu import naive as cpu_naive
 from redrafter.kernels.cpu import ops
 
 
-@torch.library.custom_op("redrafter::commit", mutates_args=("cache",))
 def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     """All layers at once: a cache (layers, 2, B, K, S, D). See naive.py."""
+    # On a CPU, calling torch's operator would take longer than what it does.
+    (_commit if cache.device.type == "cpu" else commit_op)(cache, lengths, path)
+
+
+def _commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     if runs_triton(cache.device):
         from redrafter.kernels.commit import triton
 
@@ -22,7 +26,10 @@ def commit(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
         naive.commit(cache, lengths, path)
 
 
-@commit.register_fake
+commit_op = torch.library.custom_op("redrafter::commit", _commit, mutates_args=("cache",))
+
+
+@commit_op.register_fake
 def _(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     return None
 
