@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parser(asked).parse_args(argv)
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+        if getattr(args, "threads", None) is not None:
+            import_module("redrafter.kernels.threads").use_threads(args.threads)
         import_module(f"redrafter.cli.{args.verb}").run(args)
     except RedrafterError as error:
         if "--verbose" in argv:

@@ -47,6 +47,7 @@ def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "CPU also q8 or q4, which round the weights to 8 or 4 bits",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    group.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: one per physical core)")
     return group
 
 

@@ -20,6 +20,7 @@ from redrafter.engine.processors import check_processor
 from redrafter.engine.request import Completion, Part, Request
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
+from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cuda.layer_compile import start_workers
@@ -48,6 +49,7 @@ def load(
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
+    threads: int | None = None,
     **model_kwargs: Any,
 ) -> "Engine":
     """Load a target and what guesses for it.
@@ -67,8 +69,11 @@ def load(
     runtime: "compiled" (torch.compile and CUDA graphs: the fastest, after a minute or so at first use), "graphs"
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     exact: "require" refuses an engine whose `exactness` is not "bitwise"; "auto" takes any.
+    threads: on a CPU, for the whole process, torch's own operations included; by default one per physical core.
     """
     check_exact(exact)
+    if threads is not None:
+        use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures

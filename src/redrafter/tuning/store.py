@@ -19,6 +19,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.errors import CacheUnavailable, ConfigError
+from redrafter.kernels.threads import thread_count
 from redrafter.results import hardware
 from redrafter.targets import Target
 from redrafter.targets.default import cache_folder
@@ -56,7 +57,7 @@ def profile_key(target: Target, drafter: Drafter, runtime: str) -> dict[str, str
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(target.device) if on_gpu else str(hardware().get("cpu", "cpu")),
         "runtime": resolve_runtime(target.device.type, runtime),
-        "threads": "any" if on_gpu else str(torch.get_num_threads()),
+        "threads": "any" if on_gpu else str(thread_count()),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from redrafter.kernels.cpu_pass.library import FLOAT, LONG, POINTER, Matrix, fields
 from redrafter.kernels.cpu_pass.packed import PackedMatrix
+from redrafter.kernels.threads import thread_count
 
 MATRICES = (
     *("cell_u", "cell_w", "from_context", "query", "key", "value"),
@@ -131,7 +132,7 @@ class DraftModel:
             rows=rows,
             beams=width,
             length=length,
-            threads=torch.get_num_threads(),
+            threads=thread_count(),
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             scores=scores.data_ptr(),
@@ -160,7 +161,7 @@ class DraftModel:
             rows=rows,
             tokens=n,
             layers=self.layers,
-            threads=torch.get_num_threads(),
+            threads=thread_count(),
         )
         self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
         return context, made

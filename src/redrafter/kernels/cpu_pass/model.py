@@ -13,6 +13,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Matrix
 from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix
+from redrafter.kernels.threads import thread_count
 
 Array = np.ndarray[Any, Any]
 SILU, GELU = 0, 1
@@ -211,7 +212,7 @@ class PassModel:
             logits=logits.data_ptr(),
             rows=batch,
             nodes=n,
-            threads=torch.get_num_threads(),
+            threads=thread_count(),
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden

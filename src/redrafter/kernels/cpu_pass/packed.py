@@ -10,6 +10,7 @@ from torch import Tensor
 
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
+from redrafter.kernels.threads import thread_count
 
 PIECE = 1 << 26
 """Bytes that memory is asked for at once: large pieces can lie in huge pages, which a pass reads faster."""
@@ -69,7 +70,7 @@ class PackedMatrix:
         made = torch.empty(*x.shape[:-1], self.shape[0])
         n = x.numel() // self.shape[1]
         at = (ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr())
-        self.lib.multiply(*at, torch.get_num_threads())
+        self.lib.multiply(*at, thread_count())
         return made
 
 
