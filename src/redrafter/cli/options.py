@@ -71,6 +71,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "trained drafter or of a smaller causal LM; with '+ngram' at the end, the drafter also guesses what followed "
         "the same words earlier in the text",
     )
+    group.add_argument(
+        "--kv-dtype",
+        default="fp32",
+        choices=("fp32", "fp16"),
+        help="of the KV cache of a model that runs on packed weights on a CPU; fp16 takes half the memory, and the "
+        "text may differ from that of fp32 (default)",
+    )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
     group.add_argument("--length", type=int, metavar="L", help=help_["length"])
@@ -181,6 +188,7 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
+    how["kv_dtype"] = args.kv_dtype
     if tuned:
         return load(args.model, drafter, exact=args.exact, **how)
     engine = load(args.model, drafter, shape=asked, **how)

@@ -23,6 +23,7 @@ from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
+from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.cuda.layer_compile import start_workers
 from redrafter.tuning.store import apply_profile
 
@@ -50,6 +51,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     threads: int | None = None,
+    kv_dtype: str = "fp32",
     **model_kwargs: Any,
 ) -> "Engine":
     """Load a target and what guesses for it.
@@ -70,11 +72,17 @@ def load(
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     exact: "require" refuses an engine whose `exactness` is not "bitwise"; "auto" takes any.
     threads: on a CPU, for the whole process, torch's own operations included; by default one per physical core.
+    kv_dtype: "fp16" keeps the KV cache in half the memory, for models that run on packed weights on a CPU. The text may
+        differ from that of "fp32"; it is still that of plain decoding with the same choice.
     """
     check_exact(exact)
     if threads is not None:
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
+    if isinstance(target, PackedTarget):
+        target.use_kv_dtype(kv_dtype)
+    elif kv_dtype != "fp32":
+        raise ConfigError(f"kv_dtype {kv_dtype} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = apply_profile(target, guesses, runtime)

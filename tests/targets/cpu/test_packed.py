@@ -82,8 +82,9 @@ def test_logits_are_those_of_transformers(kind):
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
     monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
-    for kind in KINDS:
+    for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), ("qwen3", "fp16"), ("gemma3", "fp16")]:
         target = packed(kind)
+        target.use_kv_dtype(kv_dtype)
         tokens, lengths, tree, first, states, logits, hidden = trees(target)
         for row, length in enumerate(lengths):
             for node in range(tree.nodes + 1):
@@ -121,6 +122,19 @@ def one_by_one(target, text):
     return logits, hidden
 
 
+def test_an_fp16_kv_cache_holds_the_rounded_keys_and_values():
+    found = {}
+    for name in ("fp32", "fp16"):
+        target, cache = packed("llama"), KVCache(slots=40)
+        target.use_kv_dtype(name)
+        target.read(torch.arange(40)[None] % VOCAB, 0, cache, (), torch.tensor([39]))
+        found[name] = cache.layers[0]  # of the first layer, which no rounding comes before
+    for exact, half in zip(found["fp32"], found["fp16"], strict=True):
+        assert torch.equal(half, exact.half())
+    with pytest.raises(ConfigError, match="fp32 or fp16, got 'int8'"):
+        packed("llama").use_kv_dtype("int8")
+
+
 def test_threads_change_no_bit():
     target, before = packed("llama"), torch.get_num_threads()
     alone = trees(target)
@@ -132,8 +146,10 @@ def test_threads_change_no_bit():
     assert all(torch.equal(a, b) for a, b in zip(alone[3:], together[3:], strict=True))
 
 
-def test_texts_are_those_of_plain_decoding():
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16"])
+def test_texts_are_those_of_plain_decoding(kv_dtype):
     target = packed("qwen3")
+    target.use_kv_dtype(kv_dtype)
     for drafter in (NgramDrafter(), recurrent_drafter(target, exit_size=32)):
         engine = Engine(target, drafter, shape=Shape(width=3, length=3), exact="require")
         assert engine.exactness == "bitwise"

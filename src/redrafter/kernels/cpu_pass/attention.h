@@ -31,37 +31,37 @@ constexpr long QUERIES = 4;                  // heads of a token that share one 
 constexpr int WIDE = PARTS == 1 ? 4 : 2;  // vectors of a value that are summed at once
 
 // Numbers d to d + 16 · COUNT of every query's result: weights times values, added in the order of the slots.
-template <int Q, int COUNT>
-INLINE void add_values(const float* values, long size, const Seen& seen, const float* weights, long room,
+template <int Q, int COUNT, typename Number>
+INLINE void add_values(const Number* values, long size, const Seen& seen, const float* weights, long room,
                        const float* by, float* const* out, long d) {
   vec found[Q][COUNT];
   for (int h = 0; h < Q; h++)
     for (int c = 0; c < COUNT; c++) found[h][c] = zero();
-  const float* value = values + seen.first * size + d;
+  const Number* value = values + seen.first * size + d;
   for (long s = seen.skipped, total = seen.size(); s < total; s++, value += size) {
     if (s >= seen.skipped + seen.count) value = values + seen.slot(s) * size + d;
     for (int h = 0; h < Q; h++) {
       const vec weight = all(weights[h * room + s]);
-      for (int c = 0; c < COUNT; c++) found[h][c] = fma(load(value + c * LANES), weight, found[h][c]);
+      for (int c = 0; c < COUNT; c++) found[h][c] = fma(number(value + c * LANES), weight, found[h][c]);
     }
   }
   for (int h = 0; h < Q; h++)
     for (int c = 0; c < COUNT; c++) store(out[h] + d + c * LANES, found[h][c] * all(by[h]));
 }
 
-template <int Q>
-static void attend(const float* const* q, const float* keys, const float* values, long size, const Seen& seen,
+template <int Q, typename Number>
+static void attend(const float* const* q, const Number* keys, const Number* values, long size, const Seen& seen,
                    float scale, float* scores, long room, float* const* out) {
   long total = seen.size();
   for (long s = 0; s < total; s += LANES) {
     vec dot[Q][LANES];
     long count = total - s < LANES ? total - s : LANES;
     for (long i = 0; i < LANES; i++) {
-      const float* key = keys + seen.slot(i < count ? s + i : s) * size;
+      const Number* key = keys + seen.slot(i < count ? s + i : s) * size;
       vec own[Q];
       for (int h = 0; h < Q; h++) own[h] = zero();
       for (long d = 0; d < size; d += LANES) {
-        vec k = load(key + d);
+        vec k = number(key + d);
         for (int h = 0; h < Q; h++) own[h] = fma(load(q[h] + d), k, own[h]);
       }
       for (int h = 0; h < Q; h++) dot[h][i] = own[h];
@@ -92,7 +92,8 @@ static void attend(const float* const* q, const float* keys, const float* values
 }
 
 // `heads` queries (heads, size) of one token and one key head -> out (heads, size). `scores` has room for QUERIES rows.
-static void attend_heads(const float* q, const float* keys, const float* values, long heads, long size,
+template <typename Number>
+static void attend_heads(const float* q, const Number* keys, const Number* values, long heads, long size,
                          const Seen& seen, float scale, float* scores, long room, float* out) {
   for (long from = 0; from < heads; from += QUERIES) {
     const float* queries[QUERIES];

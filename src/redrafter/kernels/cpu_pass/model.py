@@ -170,10 +170,11 @@ class PassModel:
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
-        cache: keys and values (B, K, S, D) of each layer, all with the same strides. rotations: cosines and sines
-        (positions, head size / 2) of each kind of layer; other threads may use others at the same time. visible:
-        (B, n, S) bool, which slots each token sees; without it, all up to its own. key_positions: (B, S), for layers
-        with a window. wanted: hidden states, as transformers numbers them. keep: columns whose logits are wanted.
+        cache: keys and values (B, K, S, D) of each layer, in fp32 or fp16, all with the same strides. rotations:
+        cosines and sines (positions, head size / 2) of each kind of layer; other threads may use others at the same
+        time. visible: (B, n, S) bool, which slots each token sees; without it, all up to its own. key_positions:
+        (B, S), for layers with a window. wanted: hidden states, as transformers numbers them. keep: columns whose
+        logits are wanted.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
@@ -213,6 +214,7 @@ class PassModel:
             rows=batch,
             nodes=n,
             threads=thread_count(),
+            half=first.dtype is torch.float16,
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden

@@ -68,7 +68,8 @@ class Runner {
     Team team(9 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
-      std::vector<float> part(2 * tokens * LANES), scores(std::max(room, whole_prompts() ? prompt_room(longest, m.size) : 0L));
+      if (whole_prompts()) room = std::max(room, prompt_room(longest, m.size) + 2 * (longest + LANES) * m.size * p.half);
+      std::vector<float> part(2 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
       member.share(kept.tokens, [&](long i) { kept.put(i, 0, &out[p.kept[i] * m.hidden], m.hidden); });
@@ -170,20 +171,40 @@ class Runner {
     float* key = &k[u * m.size];
     long to = t / p.nodes * p.row_step + h * p.head_step + p.slots[t] * m.size;
     if (l.k_norm) rms_norm(key, l.k_norm, m.eps, key, m.size);
-    rotate(key, cos, sin, p.keys[index] + to, m.size);
-    memcpy(p.values[index] + to, &v[u * m.size], m.size * sizeof(float));
+    rotate(key, cos, sin, key, m.size);
+    write(p.keys[index], to, key);
+    write(p.values[index], to, &v[u * m.size]);
+  }
+
+  // A head's key or value in the KV cache.
+  void write(void* cache, long to, const float* from) const {
+    for (long d = 0; d < m.size; d += LANES) {
+      if (p.half) store((uint16_t*)cache + to + d, load(from + d));
+      else store((float*)cache + to + d, load(from + d));
+    }
   }
 
   void attention(const Layer& l, long index, long u, float* scores) {
     long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES;
     long t = u / m.kv_heads, h = u % m.kv_heads, at = t / p.nodes * p.row_step + h * p.head_step;
     float* made = scores + QUERIES * room;
-    attend_heads(&q[u * width], p.keys[index] + at, p.values[index] + at, group, m.size, (l.window ? near : far)[t],
-                 m.scale, scores, room, made);
+    const Seen& seen = (l.window ? near : far)[t];
+    auto attend_to = [&](const auto* keys, const auto* values) {
+      attend_heads(&q[u * width], keys + at, values + at, group, m.size, seen, m.scale, scores, room, made);
+    };
+    if (p.half) attend_to((const uint16_t*)p.keys[index], (const uint16_t*)p.values[index]);
+    else attend_to((const float*)p.keys[index], (const float*)p.values[index]);
     found.put(t, h * width, made, width);
   }
 
   bool whole_prompts() const { return !p.visible && p.nodes >= LANES; }
+
+  // Slots begin to end in fp32. The result points to where slot 0 would be.
+  const float* widened(const uint16_t* from, long begin, long end, float* room) const {
+    begin = begin / LANES * LANES;  // attention reads whole blocks
+    for (long i = begin * m.size; i < end * m.size; i += LANES) store(room + i - begin * m.size, halves(from + i));
+    return room - begin * m.size;
+  }
 
   // One head of up to TOGETHER tokens of a row, the token `node` and on.
   void prompt_attention(const Layer& l, long index, long row, long node, long head, float* scratch) {
@@ -194,8 +215,15 @@ class Runner {
       const Seen& seen = (l.window ? near : far)[from + t];
       first[t] = seen.first, last[t] = seen.first + seen.count - 1;
     }
-    const float* made = attend_prompt(&q[from * width + head * m.size], width, count, p.keys[index] + at,
-                                      p.values[index] + at, m.size, first, last, m.scale, scratch);
+    const float *keys = (const float*)p.keys[index] + at, *values = (const float*)p.values[index] + at;
+    if (p.half) {
+      long begin = *std::min_element(first, first + count), end = *std::max_element(last, last + count) + 1;
+      float* room = scratch + prompt_room(longest, m.size);
+      keys = widened((const uint16_t*)p.keys[index] + at, begin, end, room);
+      values = widened((const uint16_t*)p.values[index] + at, begin, end, room + (longest + LANES) * m.size);
+    }
+    const float* made = attend_prompt(&q[from * width + head * m.size], width, count, keys, values, m.size, first, last,
+                                      m.scale, scratch);
     for (long t = 0; t < count; t++) found.put(from + t, head * m.size, made + t * m.size, m.size);
   }
 

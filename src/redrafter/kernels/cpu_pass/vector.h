@@ -213,6 +213,38 @@ static inline vec halves(const uint16_t* x) {  // fp16
 #endif
   return y;
 }
+INLINE uint16_t float_to_half(float f) {  // to the nearest, of two equally near ones to the even one
+  uint32_t bits, sign;
+  memcpy(&bits, &f, 4);
+  sign = bits >> 16 & 0x8000, bits &= 0x7fffffff;
+  if (bits >= 0x7f800000) return sign | 0x7c00 | (bits > 0x7f800000 ? 0x200 : 0);  // infinity or no number
+  if (bits >= 0x477ff000) return sign | 0x7c00;                                    // too large
+  if (bits < 0x38800000) {  // a multiple of 2^-24: adding 0.5 leaves it in the lowest bits
+    float small;
+    memcpy(&small, &bits, 4);
+    small += 0.5f;
+    memcpy(&bits, &small, 4);
+    return sign | (bits - 0x3f000000);
+  }
+  return sign | ((bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13);
+}
+
+static inline void store(uint16_t* y, vec x) {  // fp16
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)y, _mm512_cvtps_ph((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__) && defined(__F16C__)
+  EACH _mm_storeu_si128((__m128i*)(y + 8 * i), _mm256_cvtps_ph((__m256)x.part[i], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__ARM_NEON) && !defined(PORTABLE)
+  EACH vst1_u16(y + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x.part[i])));
+#else
+  float v[LANES];
+  store(v, x);
+  for (int i = 0; i < LANES; i++) y[i] = float_to_half(v[i]);
+#endif
+}
+INLINE vec number(const float* x) { return load(x); }
+INLINE vec number(const uint16_t* x) { return halves(x); }
+
 INLINE vec bfloats(const uint16_t* x) {
   uint32_t v[LANES];
   for (int i = 0; i < LANES; i++) v[i] = (uint32_t)x[i] << 16;

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
+from redrafter.errors import ConfigError
 from redrafter.kernels.cpu_pass.model import PassModel
 from redrafter.kernels.cpu_pass.packed import PackedMatrix
 from redrafter.targets.attention import AttentionPlan
@@ -20,6 +21,8 @@ from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.target import KVLayout, Target
 
 CPU = torch.device("cpu")
+KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+"""What keys and values may be kept in."""
 
 
 class PackedEmbedding(nn.Module):
@@ -82,7 +85,18 @@ class PackedTarget(Target):
         self._extra = {"logits_to_keep": 0}
         self._rotations = rotations
         self._load_model = load_model
-        size = (packed.sizes.kv_heads, packed.sizes.size, torch.float32, CPU)
+        self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
+        self.use_kv_dtype("fp32")
+
+    def use_kv_dtype(self, name: str) -> None:
+        """Keep keys and values in fp32, or rounded to fp16 in half the memory. KV caches made before stay as they are.
+
+        Plain and speculative decoding round alike, so their texts are equal; they may differ from those of fp32.
+        """
+        if name not in KV_DTYPES:
+            raise ConfigError(f"the KV cache can be in {' or '.join(KV_DTYPES)}, got {name!r}")
+        self.kv_dtype = name
+        size = (self.packed.sizes.kv_heads, self.packed.sizes.size, KV_DTYPES[name], CPU)
         self._kv_layout = dict.fromkeys(range(self.layer_count), (size, size))
 
     @functools.cached_property
@@ -99,7 +113,7 @@ class PackedTarget(Target):
 
     @property
     def forward_kind(self) -> str:
-        return "packed"
+        return "packed" if self.kv_dtype == "fp32" else f"packed, {self.kv_dtype} KV cache"
 
     def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
         return self._kv_layout
