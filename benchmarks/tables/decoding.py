@@ -9,17 +9,24 @@ def summary(cpu: Result, gpu: Result) -> str:
     """The README's table: one CPU speedup and one GPU speedup, both with prompts included."""
     head = cpu["headline"]
     setup = f"{cpu['hardware']['threads']} cores of a Xeon"
+    setting = cpu_setting(cpu)
     run = part(gpu, "speed")[0]
-    beams = [str(shape).replace("x", "×") for shape in (cpu["rows"][0]["shape"], run["beam"])]
+    beams = [str(shape).replace("x", "×") for shape in (setting["shape"], run["beam"])]
     lines = [
         "| machine | target | beam width×length:nodes | tokens/step | speedup |",
         "|---|---|---|---|---|",
-        f"| {setup} | SmolLM2-135M, fp32 | {beams[0]} | {head['tokens_per_step']:.2f} "
+        f"| {setup} | SmolLM2-135M, {setting.get('weights', 'fp32')} | {beams[0]} | {head['tokens_per_step']:.2f} "
         f"| **{head['vs_own_plain']:.2f}×** |",
         f"| {gpu['hardware']['gpu']} | {run['target']}, bf16 | {beams[1]} | {run['tokens_per_step']:.2f} "
         f"| **{run['speedup_with_prompt']:.2f}×** |",
     ]
     return "\n".join(lines)
+
+
+def cpu_setting(result: Result) -> dict[str, Any]:
+    """The row of `benchmarks/cpu.py` that names the shape. Older results name it in every row."""
+    rows: list[dict[str, Any]] = result["rows"]
+    return next((row for row in rows if row.get("part") == "setting"), rows[0])
 
 
 def part(result: Result, name: str) -> list[dict[str, Any]]:
@@ -48,16 +55,27 @@ def cpu(result: Result) -> str:
     head = result["headline"]
     names = {
         "speculative": "**redrafter, speculative**",
+        "ngram": "redrafter, n-grams alone",
         "plain": "redrafter, plain",
         "transformers": "transformers `generate`, fp32",
         "llama_cpp": "llama.cpp, the same weights in 4 bits",
+        "llama_cpp_q4_0": "llama.cpp, weights in Q4_0, repacked",
     }
     lines = ["| batch 1, T = 0, prompts included | ms/token | speedup |", "|---|---|---|"]
     for key, name in names.items():
-        lines.append(f"| {name} | {head[f'ms_{key}']:.1f} | {head['ms_plain'] / head[f'ms_{key}']:.2f}× |")
-    equal = f"{head['equal']:.0f} of {head['texts']:.0f} speculative texts equal the plain ones"
-    lines += ["", f"{equal}; {head['tokens_per_step']:.2f} tokens/step."]
-    return "\n".join(lines)
+        if f"ms_{key}" in head:
+            lines.append(f"| {name} | {head[f'ms_{key}']:.1f} | {head['ms_plain'] / head[f'ms_{key}']:.2f}× |")
+    said = [f"{head['equal']:.0f} of {head['texts']:.0f} speculative texts equal the plain ones"]
+    if "transformers_texts" in head:
+        said.append(f"{head['equal_to_transformers']:.0f} of {head['transformers_texts']:.0f} equal transformers'")
+    said.append(f"{head['tokens_per_step']:.2f} tokens/step")
+    if "copying_vs_own_plain" in head:
+        said.append(f"{head['copying_vs_own_plain']:.2f}× on prompts that ask for a corrected copy of their text")
+    if "prompt_vs_llama_cpp" in head:
+        said.append(f"a prompt of 512 tokens is read {head['prompt_vs_llama_cpp']:.2f}× as fast as by llama.cpp")
+    if "rss_mb" in head:
+        said.append(f"{head['rss_mb']:.0f} MB of memory")
+    return "\n".join([*lines, "", "; ".join(said) + "."])
 
 
 def gpu(*results: Result) -> str:

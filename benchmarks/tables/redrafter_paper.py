@@ -5,6 +5,8 @@ The paper's figures are quoted here; ours are read from the results files.
 
 from typing import Any
 
+from benchmarks.tables.decoding import cpu_setting
+
 Result = dict[str, Any]
 Line = tuple[str, str, str, str, str]  # what it is, their figures, ours, the command, the results files
 
@@ -121,7 +123,8 @@ def redrafter(
             f"Table 4, on-device, 7B ({FASTER})",
             "M1 Max 1.32×, 2.15 (W = 1); M2 Ultra 1.52×, 2.44 (W = 3)",
             "not measured: needs Apple silicon, where `redrafter-mlx bench` measures it. Two CPU cores, SmolLM2-135M: "
-            f"{cpu['headline']['vs_own_plain']:.2f}×, {cpu['headline']['tokens_per_step']:.2f} (W = 3)",
+            f"{cpu['headline']['vs_own_plain']:.2f}×, {cpu['headline']['tokens_per_step']:.2f} "
+            f"(W = {cpu_setting(cpu)['shape'].partition('x')[0]})",
             "`benchmarks/cpu.py`",
             json("cpu"),
         ),
