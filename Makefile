@@ -14,7 +14,7 @@ MLX_BACKEND := $(if $(filter Darwin,$(shell uname)),mlx-metal,mlx-cpu)
 CLIENTS := .venv-clients/bin
 READY_CLIENTS := .venv-clients/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -52,11 +52,16 @@ demo: setup
 serve: $(READY_SERVE)
 	$(BIN)/redrafter serve
 
-# dist/redrafter-VERSION-py3-none-any.whl, for: pip install dist/redrafter-*.whl
+# dist/redrafter-VERSION-py3-none-linux_x86_64.whl, for: pip install dist/redrafter-*.whl
 # An old build folder could bring deleted modules back.
 wheel: $(READY_DEV)
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# The wheel for 64-bit ARM Linux, with Debian's cross compiler: apt install g++-aarch64-linux-gnu
+wheel-arm64: export CXX := aarch64-linux-gnu-g++
+wheel-arm64: export _PYTHON_HOST_PLATFORM := linux-aarch64
+wheel-arm64: wheel
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2

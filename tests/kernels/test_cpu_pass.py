@@ -1,9 +1,12 @@
 """Packed matrices against numpy, for every format and every set of instructions that this CPU has."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from redrafter.kernels.cpu import native
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Quantised, quantise
 from redrafter.kernels.cpu_pass.packed import PackedMatrix, format_of
@@ -93,3 +96,21 @@ def test_instructions_can_be_forced(monkeypatch):
     assert library.chosen() == "portable"
     monkeypatch.setenv("REDRAFTER_NATIVE", "0")
     assert not library.can_run()
+
+
+def test_a_wheels_library_needs_no_compiler(tmp_path, monkeypatch):
+    made, path = library.library(), tmp_path / f"{library.chosen()}.so"
+    shutil.copy(made._name, path)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    assert library.can_run()
+    assert library.load.__wrapped__(library.chosen())._name == str(path)
+    path.unlink()
+    assert not library.can_run()
+    assert library.load.__wrapped__(library.chosen()) is None
+
+
+def test_a_library_that_does_not_load_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / f"{library.chosen()}.so").write_bytes(b"made for another system")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    assert library.load.__wrapped__(library.chosen())._name == library.library()._name

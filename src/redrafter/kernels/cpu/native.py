@@ -147,6 +147,16 @@ def cpu_features() -> str:
 
 def openmp() -> list[str]:
     """Link torch's own OpenMP if it has one: two thread pools would compete for the cores."""
+    found = torch_openmp()
+    return [str(found), "-Wl,--as-needed", f"-Wl,-rpath,{found.parent}"] if found is not None else []
+
+
+def torch_openmp() -> Path | None:
     home = Path(torch.__file__).parent
     found = sorted([*(home / "lib").glob("libgomp*.so*"), *home.parent.glob("torch.libs/libgomp*.so*")])
-    return [str(found[0]), "-Wl,--as-needed", f"-Wl,-rpath,{found[0].parent}"] if found else []
+    return found[0] if found else None
+
+
+def share_openmp() -> None:
+    """Let libraries that were linked without OpenMP find torch's, or else the system's."""
+    ctypes.CDLL(str(torch_openmp() or "libgomp.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""Compiles this folder's C++ for one set of CPU instructions, loads it, and names what it takes."""
+"""Loads this folder's C++ for one set of CPU instructions, compiled before or now, and names what it takes."""
 
 import ctypes
 import functools
@@ -12,19 +12,13 @@ from typing import Any, ClassVar
 import torch
 
 from redrafter.kernels.cpu import native
+from redrafter.kernels.cpu_pass.flags import FLAGS, INSTRUCTIONS
 
 log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
-FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi")
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
-INSTRUCTIONS = {
-    "avx512": (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    "avx2": AVX2,
-    "neon": (),
-    "portable": ("-DPORTABLE",),
-}
-"""Compiler flags of each set of instructions, the fastest first. `portable` runs on every CPU."""
+PREBUILT = HERE / "prebuilt"
+"""A wheel brings the library of each set of instructions; a checkout has none."""
 
 FORMATS = (
     "4 bits, fp16 scale and minimum",
@@ -136,7 +130,14 @@ def chosen() -> str:
 
 def can_run() -> bool:
     """Whether `library` is expected to find or make the compiled functions, without compiling them."""
-    return os.environ.get("REDRAFTER_NATIVE") != "0" and native.find_compiler() is not None
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return False
+    return prebuilt(chosen()).exists() or native.find_compiler() is not None
+
+
+def prebuilt(instructions: str) -> Path:
+    """Where a wheel has the library for one set of instructions."""
+    return PREBUILT / f"{instructions}.so"
 
 
 def library() -> ctypes.CDLL | None:
@@ -146,21 +147,40 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL | None:
-    """The functions for one set of instructions; compiled at first use and kept beside those of kernels/cpu."""
-    compiler = native.find_compiler()
-    if compiler is None:
-        return None
-    flags = [*FLAGS, *INSTRUCTIONS[instructions], *native.openmp()]
+    """The functions for one set of instructions: from the wheel, or compiled at first use."""
     try:
-        path = native.folder() / f"pass-{instructions}-{native.key(compiler, flags, HERE)}.so"
-        if not path.exists():
-            log.info("compiling the quantised CPU path (%s), once", instructions)
-        native.compile_sources(compiler, HERE, flags, path, TRY)
-        loaded = ctypes.CDLL(str(path))
+        loaded = _load_prebuilt(instructions) or _compile(instructions)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         log.info("the quantised CPU path is off: %s", said[0] if said else error)
         return None
-    for name, (types, result) in SIGNATURES.items():
-        getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, result
+    if loaded is not None:
+        for name, (types, result) in SIGNATURES.items():
+            getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, result
     return loaded
+
+
+def _load_prebuilt(instructions: str) -> ctypes.CDLL | None:
+    """The wheel's library, not tried out first: it has the instructions that torch itself uses on this CPU."""
+    path = prebuilt(instructions)
+    if not path.exists():
+        return None
+    try:
+        native.share_openmp()
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # made for another C library
+        log.info("the library %s does not load (%s)", path, error)
+        return None
+
+
+def _compile(instructions: str) -> ctypes.CDLL | None:
+    """The library compiled here, kept beside that of kernels/cpu; None without a compiler."""
+    compiler = native.find_compiler()
+    if compiler is None:
+        return None
+    flags = [*FLAGS, "-shared", *INSTRUCTIONS[instructions], *native.openmp()]
+    path = native.folder() / f"pass-{instructions}-{native.key(compiler, flags, HERE)}.so"
+    if not path.exists():
+        log.info("compiling the quantised CPU path (%s), once", instructions)
+    native.compile_sources(compiler, HERE, flags, path, TRY)
+    return ctypes.CDLL(str(path))
