@@ -37,6 +37,15 @@ def part(result: Result, name: str) -> list[dict[str, Any]]:
 def cpu_demo(result: Result) -> str:
     head = result["headline"]
     lines = ["| prompt | tokens | steps | tokens/step | speedup | text |", "|---|---|---|---|---|---|"]
+    speeds = "".join(
+        f" {name} {head[key]:.0f} tokens/s."
+        for key, name in (
+            ("tokens_per_second", "Speculative decoding:"),
+            ("plain_tokens_per_second", "Plain decoding:"),
+            ("transformers_tokens_per_second", "transformers `generate` in fp32:"),
+        )
+        if key in head
+    )
     for row in result["rows"]:
         text = "equal" if row["equal"] else f"differs (gap {row['tie_gap']:.1g})"
         prompt = row["prompt"] if len(row["prompt"]) < 60 else row["prompt"][:57] + "..."
@@ -47,7 +56,7 @@ def cpu_demo(result: Result) -> str:
     lines.append(
         f"| **all** | | | **{head['tokens_per_step']:.2f}** | **{head['speedup']:.2f}×** | {head['ties']:.0f} ties |"
     )
-    return "\n".join(lines)
+    return "\n".join(lines if not speeds else [*lines, "", f"Prompts included.{speeds}"])
 
 
 def cpu(result: Result) -> str:

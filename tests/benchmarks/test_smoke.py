@@ -20,6 +20,7 @@ MEASURING = (
     "attention",
     "bf16_divergence",
     "cpu",
+    "cpu_demo",
     "drafter",
     "equality",
     "exact_gpu",

@@ -1,10 +1,13 @@
 """`redrafter compare`: its figures contain no compilation, and its output and JSON say what was measured."""
 
+import io
 import json
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from redrafter.cli import compare
 from redrafter.cli.main import main
@@ -110,6 +113,29 @@ def test_a_step_launched_ahead_is_paid_by_its_own_run(monkeypatch):
     run = compare.TimedRun("plain", iter([[], []]), None, finish)
     run.advance()
     assert run.seconds == 5.0
+
+
+def test_no_thread_draws_during_a_step(monkeypatch):
+    """On a terminal the panels are drawn between steps, at the end too, and drawing takes no run's time."""
+    clock, out = FakeClock(), io.StringIO()
+    monkeypatch.setattr(compare, "clock", clock)
+    monkeypatch.setattr("redrafter.engine.ties.explain", lambda *_: None)
+    before = threading.active_count()
+
+    class Watching(FakeEngine):
+        def run(self, requests) -> Iterator[list[Part]]:
+            for parts in super().run(requests):
+                assert threading.active_count() == before
+                yield parts
+
+    engine = Watching(clock, drafts=1, runtime="eager")
+    engine._plain = Watching(clock, drafts=0, runtime="eager")
+    for side in (engine, engine.plain()):
+        side.COMPILE_SECONDS = side.STEP_SECONDS
+    request = SimpleNamespace(prompt="x", options={"max_new_tokens": 8, "temperature": 0.0})
+    made = compare.compare(engine, request, "x", Console(file=out, force_terminal=True, width=100))
+    assert (made.plain.seconds, made.speculative.seconds) == (8.0, 4.0)
+    assert "speculative: 4.0 s" in out.getvalue()
 
 
 def test_where_nothing_is_compiled_the_warm_up_is_short(monkeypatch):

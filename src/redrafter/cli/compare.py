@@ -42,6 +42,8 @@ DEMO_PROMPTS = (
 EAGER_WARM_UP = 3
 """Untimed steps where nothing is compiled: they start threads and fill memory allocators."""
 
+SECONDS_PER_DRAWING = 1 / 8
+
 clock = time.perf_counter
 
 
@@ -178,11 +180,15 @@ def compare(engine: "Engine", request: "Request", prompt: str, console: Console)
     plain = TimedRun("plain", engine.plain().run([request]), tokenizer, synchronize)
     speculative = TimedRun("speculative", engine.run([request]), tokenizer, synchronize)
     runs = (plain, speculative)
-    with Live(console=console, refresh_per_second=8, transient=not console.is_terminal) as live:
+    # Drawn between steps, because a thread that draws would take its time from the steps.
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+        drawn = 0.0
         while not all(r.done for r in runs):
             min((r for r in runs if not r.done), key=lambda r: r.seconds).advance()
-            if console.is_terminal:
-                live.update(Columns([r.panel() for r in runs], expand=True, equal=True))
+            over = all(r.done for r in runs)
+            if console.is_terminal and (over or clock() - drawn > SECONDS_PER_DRAWING):
+                live.update(Columns([r.panel() for r in runs], expand=True, equal=True), refresh=True)
+                drawn = clock()
     if not console.is_terminal:
         console.print(Group(*(r.panel() for r in runs)))
     return Comparison(prompt, plain, speculative, explain(engine.target, request, plain.tokens, speculative.tokens))

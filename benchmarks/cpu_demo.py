@@ -1,0 +1,78 @@
+"""What `make demo` shows, beside transformers' `generate` on the same prompts.
+
+    python benchmarks/cpu_demo.py
+
+Plain and speculative decoding take turns step by step, as in `redrafter compare`; then transformers writes the same
+text with fp32 weights. Times include the prompts; they are medians over the rounds.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/cpu_demo.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the commands
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import redrafter
+from benchmarks.common import arguments, parse
+from benchmarks.cpu_writers import transformers_generate
+from benchmarks.smoke import TinyFiles
+from redrafter.cli.compare import DEMO_PROMPTS, Comparison, compare, headline, warm_up
+from redrafter.results import check_new, write_results
+from redrafter.targets.default import default_model
+
+
+def smoke(tiny: TinyFiles) -> list[object]:
+    return ["--model", tiny.model, "--drafter", tiny.drafter, "--tokens", 4, "--rounds", 1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, "cpu_demo.json")
+    parser.add_argument("--tokens", type=int, default=64, help="at most this many new tokens per text")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--drafter", default="auto")
+    args = parse(parser, argv, smoke)
+    check_new(args.save, args.overwrite)
+    engine = redrafter.load(args.model, args.drafter, device="cpu")
+    write = transformers_generate(args.model or default_model())
+    quiet = Console(quiet=True)
+    rows: list[dict[str, Any]] = []
+    last: list[Comparison] = []
+    for prompt in track(DEMO_PROMPTS, "prompts"):
+        [request] = engine.requests([[{"role": "user", "content": prompt}]], max_new_tokens=args.tokens)
+        warm_up(engine, request)
+        write(list(request.prompt), min(args.tokens, 8))
+        found, theirs = [], []
+        for _ in range(args.rounds):
+            found.append(compare(engine, request, prompt, quiet))
+            tokens, seconds, _ = write(list(request.prompt), args.tokens)
+            theirs.append(seconds)
+        for side in ("plain", "speculative"):
+            getattr(found[-1], side).seconds = statistics.median(getattr(c, side).seconds for c in found)
+        last.append(found[-1])
+        same = tokens == found[-1].speculative.tokens
+        row = found[-1].row() | {"equal": all(c.difference is None for c in found), "equal_to_transformers": same}
+        rows.append(row | {"transformers_tokens": len(tokens), "transformers_seconds": statistics.median(theirs)})
+    total = sum(row["tokens"] for row in rows)
+    figures = headline(last) | {
+        "tokens_per_second": total / sum(row["speculative_seconds"] for row in rows),
+        "plain_tokens_per_second": total / sum(row["plain_seconds"] for row in rows),
+        "transformers_tokens_per_second": sum(row["transformers_tokens"] for row in rows)
+        / sum(row["transformers_seconds"] for row in rows),
+    }
+    figures["vs_transformers"] = figures["tokens_per_second"] / figures["transformers_tokens_per_second"]
+    write_results(args.save, figures, rows)
+    print(figures)
+
+
+if __name__ == "__main__":
+    main()
