@@ -13,7 +13,7 @@ from redrafter_mlx.chain import Chain
 
 SHORTEST, LONGEST = 2, 5
 """Tokens of a match."""
-DEEPEST = 16
+DEEPEST = 15
 """Tokens of a chain."""
 ODDS = np.array(
     [
