@@ -83,7 +83,7 @@ class GpuBenchmark:
                     "first_token_seconds": round(found["prompt"], 2),
                     "first_step_seconds": round(found["first_step"], 2),
                     "seconds": round(time.perf_counter() - began, 2),
-                    "stages": {stage: round(seconds, 2) for stage, seconds in engine.start_times.items()},
+                    "stages": {stage: round(seconds, 2) for stage, seconds in engine.target.start_times.items()},
                     "recorded": engine.recorded,
                     "gigabytes": (torch.cuda.memory_allocated() - before) / 1e9,
                 }

@@ -23,7 +23,7 @@ from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
-from redrafter.targets.cpu.packed_target import PackedTarget
+from redrafter.targets.cpu.packed_target import use_kv_dtype
 from redrafter.targets.cuda.layer_compile import start_workers
 from redrafter.tuning.store import apply_profile
 
@@ -60,10 +60,9 @@ def load(
     dtype: "fp32", "bf16", ... or a torch dtype. On a CPU, without a dtype, the default model and GGUF files run on
         their own quantised weights, and "q8" and "q4" quantise any other model of a known family.
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram"; on a CPU with
-        quantised weights always "ngram");
-        "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
-        smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
-        n-grams into that drafter.
+        quantised weights always "ngram"); "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent
+        drafter (ours or Apple's) or of a smaller causal LM; a drafter object; None for plain decoding. A name that ends
+        in "+ngram" mixes the text's n-grams into that drafter.
     shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
         machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
@@ -80,10 +79,7 @@ def load(
     if threads is not None:
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
-    if isinstance(target, PackedTarget):
-        target.use_kv_dtype(kv_dtype)
-    elif kv_dtype != "fp32":
-        raise ConfigError(f"kv_dtype {kv_dtype} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
+    use_kv_dtype(target, kv_dtype)
     guesses = resolve_drafter(drafter, target, gamma)
     if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = apply_profile(target, guesses, runtime)
@@ -148,11 +144,6 @@ class Engine:
             compiles=self.compiles_step,
             required=self.exact == "require",
         )
-
-    @property
-    def start_times(self) -> dict[str, float]:
-        """Seconds that each stage of the start has taken so far on a GPU: checks, compilation, recording."""
-        return dict(self.target.start_times)
 
     def plain(self) -> "Engine":
         """The same target under the same rule of choice, decoding token by token."""

@@ -157,3 +157,11 @@ class PackedTarget(Target):
         batch, n = tokens.shape
         positions = torch.arange(start, start + n).expand(batch, -1)
         return self.forward(tokens, positions, positions, None, None, cache, layers, keep)
+
+
+def use_kv_dtype(target: Target, name: str) -> None:
+    """`PackedTarget.use_kv_dtype`; other targets have a KV cache of the model's own dtype."""
+    if isinstance(target, PackedTarget):
+        target.use_kv_dtype(name)
+    elif name != "fp32":
+        raise ConfigError(f"kv_dtype {name} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
