@@ -302,22 +302,6 @@ def test_ngram_finds_the_longest_then_latest_match(target):
     assert int(tree.valid[1].sum()) == 1, "nothing repeats: no guess"
 
 
-def test_careful_ngrams_guess_less_than_they_matched():
-    rule = make_rule(RuleConfig(), Shape(width=1, length=5), VOCAB, torch.float64)
-    guessed = []
-    for same in range(1, 8):  # tokens that the text's end shares with its beginning
-        text = [*range(10, 10 + same), *range(30, 36), 50, *range(10, 10 + same)]
-        size = len(text)
-        for drafter in (NgramDrafter(6), NgramDrafter(6, careful=True)):
-            state = drafter.begin(torch.tensor([text]), torch.tensor([size]), torch.zeros(1, size, 0), size + 9)
-            search = rule.search(Sampling.of([SamplingParams()], VOCAB, "cpu"), torch.tensor([0]), torch.tensor([size]))
-            tree = drafter.draft(state, torch.tensor([text[-1]]), search)
-            guessed.append(tree.tokens[0, tree.valid[0]].tolist()[1:])
-    assert guessed[::2] == [[], *[[30, 31, 32, 33, 34]] * 6]
-    assert guessed[1::2] == [list(range(30, 30 + n)) for n in (0, 1, 2, 3, 4, 5, 5)]
-    assert NgramDrafter(6, careful=True).default_shape == Shape(width=1, length=5)
-
-
 def test_ngram_goes_on_with_a_loop():
     drafter = NgramDrafter()
     for loop in ([5], [5, 6], [5, 6, 7]):

@@ -66,10 +66,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         default="auto",
-        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, else 'ngram'; "
-        "over quantised weights on a CPU always 'ngram'), 'recurrent' (that drafter alone), 'ngram' (needs no "
-        "training), 'none', or a folder or Hugging Face id of a trained drafter or of a smaller causal LM; with "
-        "'+ngram' at the end, the drafter also guesses what followed the same words earlier in the text",
+        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, else 'ngram'), "
+        "'recurrent' (that drafter alone), 'ngram' (needs no training), 'none', or a folder or Hugging Face id of a "
+        "trained drafter or of a smaller causal LM; with '+ngram' at the end, the drafter also guesses what followed "
+        "the same words earlier in the text",
     )
     group.add_argument(
         "--kv-dtype",

@@ -55,22 +55,16 @@ def continuations(state: NgramState, starts: Tensor, length: int) -> Tensor:
 
 
 class NgramDrafter:
-    """Needs no training and no weights. Guesses nothing where the text does not repeat.
-
-    `careful`: a match of n tokens is continued by at most n - 1. Short matches are often chance, and where every token
-    of a pass costs time, wrong guesses cost more than right ones save.
-    """
+    """Needs no training and no weights. Guesses nothing where the text does not repeat."""
 
     name = "ngram"
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=7)
 
-    def __init__(self, longest: int = 4, shortest: int = 2, careful: bool = False) -> None:
+    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
             raise ConfigError(f"n-gram sizes must be 1 <= shortest <= longest, got {shortest} and {longest}")
-        self.longest, self.shortest, self.careful = longest, shortest, careful
-        if careful:
-            self.default_shape = Shape(width=1, length=max(1, longest - 1))
+        self.longest, self.shortest = longest, shortest
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> NgramState:
         room = tokens.new_zeros(tokens.shape[0], slots)
@@ -87,8 +81,7 @@ class NgramDrafter:
         """The continuations of the longest, then most recent, earlier matches of the text's end."""
         found = find_matches(state, self.longest, self.shortest, search.shape.width)
         beam = continuations(state, found.starts, search.shape.length)
-        most = found.sizes - 1 if self.careful else found.sizes.sign() * beam.shape[2]
-        real = torch.arange(beam.shape[2], device=last.device) < most[..., None]
+        real = (found.sizes > 0)[..., None].expand(beam.shape)
         # Every token of the first candidate ranks before any token of the second.
         order = -torch.arange(beam.shape[1], device=last.device, dtype=torch.float32)[:, None].expand(beam.shape)
         return search.candidates(beam, order.masked_fill(~real, -torch.inf), last)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NoDrafter, WithNgrams, checkpoint, shipped
+from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, shipped
 from redrafter.drafters.int8 import usable_for
 from redrafter.drafters.load import bind
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.drafters.recurrent.compiled import compiles
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
-from redrafter.engine.resolve import ngrams_for, resolve_drafter
+from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import BUILT_IN
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import native
@@ -104,9 +104,9 @@ def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, pac
     """The default model's drafter, bound to a stand-in for the model."""
     if drafter == "none":
         return NoDrafter()
-    folder = None if drafter == "ngram" or (packed and drafter == "auto") else shipped_for(NAME)
+    folder = None if drafter == "ngram" else shipped_for(NAME)
     if folder is None:
-        return ngrams_for(packed)
+        return NgramDrafter()
     net, _ = checkpoint.read(folder)
     alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
     if isinstance(alone, RecurrentDrafter):

@@ -11,18 +11,13 @@ from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import folders
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
-from redrafter.targets.cpu.packed_target import PackedTarget
-
-PACKED_LONGEST = 6
-"""Tokens of the longest match that n-grams over packed weights look for, one more than they guess."""
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
     """None or "none", "auto", "recurrent", "ngram", a folder or Hub id (of a drafter or a causal LM), or a drafter.
 
     "recurrent" is the drafter that comes with the package. A name that ends in "+ngram" mixes n-grams into that
-    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram". Over
-    quantised weights on a CPU "auto" is "ngram": a pass takes less time there than a network needs to guess.
+    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram".
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     """
     if isinstance(gamma, str):
@@ -36,21 +31,15 @@ def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = No
     return found
 
 
-def ngrams_for(packed: bool) -> NgramDrafter:
-    """N-grams for a target with or without packed weights. Every token of a packed pass costs time."""
-    return NgramDrafter(PACKED_LONGEST, careful=True) if packed else NgramDrafter()
-
-
 def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     if drafter is None or drafter == "none":
         return NoDrafter()
     if drafter in ("auto", "auto" + WITH_NGRAMS):
-        alone = isinstance(target, PackedTarget) or shipped.find(target) is None
-        drafter = "ngram" if alone else "recurrent" + WITH_NGRAMS
+        drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
         return WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma))
     if drafter == "ngram":
-        return ngrams_for(isinstance(target, PackedTarget))
+        return NgramDrafter()
     if drafter == "recurrent" and (drafter := shipped.find(target)) is None:
         raise ModelNotFound(
             f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"

@@ -81,7 +81,7 @@ def drafter_identity(drafter: Drafter) -> str:
     if isinstance(drafter, ModelDrafter):
         return f"model {identity(drafter.model)['weights']}"
     if isinstance(drafter, NgramDrafter):
-        return f"ngram {drafter.shortest}-{drafter.longest}" + " careful" * drafter.careful
+        return f"ngram {drafter.shortest}-{drafter.longest}"
     return f"{type(drafter).__module__}.{type(drafter).__qualname__}"
 
 
