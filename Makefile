@@ -61,9 +61,10 @@ wheel: $(READY_DEV)
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # The wheel for 64-bit ARM Linux, with Debian's cross compiler: apt install g++-aarch64-linux-gnu
-wheel-arm64: export CXX := aarch64-linux-gnu-g++
-wheel-arm64: export _PYTHON_HOST_PLATFORM := linux-aarch64
-wheel-arm64: wheel
+wheel-arm64: $(READY_DEV)
+	rm -rf build
+	CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
+		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2
@@ -86,6 +87,7 @@ $(READY_MLX): $(READY_DEV)
 	$(MLX)/python -m pip install --quiet -c constraints.txt --no-deps mlx $(MLX_BACKEND) mlx-lm
 	$(BIN)/python -c "import sysconfig; print('$(CURDIR)/redrafter-mlx/src\n$(CURDIR)/src', sysconfig.get_path('purelib'), sep='\n')" \
 		> $$($(MLX)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/redrafter.pth
+	$(MLX)/python -c "import mlx.core, mlx_lm"
 	touch $@
 
 test-mlx: setup-mlx

@@ -10,6 +10,7 @@ The rest of the build is described in pyproject.toml.
 
 import os
 import runpy
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -24,20 +25,31 @@ from setuptools.command.build_py import build_py
 PASS = Path("redrafter", "kernels", "cpu_pass")
 SOURCES = Path(__file__).parent / "src" / PASS
 SETTINGS = runpy.run_path(str(SOURCES / "flags.py"))
-COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+COMPILER = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "")
 SYSTEM, _, MACHINE = sysconfig.get_platform().partition("-")
-SETS = SETTINGS["MACHINES"].get(MACHINE, ()) if SYSTEM == "linux" and COMPILER else ()
+
+
+def compiles_for(machine: str) -> bool:
+    """Whether there is a compiler that makes code for this machine: another machine needs its cross compiler."""
+    try:
+        made_for = subprocess.run([*COMPILER, "-dumpmachine"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return made_for.partition("-")[0] == machine
+
+
+SETS = SETTINGS["MACHINES"].get(MACHINE, ()) if SYSTEM == "linux" and compiles_for(MACHINE) else ()
 """The sets of instructions to compile for."""
 
 
 def compile_library(instructions: str, target: Path) -> None:
-    """OpenMP stays unlinked: torch brings its own, and two would compete for the cores."""
+    """One shared library for one set of instructions."""
     flags = [*SETTINGS["FLAGS"], *SETTINGS["INSTRUCTIONS"][instructions]]
     with tempfile.TemporaryDirectory() as scratch:
         sources = [str(path.resolve()) for path in sorted(SOURCES.glob("*.cpp"))]
-        subprocess.run([COMPILER, "-c", *flags, *sources], cwd=scratch, check=True)
+        subprocess.run([*COMPILER, "-c", *flags, *sources], cwd=scratch, check=True)
         objects = [str(path) for path in sorted(Path(scratch).glob("*.o"))]
-        subprocess.run([COMPILER, "-shared", "-s", *objects, "-o", str(target)], check=True)
+        subprocess.run([*COMPILER, "-shared", "-pthread", "-s", *objects, "-o", str(target)], check=True)
 
 
 class BuildWithLibraries(build_py):
@@ -48,9 +60,14 @@ class BuildWithLibraries(build_py):
         if self.editable_mode:
             return
         into = Path(self.build_lib, PASS, "prebuilt")
-        into.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: compile_library(name, into / f"{name}.so"), SETS))
+        shutil.rmtree(into, ignore_errors=True)  # an earlier build may have been for another machine
+        into.mkdir(parents=True)
+        try:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda name: compile_library(name, into / f"{name}.so"), SETS))
+        except (OSError, subprocess.CalledProcessError) as error:
+            shutil.rmtree(into)
+            self.warn(f"the wheel has no compiled library ({error}): it is compiled at first use")
 
 
 class WheelOfOnePlatform(bdist_wheel):

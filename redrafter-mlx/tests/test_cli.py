@@ -199,6 +199,10 @@ def test_the_server_refuses(server):
         ("/v1/chat/completions", message | {"temperature": -1}, 400, "temperature"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "content"),
         ("/v1/completions", {"prompt": ["a", "b"]}, 400, "one text"),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, 400, "stop must be"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "at least 1"),
+        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": "x"}, 400, "stream_options"),
+        ("/v1/chat/completions", {"messages": 5}, 400, "content"),
     ):
         found, text = ask(server, path, body)
         assert found == status, text

@@ -29,7 +29,7 @@ def test_noise_is_the_same_bit_for_bit(same):
     seeds = torch.tensor([torch_noise.as_int64(s) for s in SEEDS])
     keys = torch_noise._key(seeds, torch_noise.SEEDED, POSITIONS)
     offsets = torch_noise._offsets(50, keys.device)
-    oracle = torch_noise._shift(torch_noise._mix(keys[..., None] + offsets), 11)
+    oracle = torch_noise._shift(torch_noise.mix(keys[..., None] + offsets), 11)
     own = noise.as_seeds(SEEDS), to_mlx(POSITIONS), 50
     np.testing.assert_array_equal(np.array(noise.bits(*own)).astype(np.int64), oracle.numpy())
     u = torch_noise.uniform(seeds, POSITIONS, 50, stream=torch_noise.SEEDED, dtype=torch.float32)

@@ -77,13 +77,11 @@ def test_stop_strings(spoken):
     for stop in (whole.text[5:7], whole.text[9]):
         at = whole.text.index(stop)
         for drafter in (NoDrafter(), OracleDrafter([ids], [whole.tokens], 0.9), recurrent_drafter(spoken)):
-            if isinstance(drafter, OracleDrafter | NoDrafter):
-                done = Engine(spoken, drafter, SHAPE).generate(
-                    ids, max_new_tokens=24, temperature=1.0, seed=4, stop=stop
-                )
-                assert done.text == whole.text[:at]
-                assert done.finish_reason == "stop"
-                assert done.tokens == whole.tokens[: len(done.tokens)]
+            made = Engine(spoken, drafter, SHAPE)
+            done = made.generate(ids, max_new_tokens=24, temperature=1.0, seed=4, stop=stop)
+            assert done.text == whole.text[:at]
+            assert done.finish_reason == "stop"
+            assert done.tokens == whole.tokens[: len(done.tokens)]
     parts = list(Engine(spoken, NoDrafter()).stream("Once", max_new_tokens=24, temperature=1.0, seed=4))
     assert "".join(p.text for p in parts) == whole.text
 

@@ -58,6 +58,7 @@ def make_server(host: str, port: int) -> Server:
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    timeout = 60  # seconds that a silent client may keep the others waiting
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
@@ -134,7 +135,8 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     prompt: Any = body.get("messages" if chat else "prompt")
     require(bool(prompt), f"{'messages' if chat else 'prompt'} is missing or empty")
     if chat:
-        texts = [m.get("content") for m in prompt] if all(isinstance(m, dict) for m in prompt) else [None]
+        messages = isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt)
+        texts = [m.get("content") for m in prompt] if messages else [None]
         require(all(isinstance(text, str) for text in texts), "each message needs a role and a content that is a text")
     else:
         ids = isinstance(prompt, list) and all(isinstance(t, int) for t in prompt)
@@ -142,9 +144,12 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     options = {name: body[name] for name in (*SAMPLING, "seed", "stop") if body.get(name) is not None}
     require(isinstance(options.get("seed", 0), int), "seed must be a whole number")
     stops = options.get("stop", [])
-    require(isinstance(stops, str) or all(isinstance(s, str) for s in stops), "stop must be a text or a list of texts")
+    texts = isinstance(stops, list) and all(isinstance(s, str) for s in stops)
+    require(isinstance(stops, str) or texts, "stop must be a text or a list of texts")
+    require(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
     options.setdefault("temperature", 1.0)  # OpenAI's default
-    most = body.get("max_completion_tokens") or body.get("max_tokens") or 512
+    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    most = given[0] if given else 512
     require(isinstance(most, int), f"max_tokens must be a whole number, got {most!r}")
     return prompt, options | {"max_new_tokens": most}
 

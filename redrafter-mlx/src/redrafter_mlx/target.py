@@ -99,6 +99,8 @@ class Target:
 
     def record(self, layers: tuple[int, ...]) -> None:
         """Let passes return these hidden states, as transformers numbers them (-1: after the final norm)."""
+        if layers == self.layers:
+            return  # a further engine of the same target
         for layer in layers:
             place = self._place(layer)
             if place == self.layer_count:

@@ -134,8 +134,8 @@ def _packed(
     if bits is not None:
         if not fits or _is_gguf(model):
             raise ConfigError(
-                f"dtype {dtype} is for a Hugging Face model on a CPU with a C++ compiler, and takes no other options; "
-                "leave it out"
+                f"dtype {dtype} is for a Hugging Face model on a CPU where the compiled path runs (see redrafter "
+                "doctor), and takes no other options; leave it out"
             )
         source = str(default_model() if model is None else model)
         module, tokenizer = _load_parts(source, torch.float32, tokenizer, {})

@@ -135,6 +135,20 @@ def test_an_fp16_kv_cache_holds_the_rounded_keys_and_values():
         packed("llama").use_kv_dtype("int8")
 
 
+def test_values_too_large_for_fp16_change_no_other_token():
+    """An infinite value with weight 0 would turn the tokens before it into NaN, in a prompt but not alone."""
+    own = copy.deepcopy(model("llama"))
+    with torch.no_grad():
+        own.model.layers[0].self_attn.v_proj.weight.mul_(1e6)
+    target, text = from_module(own, None, "llama", 8, lambda: own), torch.arange(40)[None] % VOCAB
+    target.use_kv_dtype("fp16")
+    cache = KVCache(slots=40)
+    together = target.read(text, 0, cache, LAYERS, torch.tensor([39]))[1][0]
+    assert cache.layers[0][1].abs().max() == torch.finfo(torch.float16).max, "no value is too large"
+    assert torch.equal(together, one_by_one(target, text[0])[1])
+    assert together.isfinite().all()
+
+
 def test_threads_change_no_bit():
     target, before = packed("llama"), torch.get_num_threads()
     alone = trees(target)

@@ -155,8 +155,3 @@ def torch_openmp() -> Path | None:
     home = Path(torch.__file__).parent
     found = sorted([*(home / "lib").glob("libgomp*.so*"), *home.parent.glob("torch.libs/libgomp*.so*")])
     return found[0] if found else None
-
-
-def share_openmp() -> None:
-    """Let libraries that were linked without OpenMP find torch's, or else the system's."""
-    ctypes.CDLL(str(torch_openmp() or "libgomp.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -1,6 +1,6 @@
 """How the compiler makes the library of this folder. setup.py reads this file alone, so it imports nothing."""
 
-FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fopenmp", "-Wno-psabi")
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 INSTRUCTIONS = {
     "avx512": (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),

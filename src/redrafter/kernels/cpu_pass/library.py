@@ -91,8 +91,8 @@ class Pass(ctypes.Structure):
 
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "packed_bytes": ([LONG] * 3, LONG),
-    "pack_quantised": ([LONG, *[POINTER] * 3, LONG, LONG, POINTER], None),
-    "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER], None),
+    "pack_quantised": ([LONG, *[POINTER] * 3, LONG, LONG, POINTER, LONG], None),
+    "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER, LONG], None),
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
     "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
     "run_pass": ([POINTER, POINTER], None),
@@ -106,7 +106,7 @@ class Matrix(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *[(n, ctypes.c_long) for n in ("rows", "columns", "tiles", "format")]]
 lib, x = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512)
 packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
-lib.pack_floats(ctypes.c_long(7), x, ctypes.c_long(16), ctypes.c_long(32), packed)
+lib.pack_floats(ctypes.c_long(7), x, ctypes.c_long(16), ctypes.c_long(32), packed, ctypes.c_long(1))
 lib.multiply(ctypes.byref(Matrix(ctypes.addressof(packed), 16, 32, 1, 7)), x, ctypes.c_long(1), y, ctypes.c_long(1))
 assert list(y) == [32.0] * 16
 """
@@ -166,7 +166,6 @@ def _load_prebuilt(instructions: str) -> ctypes.CDLL | None:
     if not path.exists():
         return None
     try:
-        native.share_openmp()
         return ctypes.CDLL(str(path))
     except OSError as error:  # made for another C library
         log.info("the library %s does not load (%s)", path, error)
@@ -178,7 +177,7 @@ def _compile(instructions: str) -> ctypes.CDLL | None:
     compiler = native.find_compiler()
     if compiler is None:
         return None
-    flags = [*FLAGS, "-shared", *INSTRUCTIONS[instructions], *native.openmp()]
+    flags = [*FLAGS, "-shared", *INSTRUCTIONS[instructions]]
     path = native.folder() / f"pass-{instructions}-{native.key(compiler, flags, HERE)}.so"
     if not path.exists():
         log.info("compiling the quantised CPU path (%s), once", instructions)

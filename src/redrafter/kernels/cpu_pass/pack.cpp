@@ -2,7 +2,6 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O2")  // packing runs once; with -O3 GCC spends 15 s on its loops
 #endif
-#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -10,8 +9,7 @@
 #include "team.h"
 
 template <typename Work>
-static void in_parallel(long count, Work work) {
-  long threads = std::thread::hardware_concurrency();
+static void in_parallel(long threads, long count, Work work) {
   Team team(1, threads);
   team.start([&](Team::Member member) { member.share(count, work); });
 }
@@ -32,11 +30,12 @@ extern "C" long packed_bytes(long format, long rows, long columns) {
 }
 
 template <typename F>
-static void pack_values(const int8_t* values, const void* by, const void* least, long rows, long columns, char* to) {
+static void pack_values(const int8_t* values, const void* by, const void* least, long rows, long columns, char* to,
+                        long threads) {
   using Scale = std::remove_reference_t<decltype(F::Tile::by[0])>;
   auto* tile = (typename F::Tile*)to;
   long tiles = columns / F::INPUTS;
-  in_parallel((rows + LANES - 1) / LANES, [&](long group) {
+  in_parallel(threads, (rows + LANES - 1) / LANES, [&](long group) {
     for (long r = group * LANES; r < rows && r < (group + 1) * LANES; r++)
       for (long b = 0; b < tiles; b++) {
         auto& t = tile[group * tiles + b];
@@ -49,11 +48,11 @@ static void pack_values(const int8_t* values, const void* by, const void* least,
 }
 
 template <typename F>
-static void pack_numbers(const void* from, long rows, long columns, char* to) {
+static void pack_numbers(const void* from, long rows, long columns, char* to, long threads) {
   using Number = std::remove_reference_t<decltype(F::Tile::number[0][0])>;
   auto* tile = (typename F::Tile*)to;
   long tiles = (columns + F::INPUTS - 1) / F::INPUTS;
-  in_parallel(rows, [&](long r) {
+  in_parallel(threads, rows, [&](long r) {
     for (long k = 0; k < columns; k++)
       tile[r / LANES * tiles + k / F::INPUTS].number[k % F::INPUTS][r % LANES] = ((const Number*)from)[r * columns + k];
   });
@@ -61,12 +60,12 @@ static void pack_numbers(const void* from, long rows, long columns, char* to) {
 
 // values (rows, columns), a byte each; scales and minimums (rows, groups). `to` holds zeros.
 extern "C" void pack_quantised(long format, const int8_t* values, const void* by, const void* least, long rows,
-                               long columns, char* to) {
-  switch (format) { FOR_QUANTISED(pack_values<F>(values, by, least, rows, columns, to);) }
+                               long columns, char* to, long threads) {
+  switch (format) { FOR_QUANTISED(pack_values<F>(values, by, least, rows, columns, to, threads);) }
 }
 
-extern "C" void pack_floats(long format, const void* from, long rows, long columns, char* to) {
-  switch (format) { FOR_FLOATS(pack_numbers<F>(from, rows, columns, to);) }
+extern "C" void pack_floats(long format, const void* from, long rows, long columns, char* to, long threads) {
+  switch (format) { FOR_FLOATS(pack_numbers<F>(from, rows, columns, to, threads);) }
 }
 
 // y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone.

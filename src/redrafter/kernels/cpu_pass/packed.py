@@ -51,10 +51,10 @@ class PackedMatrix:
             values, scales = np.ascontiguousarray(matrix.values), np.ascontiguousarray(matrix.scales)
             least = None if matrix.minimums is None else np.ascontiguousarray(matrix.minimums)
             given = (values.ctypes.data, scales.ctypes.data, None if least is None else least.ctypes.data)
-            lib.pack_quantised(kind, *given, rows, columns, at)
+            lib.pack_quantised(kind, *given, rows, columns, at, thread_count())
         else:
             numbers = np.ascontiguousarray(matrix.values)
-            lib.pack_floats(kind, numbers.ctypes.data, rows, columns, at)
+            lib.pack_floats(kind, numbers.ctypes.data, rows, columns, at, thread_count())
         self.fields = library.Matrix(at, rows, columns, -(-columns // inputs), kind)
 
     def take(self, ids: Tensor) -> Tensor:

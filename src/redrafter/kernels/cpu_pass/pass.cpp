@@ -179,7 +179,7 @@ class Runner {
   // A head's key or value in the KV cache.
   void write(void* cache, long to, const float* from) const {
     for (long d = 0; d < m.size; d += LANES) {
-      if (p.half) store((uint16_t*)cache + to + d, load(from + d));
+      if (p.half) store((uint16_t*)cache + to + d, limited(load(from + d), 65504.0f));
       else store((float*)cache + to + d, load(from + d));
     }
   }

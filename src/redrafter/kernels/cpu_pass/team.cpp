@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace {
@@ -14,11 +15,15 @@ constexpr long PATIENCE = 200;  // turns that a helper looks for more work befor
 class Helpers {
  public:
   void run(long threads, const std::function<void()>& work) {
+    if (threads <= 1) return work();
     std::unique_lock<std::mutex> alone(one_call, std::try_to_lock);
-    if (threads <= 1 || !alone.owns_lock()) return work();
+    if (!alone.owns_lock()) return work();
     {
       std::lock_guard<std::mutex> guard(lock);
-      for (; count < threads - 1; count++) std::thread([this, index = count] { help(index); }).detach();
+      try {
+        for (; count < threads - 1; count++) std::thread([this, index = count] { help(index); }).detach();
+      } catch (const std::system_error&) {  // a limit on threads: those that are there do the work
+      }
       job = &work, wanted = threads - 1;
       turn.fetch_add(1);
     }

@@ -96,6 +96,13 @@ INLINE vec max(vec a, vec b) {
   EACH a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
   return a;
 }
+INLINE vec limited(vec x, float most) {  // to -most ... most
+  EACH {
+    x.part[i] = x.part[i] > most ? most - floats{} : x.part[i];
+    x.part[i] = x.part[i] < -most ? -most - floats{} : x.part[i];
+  }
+  return x;
+}
 INLINE vec to_floats(ivec x) {
   vec y;
   EACH y.part[i] = __builtin_convertvector(x.part[i], floats);
