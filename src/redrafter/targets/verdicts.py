@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 CODE = ("core", "kernels", "targets")
 """Packages whose code decides the verdict."""
+LIBRARIES = ("torch.", "transformers.")
+"""Modules whose code has a version, which is part of the verdict's key."""
 
 
 def folder() -> Path:
@@ -104,11 +106,15 @@ def _classes(model: Any) -> list[str]:
 
 def _plain(model: Any) -> bool:
     """Whether torch and transformers alone define what the model computes: no code of a user's in between."""
+    if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+        return False
     for module in model.modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         if "forward" in vars(module) or any(getattr(h, "__module__", None) != TRANSFORMERS_HOOKS for h in hooks):
             return False
-    return all(name.startswith(("torch.", "transformers.")) for name in _classes(model))
+        if not str(getattr(type(module).forward, "__module__", None)).startswith(LIBRARIES):
+            return False
+    return all(name.startswith(LIBRARIES) for name in _classes(model))
 
 
 def kept() -> list[Path]:

@@ -64,6 +64,15 @@ def a_number_of_the_config(model, patch):
     model.config.rms_norm_eps *= 2
 
 
+def the_forward_of_a_class(model, patch):
+    original = type(model).forward
+    patch.setattr(type(model), "forward", lambda self, *args, **kwargs: original(self, *args, **kwargs))
+
+
+def a_global_hook(model, patch):
+    patch.setitem(torch.nn.modules.module._global_forward_hooks, 0, lambda *a: None)
+
+
 TWINS = {
     "one weight": one_element,
     "two rows change places": two_swapped,
@@ -76,6 +85,8 @@ TWINS = {
     "GPU": lambda model, patch: patch.setattr(verdicts, "_gpu", lambda device: {"gpu": "another"}),
     "hook": lambda model, patch: model.model.norm.register_forward_hook(lambda *a: None),
     "forward": lambda model, patch: setattr(model.lm_head, "forward", model.lm_head.forward),
+    "forward of a class": the_forward_of_a_class,
+    "global hook": a_global_hook,
     "damaged verdict": lambda model, patch: [p.write_text("{") for p in verdicts.kept()],
     "forgotten": lambda model, patch: verdicts.forget(),
 }
