@@ -35,6 +35,8 @@ CODE = ("core", "kernels", "targets")
 """Packages whose code decides the verdict."""
 LIBRARIES = ("torch.", "transformers.")
 """Modules whose code has a version, which is part of the verdict's key."""
+VARIABLES = ("CUBLAS", "NVIDIA_TF32", "TRITON_")
+"""Beginnings of the names of environment variables that can change the bits of a pass."""
 
 
 def folder() -> Path:
@@ -67,12 +69,14 @@ def install_cpu_forwards_once(target: Target) -> None:
 
 def bits_path(target: Target, compiles: bool) -> Path | None:
     """The file of the verdict that a token has the same bits in every pass; None where it is not kept."""
-    gpu = _gpu(target.device)
-    if gpu is None or not _plain(target.model):
-        return None
     try:
+        gpu = _gpu(target.device)
+        if gpu is None or not _plain(target.model):
+            return None
         weights = fingerprint(target.model, target.device)
-    except Exception as error:  # a kind of tensor that cannot be read, or too little memory: the check itself goes on
+    except (
+        Exception
+    ) as error:  # a setting or tensor that cannot be read, or too little memory: the check itself goes on
         log.debug("no verdict is kept for %s: %s", target.name, error)
         return None
     if weights is None:
@@ -91,12 +95,14 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
         "gpu": [found.major, found.minor, found.multi_processor_count, found.total_memory],
         "cuda": [torch.version.cuda, torch.version.hip],
         "matmul": [
-            torch.get_float32_matmul_precision(),
+            str(matmul.fp32_precision),  # torch.get_float32_matmul_precision() raises after this was set
             str(matmul.allow_bf16_reduced_precision_reduction),
             str(matmul.allow_fp16_reduced_precision_reduction),
             str(torch.backends.cuda.preferred_blas_library()),
         ],
-        "environment": sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("CUBLAS", "TRITON_F32"))),
+        "environment": sorted(
+            f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES) and "CACHE" not in k
+        ),
     }
 
 

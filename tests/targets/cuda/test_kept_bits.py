@@ -138,6 +138,11 @@ def test_without_a_gpu_nothing_is_kept(model, tried, monkeypatch):
     assert verdicts.bits_path(load_target(model), True) is None
 
 
+def test_a_setting_that_cannot_be_read_means_that_nothing_is_kept(model, tried, monkeypatch):
+    monkeypatch.setattr(verdicts, "_gpu", lambda device: {}["no such setting"])
+    assert verdicts.bits_path(load_target(model), True) is None
+
+
 @dataclasses.dataclass
 class Weights:
     """A model of one tensor."""
