@@ -125,17 +125,21 @@ def test_other_launch_parameters_give_the_same(changed, monkeypatch):
     assert not torch.allclose(got, naive.attend(query, *cache, packed, 0.25), atol=1e-4)
 
 
-def test_a_tree_deeper_than_the_newest_keys():
-    """20 levels and branches at each: 16 newest keys would take nodes beside the path for older keys."""
-    parents = torch.tensor([[0, *(i // 2 * 2 for i in range(39))]])  # node 2 i + 1 is a leaf beside node 2 i + 2
-    mask = ancestors(parents, 20).to(DEVICE)
+@pytest.mark.parametrize("deep", [20, 128])
+def test_a_tree_deeper_than_the_newest_keys(deep):
+    """20 levels with branches at each, then a chain: 16 newest keys would take nodes beside the path for older keys."""
+    n, slots = deep + 20, deep + 60
+    branches = (i // 2 * 2 for i in range(39))  # node 2 i + 1 is a leaf beside node 2 i + 2
+    parents = torch.tensor([[0, *branches, *range(39, n - 1)]])
+    mask = ancestors(parents, deep).to(DEVICE)
     depths = mask.sum(-1) - 1
-    assert int(depths.max()) == 20
-    packed, shallow = (naive.pack_mask(torch.tensor([30], device=DEVICE), depths, mask, deep=x) for x in (20, 15))
-    cache, query = filled(random_cache(1, 1, 80, 16), packed), torch.randn(1, 40, 1, 16, device=DEVICE)
-    by_hand = torch.ones(40, 80, dtype=torch.bool, device=DEVICE)
-    by_hand[:, 30:70], by_hand[:, 70:] = mask[0], False
-    assert torch.equal(naive.visible(packed, 80)[0], by_hand)
+    assert int(depths.max()) == deep
+    packed, shallow = (naive.pack_mask(torch.tensor([30], device=DEVICE), depths, mask, deep=x) for x in (deep, 15))
+    cache, query = filled(random_cache(1, 1, slots, 16), packed), torch.randn(1, 40, 1, 16, device=DEVICE)
+    by_hand = torch.ones(n, slots, dtype=torch.bool, device=DEVICE)
+    by_hand[:, 30 : 30 + n], by_hand[:, 30 + n :] = mask[0], False
+    assert torch.equal(naive.visible(packed, slots)[0], by_hand)
+    packed, shallow = packed[:, :, -40:], shallow[:, :, -40:]  # the last nodes, which are the deepest
     want = naive.attend(query, *cache, packed, 0.25)
     check(attended(query, cache, packed), want)
     assert not torch.allclose(attended(query, cache, shallow), want, atol=1e-2), "twin: not told how deep"

@@ -151,7 +151,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     scale = scaling * 1.44269504  # the hardware has exp2, not exp
     tree, count = newest_of(packed) > 0, newest_of(packed) or NEWEST
-    few, tiles = GATHERED // count, triton.cdiv(each, chosen["M"])
+    few, tiles = max(1, GATHERED // count), triton.cdiv(each, chosen["M"])
     read = (query, keys, values, packed, sums, peaks, totals)
     strides = (*query.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2))
     written, sizes = out.stride()[:2], (n, groups, size, kv_heads)
