@@ -73,7 +73,9 @@ def older_keys(
     in_size = (d < size)[None, :]
     of_head = head * groups * size
     q_at = (node * q_node + group * size)[:, None] + d[None, :]
-    q = tl.load(query + row * q_row + of_head + q_at, mask=real[:, None] & in_size, other=0.0)
+    # Not by way of L1: every layer's queries are in the same memory, and this kernel has not waited yet, so that a line
+    # there may still be of the layer before.
+    q = tl.load(query + row * q_row + of_head + q_at, mask=real[:, None] & in_size, other=0.0, cache_modifier=".cg")
     first = tl.maximum(position - window + 1, 0)
     lowest = tl.min(tl.where(real, first, 1 << 30), 0) // BLOCK * BLOCK
     if SINGLE:
