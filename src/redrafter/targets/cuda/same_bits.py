@@ -100,9 +100,13 @@ def _repeated(tree: Tree, rows: int) -> Tree:
 
 
 def _random_tree(beam: Tensor, last: Tensor, random: torch.Generator) -> Tree:
-    scores = torch.rand(beam.shape, generator=random).to(beam.device).cumsum(-1).neg()
-    tree, _ = pack(candidate_nodes(beam, scores)[0], last, NODES)
-    return tree
+    """Packed on a CPU: while kernels are only compiled, a tree that a kernel packs means nothing."""
+    scores = torch.rand(beam.shape, generator=random).cumsum(-1).neg()
+    tree, _ = pack(candidate_nodes(beam.cpu(), scores)[0], last.cpu(), NODES)
+    tokens, parents, depths, valid, mask = (
+        x.to(beam.device) for x in (tree.tokens, tree.parents, tree.depths, tree.valid, tree.mask)
+    )
+    return Tree(tokens, parents, depths, valid, mask, tree.length)
 
 
 def _random_cache(verifier: TreeTarget, rows: int, length: int) -> KVCache:
