@@ -1,8 +1,11 @@
 """Kernels that are compiled without running."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from redrafter import kernels
 from redrafter.kernels import compile_kernels, compiles_only, norm_gate
 
 
@@ -11,6 +14,16 @@ def test_without_a_gpu_nothing_is_compiled():
     compile_kernels(lambda: ran.append(1), torch.device("cpu"))
     assert not ran
     assert not compiles_only()
+
+
+def test_kernels_of_other_threads_run_meanwhile():
+    token = kernels._compiles_only.set(True)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            assert not other.submit(compiles_only).result()
+        assert compiles_only()
+    finally:
+        kernels._compiles_only.reset(token)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

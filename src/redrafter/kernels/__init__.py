@@ -7,6 +7,7 @@ decided here and nowhere else. What a fast implementation cannot do (a dtype, a 
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ Implementation = Literal["triton", "cpp", "naive"]
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _forced: Implementation | None = None
-_compiles_only = False
+_compiles_only = ContextVar("compiles_only", default=False)  # other threads' kernels run meanwhile
 
 
 def runs_triton(device: torch.device) -> bool:
@@ -57,19 +58,18 @@ def compile_kernels(run: Callable[[], object], device: torch.device) -> None:
 
     import triton
 
-    global _compiles_only
     with (
         contextlib.suppress(Exception),
         ThreadPoolExecutor() as pool,
         triton.AsyncCompileMode(pool, ignore_errors=True),
     ):
-        _compiles_only = True
+        token = _compiles_only.set(True)
         try:
             run()
         finally:
-            _compiles_only = False
+            _compiles_only.reset(token)
 
 
 def compiles_only() -> bool:
     """Whether `compile_kernels` is under way: results mean nothing and are not to be compared or kept."""
-    return _compiles_only
+    return _compiles_only.get()
