@@ -194,6 +194,13 @@ def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
         torch.testing.assert_close(a[:, :, :20], b[:, :, :20], rtol=1e-4, atol=1e-5)
 
 
+def test_a_part_of_a_part_counts_from_its_own_first_row():
+    whole = Arena(load_target(make_model()), 3, 8)
+    whole.part(0, 1)
+    found = whole.part(1, 3).part(0, 1)
+    assert all(a.data_ptr() == b[1].data_ptr() for a, b in zip(found.tensors(), whole.tensors(), strict=True))
+
+
 def test_a_run_under_way_outlives_anothers_failure():
     """What cannot be recorded for one batch says nothing of the batch that is being written."""
     target = load_target(make_model())

@@ -37,7 +37,8 @@ class Arena(KVCache):
             layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
             self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop])
         made = copy.copy(self)
-        made.layers, made.whole = self._parts[start, stop]
+        layers, made.whole = self._parts[start, stop]
+        made.layers, made._parts = dict(layers), {}
         return made
 
     def row_first(self) -> list[Tensor]:
