@@ -52,7 +52,7 @@ def assign(old: Any, new: Any) -> None:
     for mine, value in zip(tensors_of(old), tensors_of(new), strict=True):
         if mine is value:
             continue
-        if mine.dtype is torch.float32 and not mine.is_cuda:  # torch would wake its threads for a drafter's memory
+        if mine.dtype is torch.float32 and mine.device.type == "cpu":  # torch would wake threads for a drafter's memory
             np.copyto(mine.numpy(), value.numpy())
         else:
             mine.copy_(value)
