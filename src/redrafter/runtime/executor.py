@@ -180,10 +180,12 @@ class Executor:
         dry = StepDrafter(drafter.drafter, rows, None, guesses=drafter.guesses, trims=False)
         dry.layers = drafter.layers
         before = [x.clone() for x in tensors_of(rows)]
-        with serving(target, cache):
-            compile_kernels(lambda: run_step(rows, cache, sampling, rule, dry, target), self.target.device)
-        for mine, value in zip(tensors_of(rows), before, strict=True):
-            mine.copy_(value)
+        try:
+            with serving(target, cache):
+                compile_kernels(lambda: run_step(rows, cache, sampling, rule, dry, target), self.target.device)
+        finally:
+            for mine, value in zip(tensors_of(rows), before, strict=True):
+                mine.copy_(value)
 
     def _new_memory(self) -> Any:
         """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""
