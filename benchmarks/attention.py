@@ -35,14 +35,14 @@ from redrafter.results import check_new, write_results
 LAYERS = 16
 IN_ONE: dict[str, tuple[Any, ...]] = {
     "M": (16, 32),
-    "newers": (1, 2),
+    "newest_programs": (1, 2),
     "workers": (1, 2, 3, 4, 8, 11),
     "num_stages": (2, 3),
     "maxnreg": (168,),
 }
 SPLIT: dict[str, tuple[Any, ...]] = {
     "M": (16, 32, 64),
-    "newers": (0,),
+    "newest_programs": (0,),
     "workers": (1, 2, 3, 4, 8, 12),
     "num_stages": (2, 3),
 }
@@ -141,7 +141,7 @@ def sweep(work: Pass, rounds: int) -> dict[str, Any]:
             except Exception as error:  # too much shared memory, too many registers
                 print(other, str(error).splitlines()[0])
                 continue
-        kind = other["M"], other["newers"] > 0
+        kind = other["M"], other["newest_programs"] > 0
         if took < best.get(kind, (float("inf"), {}))[0]:
             best[kind] = round(took, 2), other
     return {"best": [{"us": us, **setting} for us, setting in best.values()], "settings_with_other_bits": differ}

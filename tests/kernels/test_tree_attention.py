@@ -104,10 +104,10 @@ def test_attention(case, dtype, programs, monkeypatch):
 
 
 SETTINGS = [
-    {"newers": 1, "workers": 2},
-    {"newers": 2, "workers": 5},
-    {"newers": 0, "workers": 3, "M": 64},
-    {"newers": 0, "workers": 0, "M": 32},
+    {"newest_programs": 1, "workers": 2},
+    {"newest_programs": 2, "workers": 5},
+    {"newest_programs": 0, "workers": 3, "M": 64},
+    {"newest_programs": 0, "workers": 0, "M": 32},
 ]
 
 

@@ -1,7 +1,8 @@
 """Launches Triton kernels, those of a decoder layer one behind the other without a gap; or only compiles them.
 
 Programmatic dependent launch: a kernel's programs start while the kernel before it still runs. Such a kernel has a
-parameter EARLY and calls `wait_for_previous` before it reads what another kernel wrote, or writes anything.
+parameter EARLY and calls `wait_for_previous` before it reads or writes what the kernel before it may still use. Only
+tree attention does anything earlier; its docstrings say why that is safe.
 """
 
 from typing import Any

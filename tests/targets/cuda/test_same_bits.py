@@ -226,7 +226,7 @@ def other_parts(monkeypatch):
 
 
 def other_border(monkeypatch):
-    """A tree takes more keys for its newest: those that plain decoding adds up in blocks."""
+    """A piece of a prompt takes more keys for its newest: those that plain decoding adds up in blocks."""
     from redrafter.kernels.tree_attention import triton as kernel
 
     right = kernel.attend

@@ -9,7 +9,8 @@ A query at position p sums over its keys in the order of their positions, in par
 Long texts are split into parts at fixed positions, which different programs compute. Parts are merged in their order:
 by the last program of one kernel (here), or by a kernel of its own (triton_split.py). The bits depend neither on the
 number of kernels, nor on the number of queries of a program, nor on the tensor core instruction, because all sums over
-older keys are a tensor core's, and every multiplication before an addition is exact or an explicit `fma`.
+older keys are a tensor core's, and every multiplication before an addition is exact or an explicit `fma`. This holds
+for 16-bit models; fp32 has no promise.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.tree_attention.naive import NEWEST, newest_of
-from redrafter.kernels.tree_attention.triton_parts import count_parts, merged, newest, parts_of, store, unit_of
+from redrafter.kernels.tree_attention.triton_parts import count_parts, merged, newest, parts_between, parts_of, store
 from redrafter.kernels.tree_attention.triton_split import merge_parts, newest_keys, older_keys
 
 
@@ -35,7 +36,7 @@ def _tree_attention(
     """M queries that share a key head. The first programs compute the newest keys, of FEW queries at a time, and
     `workers` more programs parts of the older keys; the last program to finish merges the parts."""
     tile, which, role = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    newers = tl.num_programs(2) - workers
+    newest_programs = tl.num_programs(2) - workers
     row, head = (which // kv_heads).to(tl.int64), (which % kv_heads).to(tl.int64)
     about = packed + row * m_row
     length, place = tl.load(about).to(tl.int32), tl.load(about + 3)
@@ -53,23 +54,23 @@ def _tree_attention(
     position = length + tl.load(about + node * m_node + 1, mask=real, other=0).to(tl.int32)
     border = tl.where(real, tl.maximum(position + 1 - NEWEST, 0), 0)
     highest = tl.max(border, 0)
-    units = count_parts(highest)
+    parts = count_parts(highest)
 
-    if role >= newers:
+    if role >= newest_programs:
         wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
         q_at = (node * q_node + group * size)[:, None] + d[None, :]
         q = tl.load(query + q_at, mask=real[:, None] & in_size, other=0.0)
         first = tl.maximum(position - window + 1, 0)
         lowest = tl.min(tl.where(real, first, 1 << 30), 0) // BLOCK * BLOCK
-        for turn in range(role - newers, units, workers):
-            unit = units - 1 - turn  # the longest first
-            peak, total, acc = unit_of(
-                q, keys, values, border, first, lowest, highest, unit, unit + 1, scale, c_slot, size, M, BLOCK, D,
+        for turn in range(role - newest_programs, parts, workers):
+            part = parts - 1 - turn  # the longest first
+            peak, total, acc = parts_between(
+                q, keys, values, border, first, lowest, highest, part, part + 1, scale, c_slot, size, M, BLOCK, D,
                 PRECISION,
             )  # fmt: skip
-            store(peaks, totals, sums, (into + unit) * each + at, peak, total, acc, d, size, real)
+            store(peaks, totals, sums, (into + part) * each + at, peak, total, acc, d, size, real)
     else:
-        for start in range(role * FEW, tl.minimum(M, each - tile * M), newers * FEW):
+        for start in range(role * FEW, tl.minimum(M, each - tile * M), newest_programs * FEW):
             few = tile * M + start + tl.arange(0, FEW)
             there = few < each
             its_group, its_node = few // n, few % n
@@ -85,15 +86,15 @@ def _tree_attention(
     counter = arrivals + which * tl.num_programs(0) + tile
     if tl.atomic_add(counter, 1) == tl.num_programs(2) - 1:
         tl.store(counter, 0)
-        result = merged(peaks, totals, sums, into, each, at, units, last, d, size, real, M, D).to(out.dtype.element_ty)
+        result = merged(peaks, totals, sums, into, each, at, parts, last, d, size, real, M, D).to(out.dtype.element_ty)
         out += row * o_row + head * groups * size
         tl.store(out + (node * o_node + group * size)[:, None] + d[None, :], result, mask=real[:, None] & in_size)
 
 
 PROGRAMS = 396
 """Enough programs to fill a GPU; if rows and heads make fewer, the keys are split among programs."""
-COUNTERS = 1 << 12
-"""The most tiles of a pass in one kernel."""
+COUNTERS = PROGRAMS
+"""The most tiles of a pass in one kernel: `plan` gives each of them two programs or more, of PROGRAMS in all."""
 MOST = 128 << 20
 """Bytes of partial sums at most; one program per tile needs none."""
 GATHERED = 128
@@ -107,8 +108,9 @@ LONG = 1536
 def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) -> dict[str, Any]:
     """Launch parameters for `programs` = rows · key heads, each with this many queries and slots.
 
-    With `newers`, one kernel computes all. Without `workers`, one program computes all older keys of a tile. These are
-    the fastest of some hundreds on an H200. Only BLOCK has an influence on the bits, so it depends on the model alone.
+    With `newest_programs`, one kernel computes all. Without `workers`, one program computes all older keys of a tile.
+    These parameters are the fastest of some hundreds on an H200. Only BLOCK has an influence on the bits, so it depends
+    on the model alone.
     """
     full = dtype == torch.float32
     large = full or d > 128
@@ -120,14 +122,14 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
     }
     share = PROGRAMS // (programs * triton.cdiv(queries, 16))  # programs of a tile of 16 queries
     if share >= 2 and (queries <= 16 or slots <= LONG):
-        units = parts_of(slots)
-        turns = triton.cdiv(units, share - 1)
-        workers = triton.cdiv(units, turns)
-        return common | {"newers": 1, "workers": workers, "M": 16, **({} if full else {"maxnreg": 168})}
+        parts = parts_of(slots)
+        turns = triton.cdiv(parts, share - 1)
+        workers = triton.cdiv(parts, turns)
+        return common | {"newest_programs": 1, "workers": workers, "M": 16, **({} if full else {"maxnreg": 168})}
     m = 16 if queries <= 16 else 64
     share = PROGRAMS // (programs * triton.cdiv(queries, m))
     workers = 0 if share < 2 else min(share, parts_of(slots))
-    return common | {"newers": 0, "workers": workers, "M": m}
+    return common | {"newest_programs": 0, "workers": workers, "M": m}
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals: Tensor, scaling: float) -> Tensor:
@@ -142,9 +144,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals
     programs, each = batch * kv_heads, groups * n
     d = max(16, triton.next_power_of_2(size))
     chosen = plan(programs, each, keys.shape[2], query.dtype, d)
-    newers, workers = chosen.pop("newers"), chosen.pop("workers")
+    newest_programs, workers = chosen.pop("newest_programs"), chosen.pop("workers")
     if 4 * batch * heads * n * size * (parts_of(keys.shape[2]) + 1) > MOST:
-        newers = workers = 0
+        newest_programs = workers = 0
     last = parts_of(keys.shape[2]) if workers else 0
     sums = torch.empty(programs, last + 1, each, size, dtype=torch.float32, device=query.device)
     peaks, totals = torch.empty(2, *sums.shape[:3], dtype=torch.float32, device=query.device)
@@ -155,10 +157,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, arrivals
     read = (query, keys, values, packed, sums, peaks, totals)
     strides = (*query.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2))
     written, sizes = out.stride()[:2], (n, groups, size, kv_heads)
-    if newers:
+    if newest_programs:
         assert programs * tiles <= COUNTERS
         launch(
-            _tree_attention, (tiles, programs, newers + workers), query.device,
+            _tree_attention, (tiles, programs, newest_programs + workers), query.device,
             *read, arrivals, out, *strides, *written, *sizes, scale, workers, last,
             NEWEST=count, TREE=tree, FEW=few, D=d, **chosen,
         )  # fmt: skip

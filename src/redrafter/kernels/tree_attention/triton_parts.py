@@ -114,7 +114,7 @@ def newest(
 
 
 @triton.jit
-def unit_of(
+def parts_between(
     q, keys, values, border, first, lowest, highest, begin, end, scale, c_slot, size,
     M: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -132,17 +132,17 @@ def unit_of(
 
 @triton.jit
 def merged(
-    peaks, totals, sums, into, each, at, units, stored_units, d, size, real,
+    peaks, totals, sums, into, each, at, parts, last, d, size, real,
     M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """All parts of M queries in their order, the newest keys last: the weighted mean of values."""
-    last_peak, last_total, last_acc = stored(peaks, totals, sums, (into + stored_units) * each + at, d, size, real)
+    """All parts of M queries in their order, then the newest keys (part `last`): the weighted mean of values."""
+    last_peak, last_total, last_acc = stored(peaks, totals, sums, (into + last) * each + at, d, size, real)
     peak = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    for i in range(0, units, 2):  # two at once: a compiler does not move the second's loads before the first's sums
+    for i in range(0, parts, 2):  # two at once: a compiler does not move the second's loads before the first's sums
         here = (into + i) * each + at
-        more = real & (at * 0 + i + 1 < units)
+        more = real & (at * 0 + i + 1 < parts)
         peak_0, total_0, acc_0 = stored(peaks, totals, sums, here, d, size, real)
         peak_1, total_1, acc_1 = stored(peaks, totals, sums, here + each, d, size, more)
         peak, total, acc = add(peak, total, acc, peak_0, total_0, acc_0)

@@ -1,13 +1,14 @@
 """Tree attention in three kernels: for many queries on a long cache, or for so many tiles that none is shared.
 
-One kernel takes the newest keys, a second one the older keys at the same time, a third one merges the parts.
+One kernel takes the newest keys, a second one the older keys at the same time, a third one merges the parts. There are
+two kernels if one program computes all parts of a tile: the second kernel then writes the result.
 """
 
 import triton
 import triton.language as tl
 
 from redrafter.kernels.launch import gdc_launch_dependents, gdc_wait, wait_for_previous
-from redrafter.kernels.tree_attention.triton_parts import add, count_parts, merged, newest, store, stored, unit_of
+from redrafter.kernels.tree_attention.triton_parts import add, count_parts, merged, newest, parts_between, store, stored
 
 
 @triton.jit(do_not_specialize=["n", "last"])
@@ -49,7 +50,8 @@ def older_keys(
     computes all parts, adds the newest keys and writes the result.
 
     What this kernel reads was complete when `newest_keys`, the kernel before it, let it start: the queries, and keys
-    that are older than theirs. So this kernel waits for `newest_keys` only at the end.
+    that are older than theirs. So this kernel waits for `newest_keys` only at the end. It lets the next kernel start
+    before it waits, so that kernel must touch neither the parts nor the result before its own wait.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -79,7 +81,7 @@ def older_keys(
     first = tl.maximum(position - window + 1, 0)
     lowest = tl.min(tl.where(real, first, 1 << 30), 0) // BLOCK * BLOCK
     if SINGLE:
-        peak, total, acc = unit_of(
+        peak, total, acc = parts_between(
             q, keys, values, border, first, lowest, highest, 0, count, scale, c_slot, size, M, BLOCK, D, PRECISION
         )
         if EARLY:
@@ -92,7 +94,7 @@ def older_keys(
     else:
         for turn in range(worker, count, tl.num_programs(2)):
             part = count - 1 - turn  # the longest first
-            peak, total, acc = unit_of(
+            peak, total, acc = parts_between(
                 q, keys, values, border, first, lowest, highest, part, part + 1, scale, c_slot, size, M, BLOCK, D,
                 PRECISION,
             )  # fmt: skip
