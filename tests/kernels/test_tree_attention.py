@@ -125,6 +125,12 @@ def test_other_launch_parameters_give_the_same(changed, monkeypatch):
     assert not torch.allclose(got, naive.attend(query, *cache, packed, 0.25), atol=1e-4)
 
 
+def test_a_limit_of_registers_is_for_nvidia_only(monkeypatch):
+    for hip, limited in ((None, True), ("6.4", False)):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert ("maxnreg" in kernel.plan(1, 16, 100, torch.bfloat16, 64)) == limited
+
+
 @pytest.mark.parametrize("deep", [20, 128])
 def test_a_tree_deeper_than_the_newest_keys(deep):
     """20 levels with branches at each, then a chain: 16 newest keys would take nodes beside the path for older keys."""

@@ -125,7 +125,8 @@ def plan(programs: int, queries: int, slots: int, dtype: torch.dtype, d: int) ->
         parts = parts_of(slots)
         turns = triton.cdiv(parts, share - 1)
         workers = triton.cdiv(parts, turns)
-        return common | {"newest_programs": 1, "workers": workers, "M": 16, **({} if full else {"maxnreg": 168})}
+        registers = {} if full or torch.version.hip else {"maxnreg": 168}  # AMD's compiler knows no such option
+        return common | {"newest_programs": 1, "workers": workers, "M": 16, **registers}
     m = 16 if queries <= 16 else 64
     share = PROGRAMS // (programs * triton.cdiv(queries, m))
     workers = 0 if share < 2 else min(share, parts_of(slots))
