@@ -28,11 +28,12 @@ PAGES = [
 
 
 def source(result: dict[str, Any]) -> str:
-    """The line under a table: the command, the machine and the commit that measured it."""
+    """The line under a table: the command, the machine and the commit that measured it, and the results file's note."""
     hardware = result["hardware"]
     threads = f"{hardware.get('threads')} thread{'s' * (hardware.get('threads') != 1)}"
     machine = hardware.get("gpu") or f"{hardware.get('cpu') or hardware['machine']}, {threads}"
-    return f"`{result['command']}`; {machine}; torch {result['versions']['torch']}; commit {result['commit']}"
+    line = f"`{result['command']}`; {machine}; torch {result['versions']['torch']}; commit {result['commit']}"
+    return f"{line}. Note: {result['note']}" if "note" in result else line
 
 
 def block(name: str) -> str:
