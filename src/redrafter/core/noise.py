@@ -5,8 +5,8 @@ takes the v-th output of the sequence that starts there. (The residual of `rejec
 places in a cell, instead of tokens: see kernels/verify/naive.py.) Integers wrap, so CPU and GPU agree bit for bit up to
 the final logarithm.
 
-kernels/verify/noise.py computes the same numbers in Triton: on a GPU all Gumbel noise is its. Change both together;
-tests/kernels/test_verify.py and test_verify_seeded.py compare them.
+kernels/verify/noise.py computes the same numbers in Triton; on a GPU all Gumbel noise comes from there. Change both
+files together; tests/kernels/test_verify.py and test_verify_seeded.py compare them.
 """
 
 import torch
