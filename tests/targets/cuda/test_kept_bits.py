@@ -5,6 +5,7 @@ A CPU stands in for the GPU, and its check is counted instead of run.
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.helpers.zoo import make_model
 
 CPU = torch.device("cpu")
 NEW = verdicts.versions()
+SETTINGS = verdicts._gpu
 
 
 @pytest.fixture
@@ -141,6 +143,24 @@ def test_without_a_gpu_nothing_is_kept(model, tried, monkeypatch):
 def test_a_setting_that_cannot_be_read_means_that_nothing_is_kept(model, tried, monkeypatch):
     monkeypatch.setattr(verdicts, "_gpu", lambda device: {}["no such setting"])
     assert verdicts.bits_path(load_target(model), True) is None
+
+
+def test_settings_of_a_gpu_that_change_bits_are_part_of_the_key(monkeypatch):
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, total_memory=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    gpu = torch.device("cuda")
+    usual = SETTINGS(gpu)
+    with monkeypatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+        assert SETTINGS(gpu) == usual, "where compiled kernels are kept changes no bits"
+        patch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+        assert SETTINGS(gpu) != usual
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert SETTINGS(gpu) != usual
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @dataclasses.dataclass
