@@ -144,8 +144,8 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     options = {name: body[name] for name in (*SAMPLING, "seed", "stop") if body.get(name) is not None}
     require(isinstance(options.get("seed", 0), int), "seed must be a whole number")
     stops = options.get("stop", [])
-    texts = isinstance(stops, list) and all(isinstance(s, str) for s in stops)
-    require(isinstance(stops, str) or texts, "stop must be a text or a list of texts")
+    listed = isinstance(stops, list) and all(isinstance(s, str) for s in stops)
+    require(isinstance(stops, str) or listed, "stop must be a text or a list of texts")
     require(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
     options.setdefault("temperature", 1.0)  # OpenAI's default
     given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
