@@ -247,9 +247,9 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(target: Target, texts:
 
 
 def test_minutes_replace_updates(target, texts, tmp_path):
-    config = replace(CONFIG, minutes=1 / 60, loss="seeded")
+    config = replace(CONFIG, minutes=1 / 60, loss="seeded", patience=0)  # only time ends it
     done = train(target, texts, tmp_path, options=OPTIONS, config=config)
-    assert done.seconds >= 0.8
+    assert done.seconds >= 1
     assert done.updates != CONFIG.updates
     rates = [r["lr"] for r in done.records if "lr" in r]
     assert rates[-1] < 0.2 * config.lr
