@@ -20,7 +20,7 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
 
 
 def fresh(kind: str = "llama"):
-    return copy.deepcopy(make_model(kind, torch.float32)).requires_grad_()  # training freezes a target
+    return copy.deepcopy(make_model(kind, torch.float32))
 
 
 def snapshot(model):

@@ -115,7 +115,7 @@ def test_the_objective_is_the_sum_over_positions_and_depths(name: str, changes: 
     net = make_net(target, texts, replace(OPTIONS, **changes), seed=1).double()
     objective = Objective(net, target, depth=3, loss=name, decay=0.8, chunk=5, bf16=False)
     batch = make_batch(texts, [2, 0, 1])
-    states = StateSource(target, net.config.layers, texts).fetch(batch, [2, 0, 1])
+    states = StateSource(target, net.config.layers).fetch(batch, [2, 0, 1])
     loss, score = objective(batch, states)
     loss.backward()
     found = {k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None}
@@ -148,7 +148,7 @@ def test_rollouts_are_learned_from_like_the_text_they_would_be(target: Target) -
                 k: v[keep] if v is not None and k in ("row", "at", "left", "rollouts") else v
                 for k, v in vars(batch).items()
             }
-            states = StateSource(target, net.config.layers, data).fetch(batch, [0, 1, 2, 3])
+            states = StateSource(target, net.config.layers).fetch(batch, [0, 1, 2, 3])
             if states.rollouts is not None:
                 states = States(states.context, states.last, states.rollouts[keep])
             if data is texts:  # depth 2 and 3 of the last positions are read off later positions: keep them there
@@ -192,7 +192,7 @@ def test_micro_batches_add_up_to_the_same_gradient() -> None:
         net.zero_grad()
         for rows in parts:
             batch = make_batch(texts, rows)
-            objective(batch, StateSource(target, net.config.layers, texts).fetch(batch, rows))[0].backward()
+            objective(batch, StateSource(target, net.config.layers).fetch(batch, rows))[0].backward()
         return [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
     whole, split, less = gradients([[0, 1, 2, 3]]), gradients([[0], [1, 2], [3]]), gradients([[0], [1, 2]])

@@ -21,6 +21,7 @@ from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import StateSource
 from redrafter.train.run import TrainingFailed
 from redrafter.train.setup import make_net
+from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
 from redrafter.train.trainer import train
 from redrafter.tuning.simulate import SimulatedSteps, simulate
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
@@ -56,6 +57,7 @@ def test_it_learns(tmp_path: Path, kind: str) -> None:
     engine = Engine(target, RecurrentDrafter.load(tmp_path, target))
     plain = engine.plain().generate([[1, 2, 3]], max_new_tokens=16)
     assert engine.generate([[1, 2, 3]], max_new_tokens=16)[0].tokens == plain[0].tokens
+    assert all(p.requires_grad and p.grad is None for p in target.model.parameters()), "the target is the user's"
 
 
 @pytest.mark.parametrize("states", ["recompute", "cache"])
@@ -114,14 +116,37 @@ def test_another_seed_is_another_drafter(tmp_path: Path, target: Target, texts: 
     assert weights(tmp_path / "a") != weights(tmp_path / "b")
 
 
-def test_cached_states_are_those_recomputed(tmp_path: Path, target: Target, texts: Texts) -> None:
-    source = StateSource(target, (0, -1), texts, tmp_path)
-    for rows in ([3, 1], [1, 5], [5, 3]):
+@pytest.mark.parametrize("kind", ["disk", "memory", "memory for two texts", "no memory"])
+def test_kept_states_are_those_recomputed(kind: str, tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
+    width = 2 * target.hidden_size
+    room = {"memory": 1 << 30, "memory for two texts": int(texts.lengths[[3, 1]].sum()) * width * 4, "no memory": -5}
+    store: StateStore = (
+        DiskStore(tmp_path, texts, width, target.dtype)
+        if kind == "disk"
+        else MemoryStore(texts, width, target.dtype, target.device, room[kind])
+    )
+    source, passed = StateSource(target, (0, -1), store), []
+    compute = source._compute
+    monkeypatch.setattr(source, "_compute", lambda tokens: passed.append(len(tokens)) or compute(tokens))
+    for rows in ([3, 1], [1, 5], [5, 3], [1, 3, 5]):
         batch = make_batch(texts, rows)
-        stored, fresh = source.fetch(batch, rows), StateSource(target, (0, -1), texts).fetch(batch, rows)
+        kept, fresh = source.fetch(batch, rows), StateSource(target, (0, -1)).fetch(batch, rows)
         real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-        assert torch.allclose(stored.context[real], fresh.context[real], atol=1e-5)
-        assert torch.allclose(stored.last[real], fresh.last[real], atol=1e-5)
+        assert torch.allclose(kept.context[real], fresh.context[real], atol=1e-5)
+        assert torch.allclose(kept.last[real], fresh.last[real], atol=1e-5)
+        assert kept.context.isfinite().all()
+    assert passed == {"disk": [2, 2], "memory": [2, 1], "memory for two texts": [2, 1, 1, 1]}.get(kind, [2, 2, 2, 3])
+
+
+def test_states_in_memory_need_a_gpu_and_are_given_up_first(
+    tmp_path: Path, target: Target, texts: Texts, monkeypatch
+) -> None:
+    with pytest.raises(ConfigError, match="--states memory needs a GPU"):
+        train(target, texts, tmp_path / "a", options=OPTIONS, config=replace(CONFIG, states="memory"))
+    store = MemoryStore(texts, 2 * target.hidden_size, target.dtype, target.device, 1 << 30)
+    source = StateSource(target, (0, -1), store)
+    assert source.free_memory()
+    assert not source.free_memory()
 
 
 def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, target: Target, texts: Texts, monkeypatch):

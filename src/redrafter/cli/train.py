@@ -160,7 +160,7 @@ def _kind(annotation: Any) -> Any:
     inner = [a for a in get_args(annotation) if a is not type(None)]
     if inner and isinstance(inner[0], str):
         return str
-    return inner[0] if inner else annotation
+    return _kind(inner[0]) if inner else annotation
 
 
 def from_fields(args: argparse.Namespace, cls: type) -> Any:

@@ -41,10 +41,11 @@ def make_batch(texts: Texts, rows: Sequence[int]) -> TrainingBatch:
     row = torch.arange(len(chosen)).repeat_interleave(counts)
     within = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
     at = prompts[row] - 1 + within
+    first, most = prompts - 1, int(counts.max())
     if texts.rollouts is None:
-        return TrainingBatch(tokens, lengths, row, at, left=lengths[row] - 2 - at)
+        return TrainingBatch(tokens, lengths, row, at, lengths[row] - 2 - at, first, most)
     rollouts = texts.rollouts[starts[row] + at].long()
-    return TrainingBatch(tokens, lengths, row, at, torch.full_like(row, rollouts.shape[1] - 1), rollouts)
+    return TrainingBatch(tokens, lengths, row, at, torch.full_like(row, rollouts.shape[1] - 1), first, most, rollouts)
 
 
 def epoch_groups(

@@ -54,8 +54,9 @@ class TrainConfig:
     """Simulations without a better tokens/step after which training stops (0: never)."""
     checkpoint_every: int = 250
     """Updates between two checkpoints."""
-    states: Literal["recompute", "cache"] = "recompute"
-    """The target's hidden states: `recompute` them for each update, or `cache` them on disk at first use."""
+    states: Literal["memory", "recompute", "cache"] | None = None
+    """The target's hidden states: keep what fits in the GPU's `memory`, `recompute` them for each update, or `cache`
+    them on disk (default: memory on a GPU, else recompute)."""
     chunk: int | None = None
     """Positions whose logits over the vocabulary exist at once (default: 8192 on a GPU, else 512)."""
     bf16: bool | None = None
@@ -72,9 +73,9 @@ class TrainConfig:
             require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("lr", "clip", "depth_decay"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name, allowed in (("loss", get_args(LossName)), ("states", ("recompute", "cache"))):
+        for name, allowed in (("loss", get_args(LossName)), ("states", (None, "memory", "recompute", "cache"))):
             value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+            require(value in allowed, f"{name} must be one of {', '.join(filter(None, allowed))}, got {value!r}")
 
     @property
     def evaluation_interval(self) -> int:

@@ -23,7 +23,7 @@ from redrafter.targets import Target
 from redrafter.texts import Texts
 from redrafter.train.batches import all_groups, make_batch, micro_batches, sum_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.hidden_states import StateSource
+from redrafter.train.hidden_states import open_states
 from redrafter.train.journal import Journal, Record
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
@@ -150,13 +150,11 @@ class _Training:
             bf16=bf16,
             feature_loss=config.feature_loss,
         )
-        target.model.requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         self.objective = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
-        cache = run.folder / "states" if config.states == "cache" else None
-        self.source = StateSource(target, self.net.config.layers, texts, cache)
+        self.source = open_states(config.states, target, self.net.config.layers, texts, run.folder / "states")
         self.micro = config.micro_batch or config.positions
         self.ahead: tuple[dict[int, int], States] | None = None
         self.update, self.seconds = 0, 0.0
@@ -243,17 +241,19 @@ class _Training:
             except torch.OutOfMemoryError:
                 if self.accelerator.num_processes > 1:  # the others cannot know that this one must begin again
                     raise TrainingFailed("out of memory on one of several GPUs: give a smaller --micro-batch") from None
-                if self.micro <= 1 or max(len(p) for p in parts) == 1:
+                if self.source.free_memory():
+                    self._note("out of memory: hidden states are no longer kept")
+                elif self.micro <= 1 or max(len(p) for p in parts) == 1:
                     raise TrainingFailed(
                         "out of memory even with one text at a time: give a smaller --chunk, --depth or drafter, or "
                         "shorter texts"
                     ) from None
-                self.micro = max(1, min(self.micro, sum_positions(self.texts, rows)) // 2)
+                else:
+                    self.micro = max(1, min(self.micro, sum_positions(self.texts, rows)) // 2)
+                    self._note(f"out of memory: going on with {self.micro} positions at once")
                 self.ahead = None
                 scores.clear()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                self._note(f"out of memory: going on with {self.micro} positions at once")
+                torch.cuda.empty_cache()
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
         self.steepest = torch.maximum(self.steepest, norm)
         self.optimizer.step()

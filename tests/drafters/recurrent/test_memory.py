@@ -58,7 +58,8 @@ def read_all(memory: Memory, own: torch.Tensor | None = None) -> torch.Tensor:
     if own is not None:
         mine = (heads_first(memory.pairs(own)[0]), heads_first(memory.pairs(own)[1]))
     twice = torch.stack([query, query.flip(0)], 2)  # two depths at each position
-    found = memory.read_all(twice, key, value, memory.weights(S, own is not None), mine)
+    first = torch.zeros(B, dtype=torch.long)
+    found = memory.read_all(twice, key, value, memory.weights(first, S, S, own is not None), mine)
     assert not torch.equal(found[:, :, 0], found[:, :, 1])
     return found[:, :, 0]
 
@@ -69,6 +70,20 @@ def test_all_positions_at_once_read_what_each_would_alone(memory: Memory) -> Non
     for t in range(S):
         alone = memory.read(one_by_one(memory, [t + 1] * B), STATES[:, t : t + 1])
         assert torch.allclose(parallel[:, t : t + 1], alone)
+
+
+@torch.no_grad()
+def test_positions_after_a_prompt_read_the_prompt(memory: Memory) -> None:
+    """Each text has positions of its own: `first` says where they begin."""
+    first = torch.tensor([5, 0, 3])
+    states = torch.stack([STATES[b, n : n + 2] for b, n in enumerate(first.tolist())])
+    query, key, value = (x.transpose(1, 2) for x in (memory.queries(states), *memory.pairs(PAIRS)))
+    found = memory.read_all(query[:, :, None], key, value, memory.weights(first, 2, S, own=False))[:, :, 0]
+    for k in range(2):
+        alone = memory.read(one_by_one(memory, (first + k + 1).tolist()), states[:, k : k + 1])
+        assert torch.allclose(found[:, k : k + 1], alone)
+    wrong = memory.read_all(query[:, :, None], key, value, memory.weights(first * 0, 2, S, own=False))[:, :, 0]
+    assert not torch.allclose(found, wrong)
 
 
 @torch.no_grad()

@@ -31,8 +31,8 @@ def training_features(net: RecurrentNet, inputs: LossInput) -> tuple[Tensor, Non
         if batch.rollouts is not None:
             mine = net.memory.pairs(torch.cat([context, embeddings[0]], -1))
             own = (inputs.padded(mine[0]).transpose(1, 2), inputs.padded(mine[1]).transpose(1, 2))
-        weights = net.memory.weights(batch.tokens.shape[1], own=own is not None)
-        query = inputs.padded(net.memory.queries(state).transpose(0, 1))  # (B, S, T, heads, size)
+        weights = net.memory.weights(batch.first, batch.most, batch.tokens.shape[1], own=own is not None)
+        query = inputs.padded(net.memory.queries(state).transpose(0, 1))  # (B, P, T, heads, size)
         query = query.permute(0, 3, 2, 1, 4).contiguous()
-        reading = net.memory.read_all(query, key, value, weights, own)[batch.row, batch.at].transpose(0, 1)
+        reading = net.memory.read_all(query, key, value, weights, own)[batch.row, batch.place].transpose(0, 1)
     return net.features(state, net.share(context).expand(inputs.depth, -1, -1), reading), None

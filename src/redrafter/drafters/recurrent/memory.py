@@ -62,13 +62,15 @@ class Memory(nn.Module):
         found = torch.einsum("bwhk,bhkv->bwhv", self.queries(state).to(memory.dtype), memory)
         return bounded(found).flatten(2).to(state.dtype)
 
-    def weights(self, length: int, own: bool) -> Tensor:
-        """(heads, S, S) the weight of pair j at position t: γ^(t−j) for j ≤ t, 0 for later pairs.
+    def weights(self, first: Tensor, count: int, length: int, own: bool) -> Tensor:
+        """(B, heads, P, S) the weight of pair j at position t: γ^(t−j) for j ≤ t, 0 for later pairs.
 
-        With `own`, the weight of a position's own pair (j = t) is 0 too: `read_all` then adds it separately.
+        A row has P = `count` positions from `first` (B,) on and S = `length` pairs. With `own`, the weight of a
+        position's own pair (j = t) is 0 too: `read_all` then adds it separately.
         """
-        place = torch.arange(length, device=self.decay.device)
-        age = place[:, None] - place
+        device = self.decay.device
+        at = first[:, None] + torch.arange(count, device=device)  # (B, P)
+        age = (at[..., None] - torch.arange(length, device=device))[:, None]  # (B, 1, P, S)
         weight = (F.logsigmoid(self.decay)[:, None, None] * age.clamp(min=0)).exp()
         return torch.where(age > 0 if own else age >= 0, weight, 0.0)
 
@@ -80,14 +82,15 @@ class Memory(nn.Module):
         weights: Tensor,
         own: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Each position t reads the pairs up to t -> (B, S, T, heads · size).
+        """Each position t reads the pairs up to t -> (B, P, T, heads · size).
 
-        Keys and values are (B, heads, S, size), queries (B, heads, T, S, size): T queries at each position. If the
-        token after a position differs from the text's, `own` holds that position's own keys and values instead.
+        Keys and values are (B, heads, S, size), queries (B, heads, T, P, size): T queries at each position. If the
+        token after a position differs from the text's, `own` holds that position's own keys and values (B, heads, P,
+        size) instead.
         """
-        batch, heads, depth, length, _ = query.shape
-        match = torch.matmul(query.flatten(2, 3), key.transpose(2, 3)).view(batch, heads, depth, length, length)
-        match = match * weights.to(query.dtype)[:, None]
+        batch, heads, depth, count, _ = query.shape
+        match = torch.matmul(query.flatten(2, 3), key.transpose(2, 3)).view(batch, heads, depth, count, -1)
+        match = match * weights.to(query.dtype)[:, :, None]
         found = torch.matmul(match.flatten(2, 3), value).view_as(query)
         if own is not None:
             found = found + (query * own[0][:, :, None]).sum(-1, keepdim=True) * own[1][:, :, None]
