@@ -1,5 +1,6 @@
 """Where the target's hidden states of training texts are kept after the first pass: on disk, or in a GPU's memory."""
 
+import gc
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class MemoryStore:
 
 def gpu_room(device: torch.device) -> int:
     """Bytes of a GPU's memory that hidden states may take."""
+    gc.collect()  # batches that wrote the data
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return int(free - RESERVED * total)
