@@ -18,7 +18,7 @@ from redrafter.targets.cuda.layer_compile import LayerForwards
 from redrafter.targets.cuda.tree_attention import PassThroughCache, use_tree_attention
 from redrafter.targets.target import Target
 
-PIECE = 512
+PIECE = 8192
 """Prompt tokens per pass, over all rows."""
 
 
@@ -67,11 +67,13 @@ class TreeTarget:
             stop = min(start + piece, total)
             depths = torch.arange(stop - start, device=tokens.device).expand(batch, -1)
             at = torch.full((batch,), start, device=tokens.device)
-            logits, states = self.forward(tokens[:, start:stop], depths, None, at, layers, places)
+            ends = sorted({n - 1 - start for n in lengths if start < n <= stop}) or [0]  # columns that end a prompt
+            keep = torch.tensor(ends, device=tokens.device)
+            logits, states = self.forward(tokens[:, start:stop], depths, None, at, layers, places, keep)
             hidden.append(states)
             for row, n in enumerate(lengths):
                 if start < n <= stop:
-                    last[row] = logits[row, n - 1 - start]
+                    last[row] = logits[row, ends.index(n - 1 - start)]
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def forward(
