@@ -130,3 +130,15 @@ def test_kept_rows_guess_as_before(target, drafter):
     whole, kept = next_tree(state, torch.arange(3)), next_tree(drafter.keep(again, rows), rows)
     assert torch.equal(kept.tokens, whole.tokens[rows])
     assert torch.equal(kept.valid, whole.valid[rows])
+
+
+@torch.no_grad()
+def test_a_traced_draft_multiplies_the_context_once(target, monkeypatch):
+    """Dynamo does not know what `functools.cache` has cached: a product in it would be traced once per level."""
+    drafter = recurrent_drafter(target)
+    state, last, lengths, expected = begun(target, drafter, PROMPTS[2:])
+    share, calls = drafter.net.share, []
+    monkeypatch.setattr(drafter.net, "share", lambda context: (calls.append(1), share(context))[1])
+    found = torch.compile(lambda: drafter.draft(state, last, search(lengths)).tokens, backend="eager")()
+    assert torch.equal(found, expected.tokens)
+    assert len(calls) == 1

@@ -1,6 +1,5 @@
 """The recurrent drafter at work: beam search over a recurrent network, from the target's last hidden state."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,13 +118,11 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             raise ConfigError(
                 f"beam width {search.shape.width} is larger than the drafter's {net.config.guessable} tokens"
             )
-        # (B, 1, exit), when first asked for: a compiled search does not ask.
-        share = functools.cache(lambda: net.share(state.context)[:, None])
+        # (B, 1, exit). The C++ search computes it itself.
+        share = net.share(state.context)[:, None] if self.compiled is None else None
 
         def advance(states: Tensor | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-            if (
-                states is None
-            ):  # the last token may be any token; the table may hold only tokens guessed by this drafter
+            if states is None:  # the last token may be one that this drafter never guesses, and not in the table
                 states = net.first_state(net.token(self.embed(tokens)), state.context[:, None])
             elif self.table is not None and narrow(states, tokens.numel()):
                 unit = net.cell_u
@@ -136,7 +133,8 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
             reading = None
             if net.memory is not None and state.memory is not None:
                 reading = net.memory.read(state.memory, states)
-            return self.logits(net.trunk(states, share(), reading)), states
+            own = net.share(state.context)[:, None] if share is None else share
+            return self.logits(net.trunk(states, own, reading)), states
 
         if self.compiled is None:
             return search.tree(advance, None, last, net.token_ids)
