@@ -22,8 +22,8 @@ from redrafter.train import data_folder as folders
 from redrafter.train import dataset as texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import read_texts
-from redrafter.train.distill import _Writer, distill
-from redrafter.train.self_prompts import SelfPrompts, user_turn
+from redrafter.train.distill import Remembered, _Writer, distill
+from redrafter.train.self_prompts import Piece, SelfPrompts, user_turn
 from redrafter.train.task_prompts import FOLLOW_UPS, STARTS, TASKS, TaskPrompts
 from tests.helpers.letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer
 from tests.helpers.zoo import VOCAB, make_model
@@ -118,8 +118,23 @@ def tasks(target, monkeypatch):
     monkeypatch.setattr("redrafter.train.task_prompts.ARTICLE_TOKENS", 12)
     config = DistillConfig(**vars(SMALL) | {"tasks": 50, "prompt_tokens": 40, "batch": 16})
     (source,) = _Writer(target, config, None).sources(None, True, None)
-    assert isinstance(source, TaskPrompts)
-    return source
+    assert isinstance(source, Remembered)
+    assert isinstance(source.source, TaskPrompts)
+    return source.source
+
+
+def test_pieces_that_were_not_used_are_not_written_again():
+    class Counted:
+        endless, asked = False, []
+
+        def take(self, first, count):
+            self.asked.append((first, count))
+            return [Piece([i], i) for i in range(first, min(first + count, 12))]
+
+    source = Remembered(Counted())
+    taken = [[p.mark for p in source.take(*asked)] for asked in ((0, 8), (3, 4), (5, 6), (8, 9))]
+    assert taken == [[*range(8)], [3, 4, 5, 6], [*range(5, 11)], [8, 9, 10, 11]]
+    assert Counted.asked == [(0, 8), (8, 3), (11, 6)]
 
 
 def test_tasks_come_in_every_kind_and_share(tasks):

@@ -16,8 +16,9 @@ from redrafter.targets.cuda.grouped_attention import use_grouped_attention
 
 log = logging.getLogger(__name__)
 
-STEPS = 16
-"""Recorded steps between two looks of the host."""
+STEPS = 8
+"""Recorded steps in one launch. The host reads the results of a launch, and replaces rows that have finished, while the
+GPU runs the next one."""
 
 
 def write_texts(
@@ -57,7 +58,6 @@ def _write(
     context = max(len(r.prompt) + r.max_new_tokens for r in requests)
     endings = max(len(r.eos) for r in requests)
     batch = Batch(target, NoDrafter(), rows=rows, context=context, shapes=(), endings=endings)
-    batch.ahead = 0  # a finished row is replaced at once, rather than after the next STEPS steps
     batch.sizes = [rows]
     texts: list[list[int]] = [[] for _ in requests]
     # Longest prompts first: prompts read together are about equally long, and no long text is left for the end.

@@ -52,23 +52,22 @@ class Launched:
     def output(self, results: Results, line: int, row: Row) -> RowOutput:
         """What the steps gave one row, from its line of the results."""
         output, width = RowOutput([], error=row.error), self.width
-        for lines in results:
+        for lines in results:  # thousands of rows in bulk writing: no work here but for what is needed
             values = lines[line]
             count, drafted, done, nodes = values[:4]
-            size = (len(values) - 4 - 2 * width) // 2
-            cuts = (4, 4 + width, 4 + 2 * width, 4 + 2 * width + size, 4 + 2 * (width + size))
-            tokens, path, tree, parents = (values[a:b] for a, b in pairwise(cuts))
-            kept = min(count, drafted)
-            output.tokens += tokens[:count]
-            output.drafted += kept
+            output.tokens += values[4 : 4 + count]
+            output.drafted += min(count, drafted)
             output.nodes += nodes
             output.steps += 1
-            output.done = bool(done)
-            output.tree = (tree[: nodes + 1], parents[: nodes + 1], path[: kept + 1])
-            if row.logprobs is not None and self.logits is not None:
-                output.logprobs = logprobs_of(self.logits[line][path[:count]], tokens[:count], row.logprobs)
             if done:
+                output.done = True
                 break
+        size = (len(values) - 4 - 2 * width) // 2
+        cuts = (4, 4 + width, 4 + 2 * width, 4 + 2 * width + size, 4 + 2 * (width + size))
+        tokens, path, tree, parents = (values[a:b] for a, b in pairwise(cuts))  # of the last step
+        output.tree = (tree[: nodes + 1], parents[: nodes + 1], path[: min(count, drafted) + 1])
+        if row.logprobs is not None and self.logits is not None:
+            output.logprobs = logprobs_of(self.logits[line][path[:count]], tokens[:count], row.logprobs)
         return output
 
 

@@ -63,6 +63,22 @@ class Listed:
         return [self.piece(item) for item in self.items[first : first + count]]
 
 
+class Remembered:
+    """Pieces of a source that were taken and not used are not written again."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.endless = source, source.endless
+        self.known: dict[int, Piece] = {}
+
+    def take(self, first: int, count: int) -> list[Piece]:
+        wanted = range(first, first + count)
+        self.known = {i: piece for i, piece in self.known.items() if i >= first}
+        missing = [i for i in wanted if i not in self.known]
+        if missing:
+            self.known |= zip(missing, self.source.take(missing[0], len(missing)), strict=False)
+        return [self.known[i] for i in wanted if i in self.known]
+
+
 def distill(
     target: Target,
     folder: Path,
@@ -160,7 +176,8 @@ class _Writer:
                 progress=self.tell,
             )
             tasks = chats and self.config.tasks
-            found.append(TaskPrompts(free, self._answer, tasks, self.config.seed) if tasks else free)
+            own: Source = TaskPrompts(free, self._answer, tasks, self.config.seed) if tasks else free
+            found.append(Remembered(own))
         return found
 
     def _answer(self, chats: Sequence[tuple[str, ...]], seeds: Sequence[int], limit: int) -> list[str]:
