@@ -111,7 +111,7 @@ def within(tree: Tree, limit: Tensor) -> Tree:
 def select_rows(choice: Tensor, first: Tree, second: Tree) -> Tree:
     """The rows of `first` where `choice` (B,), else those of `second`. The smaller tree gets empty nodes."""
     nodes = max(first.nodes, second.nodes)
-    a, b = _widened(first, nodes), _widened(second, nodes)
+    a, b = widened(first, nodes), widened(second, nodes)
     flat, square = choice[:, None], choice[:, None, None]
     return Tree(
         tokens=torch.where(flat, a.tokens, b.tokens),
@@ -123,7 +123,7 @@ def select_rows(choice: Tensor, first: Tree, second: Tree) -> Tree:
     )
 
 
-def _widened(tree: Tree, nodes: int) -> Tree:
+def widened(tree: Tree, nodes: int) -> Tree:
     """With empty nodes below the root, up to this many nodes."""
     extra = nodes - tree.nodes
     if not extra:

@@ -28,6 +28,7 @@ from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
+from redrafter.interop.embeddings import split_embeddings
 from redrafter.interop.find import WITH_NGRAMS, find
 
 log = logging.getLogger(__name__)
@@ -213,28 +214,13 @@ def _embedding(weight: Tensor) -> nn.Embedding:
 
 
 def _embeddings(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    """Input and output embedding (V, H); the same tensor twice where the model ties them."""
     from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    split = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
-    heads = [m for m in split if isinstance(m, ParallelLMHead)]
-    inputs = [m for m in split if not isinstance(m, ParallelLMHead)]
-    found = [next(iter(inputs), None), next(iter(heads or inputs), None)]
-    whole: dict[int, Tensor] = {}
-    for module in found:
-        weight = getattr(module, "weight", None)
-        if module is None or weight is None or not weight.is_floating_point():
-            raise UnsupportedTarget(
-                f"{name} has no embeddings that a drafter could read (quantised or on another stage)"
-            )
-        if id(weight) not in whole:
-            rows = weight.detach()
-            if get_tensor_model_parallel_world_size() > 1:
-                rows = tensor_model_parallel_all_gather(rows.contiguous(), dim=0)
-            whole[id(weight)] = rows[: module.org_vocab_size]
-    first, second = (whole[id(m.weight)] for m in found if m is not None)
-    return first, second
+    gather = None
+    if get_tensor_model_parallel_world_size() > 1:
+        gather = functools.partial(tensor_model_parallel_all_gather, dim=0)
+    return split_embeddings(model, name, VocabParallelEmbedding, ParallelLMHead, gather)
 
 
 def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:

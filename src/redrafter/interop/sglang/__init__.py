@@ -1,0 +1,14 @@
+"""The recurrent drafter's trees inside SGLang: `--speculative-algorithm REDRAFTER`.
+
+    pip install 'redrafter[sglang]'
+    python -m sglang.launch_server --model-path MODEL --speculative-algorithm REDRAFTER --enable-return-hidden-states
+    further, if need be: REDRAFTER_SGLANG='{"drafter": "FOLDER", "rule": "seeded"}' in the environment
+
+SGLang schedules, reads prompts, runs the target and keeps its KV cache. This package drafts trees, hands them to SGLang
+as trees of its n-gram algorithm, and chooses the tokens. `trees.py` (the batch) and `load.py` (how much to draft) know
+nothing of SGLang; `worker.py` is the adapter.
+"""
+
+from redrafter.interop.sglang.plugin import register
+
+__all__ = ["register"]

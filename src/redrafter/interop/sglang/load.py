@@ -1,0 +1,114 @@
+"""How many nodes to verify in a step: the size of tree that writes most tokens per second at this load.
+
+Every node costs time once the GPU computes as long as it reads weights, and the more requests run, the sooner. Nothing
+is assumed about the machine: step times are measured while serving, per batch size and size of tree.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from redrafter.config import Shape, require
+
+TRIED = 12
+"""Measured steps after which a size of tree is judged."""
+KEPT = 15
+"""Step times that a median is taken over."""
+AGAIN = 500
+"""Steps after which a size of tree next to the best one is measured again."""
+REMEMBERED = 50
+"""Steps that the mean of accepted tokens is taken over, about."""
+SETTLED = 2
+"""Steps of one kind in a row before the time between two is that kind's: an overlapped engine reports one late."""
+
+
+def shape_of(width: int, top: Shape | None = None) -> Shape | None:
+    """The shape of a tree with `width` nodes, its root included. None: the root alone.
+
+    >>> [s and s.label for s in map(shape_of, (64, 16, 4, 1))]
+    ['16x8:63', '4x6:15', '1x3:3', None]
+    """
+    require(width >= 1, f"a tree has at least one node, got {width}")
+    if top is not None:
+        return top
+    nodes = width - 1
+    if nodes == 0:
+        return None
+    return Shape(width=max(1, min(16, width // 4)), length=min(8, nodes.bit_length() + 2, nodes), nodes=nodes)
+
+
+def ladder(width: int) -> list[int]:
+    """The sizes of tree to choose from: halves of the largest down to 4, then the root alone.
+
+    >>> ladder(32)
+    [32, 16, 8, 4, 1]
+    """
+    sizes = [width]
+    while sizes[-1] >= 8:
+        sizes.append(sizes[-1] // 2)
+    return [*sizes, 1] if sizes[-1] > 1 else sizes
+
+
+def bucket(rows: int) -> int:
+    """Batch sizes that are judged together: the next power of two.
+
+    >>> [bucket(n) for n in (1, 3, 8, 9)]
+    [1, 4, 8, 16]
+    """
+    return 1 << (rows - 1).bit_length()
+
+
+class Chooser:
+    """Chooses among trees of `widths` nodes, the largest first, by measured step times and accepted tokens."""
+
+    def __init__(self, widths: Sequence[int], most_tokens: int = 1024) -> None:
+        require(len(widths) > 0, "give at least one size of tree")
+        self.widths, self.most_tokens = list(widths), most_tokens
+        self.times: dict[tuple[int, int], deque[float]] = {}  # (bucket, size) -> seconds of recent steps
+        self.tokens = [1.0] * len(widths)  # mean new tokens of a request's step
+        self.counted = [0] * len(widths)  # steps in that mean
+        self.most_rows: list[int | None] = [None] * len(widths)  # None: no limit
+        self.steps = 0
+        self._last: tuple[int, int] | None = None
+        self._same = 0
+        self._since = 0.0
+
+    def usable(self, rows: int) -> list[int]:
+        """Sizes whose pass over this many requests is not too large; always the smallest."""
+        found = [i for i, w in enumerate(self.widths) if bucket(rows) * w <= self.most_tokens]
+        found = [i for i in found if (most := self.most_rows[i]) is None or rows <= most]
+        return found or [len(self.widths) - 1]
+
+    def choose(self, rows: int) -> int:
+        """The size of tree for the next step, as an index into `widths`."""
+        self.steps += 1
+        at, usable = bucket(rows), self.usable(rows)
+        for size in usable:
+            if len(self.times.get((at, size), ())) < TRIED:
+                return size
+        best = max(usable, key=lambda size: self.rate(at, size))
+        if self.steps % AGAIN >= AGAIN - SETTLED - TRIED:  # a neighbour of the best, since costs and texts change
+            other = usable.index(best) + (1 if self.steps // AGAIN % 2 else -1)
+            return usable[other] if 0 <= other < len(usable) else best
+        return best
+
+    def rate(self, at: int, size: int) -> float:
+        """New tokens of one request per second."""
+        return self.tokens[size] / median(self.times[at, size])
+
+    def began(self, rows: int, size: int, now: float) -> None:
+        """A step of this kind begins; the time since the step before is that step's, if both are of one kind."""
+        kind = (bucket(rows), size)
+        self._same = self._same + 1 if kind == self._last else 0
+        if self._same >= SETTLED:
+            self.times.setdefault(kind, deque(maxlen=KEPT)).append(now - self._since)
+        self._last, self._since = kind, now
+
+    def interrupted(self) -> None:
+        """Something other than a step ran: the next time between two steps says nothing."""
+        self._last, self._same = None, 0
+
+    def accepted(self, size: int, tokens_per_request: float) -> None:
+        """A step with this size of tree gave so many new tokens per request."""
+        self.counted[size] = min(REMEMBERED, self.counted[size] + 1)
+        self.tokens[size] += (tokens_per_request - self.tokens[size]) / self.counted[size]

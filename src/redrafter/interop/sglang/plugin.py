@@ -1,0 +1,106 @@
+"""The entry point `sglang.srt.plugins`: tells SGLang of the algorithm REDRAFTER and of the sampling rule `seeded`."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from redrafter.config import require
+from redrafter.errors import ConfigError, RedrafterError, UnsupportedTarget
+
+log = logging.getLogger(__name__)
+
+NAME = "REDRAFTER"
+SAMPLER = "redrafter"
+"""Name of the sampling backend that chooses by the rule `seeded` without speculation."""
+TESTED = ("0.5.16",)
+WIDTH = 64
+"""Nodes of the largest tree, its root included, where `--speculative-num-draft-tokens` is not given."""
+
+
+def register() -> None:
+    """Called by SGLang in every process. What is wrong is said when REDRAFTER is asked for, not here."""
+    from sglang.srt.layers.sampler import register_sampler_backend
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
+
+    if get_spec(NAME) is not None:
+        return
+
+    class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
+        """Opens the branches of SGLang's n-gram algorithm: trees of any form, and no KV cache of a drafter."""
+
+        def is_ngram(self) -> bool:
+            return True
+
+        def has_draft_kv(self) -> bool:
+            return False
+
+        def need_topk(self) -> bool:
+            return False
+
+        def carries_draft_hidden_states(self) -> bool:
+            return False
+
+        def handle_server_args(self, server_args: Any) -> None:
+            from sglang.srt.arg_groups.speculative_hook import _handle_ngram
+
+            with said():
+                check(server_args)
+            if server_args.speculative_num_draft_tokens is None:
+                server_args.speculative_num_draft_tokens = WIDTH
+            _handle_ngram(server_args)
+
+        def create_future_map(self, device: Any, pool: Any, needs_cpu_seq_lens: bool = True, **more: Any) -> Any:
+            from sglang.srt.managers.overlap_utils import FutureMap
+
+            from redrafter.interop.sglang import worker
+
+            # SGLang asks for lengths on the host because its own n-gram worker needs them; ours does not.
+            wait = needs_cpu_seq_lens and worker.needs_host_lengths()
+            return FutureMap(device, self, pool, wait, **more)
+
+    @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=Algorithm)  # type: ignore[untyped-decorator]
+    def factory(_: Any) -> type:
+        from redrafter.interop.sglang.worker import make_worker
+
+        return make_worker()
+
+    def sampler() -> Any:
+        from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
+
+        fill_seeds()
+        return make_sampler()()
+
+    register_sampler_backend(SAMPLER, sampler)
+
+
+def check(server_args: Any) -> None:
+    """Raise if this version, or what the server was asked for, cannot work."""
+    check_version()
+    if not server_args.enable_return_hidden_states:
+        raise UnsupportedTarget(
+            f"{NAME} reads the target's hidden states; start SGLang with --enable-return-hidden-states"
+        )
+    require(server_args.pp_size == 1, f"{NAME} works on one pipeline stage; use tensor parallelism instead")
+
+
+def check_version() -> None:
+    import sglang
+
+    version = sglang.__version__.split("+")[0]
+    if version not in TESTED:
+        raise ConfigError(
+            f"redrafter was tested with SGLang {', '.join(TESTED)}, not with {sglang.__version__}; "
+            f"install sglang=={TESTED[-1]}"
+        )
+
+
+@contextlib.contextmanager
+def said() -> Iterator[None]:
+    """A user's mistake as one line of the log, before SGLang's traceback."""
+    try:
+        yield
+    except RedrafterError as error:
+        log.error("redrafter: %s", error)
+        raise

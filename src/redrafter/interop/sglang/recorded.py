@@ -1,0 +1,84 @@
+"""The drafting after a step as a CUDA graph, for each recorded batch size and size of tree."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.interop.sglang.sampling import searching
+from redrafter.interop.sglang.trees import Requests, TreeBatch
+from redrafter.runtime.graph import recorded
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors that a recorded batch reads. Rows that are not used belong to the spare slot."""
+
+    requests: Requests
+    tokens: Tensor  # (B, D)
+    count: Tensor  # (B,)
+    hidden: Tensor  # (B, D, C)
+
+    def fill(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, spare: int) -> None:
+        rows, mine = len(count), self.requests
+        mine.slots.fill_(spare)
+        pairs = (
+            (mine.slots, requests.slots),
+            (mine.lengths, requests.lengths),
+            (mine.seeds, requests.seeds),
+            (mine.sampling.temperature, requests.sampling.temperature),
+            (self.tokens, tokens),
+            (self.count, count),
+            (self.hidden, hidden),
+        )
+        for own, given in pairs:
+            own[:rows].copy_(given)
+
+
+class RecordedFollow:
+    """`TreeBatch.follow`, replayed where it was recorded. Sampled batches run eagerly: their noise is large."""
+
+    def __init__(self, trees: TreeBatch, depth: int, context_size: int, dtype: torch.dtype) -> None:
+        self.trees, self.depth, self.context_size, self.dtype = trees, depth, context_size, dtype
+        self.inputs: dict[int, Inputs] = {}
+        self.graphs: dict[tuple[int, int], Any] = {}
+
+    def record(self, batches: list[int], usable: Callable[[int], list[int]]) -> None:
+        """Record every usable size of tree for these batch sizes. A GPU that cannot record drafts eagerly."""
+        memory = None
+        try:
+            for batch in sorted(batches, reverse=True):
+                given = self.inputs[batch] = self._made(batch)
+                for size in usable(batch):
+
+                    def follow(given: Inputs = given, size: int = size) -> None:
+                        self.trees.follow(given.requests, given.tokens, given.count, given.hidden, size)
+
+                    self.graphs[batch, size] = recorded(follow, memory)
+                    memory = self.graphs[batch, size].pool()
+        except RuntimeError as error:
+            log.warning("redrafter: drafting is not recorded and runs eagerly: %s", error)
+            self.graphs.clear()
+
+    def _made(self, batch: int) -> Inputs:
+        device = self.trees.device
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        temperature = torch.zeros(batch, device=device)
+        requests = Requests(zeros + self.trees.spare, zeros.clone(), zeros.clone(), searching(temperature, False))
+        tokens = torch.zeros(batch, self.depth, dtype=torch.long, device=device)
+        hidden = torch.zeros(batch, self.depth, self.context_size, dtype=self.dtype, device=device)
+        return Inputs(requests, tokens, zeros + 1, hidden)
+
+    def __call__(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
+        rows = len(count)
+        batch = min((b for b, s in self.graphs if s == size and b >= rows), default=0)
+        if batch == 0 or requests.sampling.samples:
+            self.trees.follow(requests, tokens, count, hidden, size)
+            return
+        self.inputs[batch].fill(requests, tokens, count, hidden, self.trees.spare)
+        self.graphs[batch, size].replay()

@@ -1,0 +1,66 @@
+"""What can be set for the plug-in: a JSON object in the environment variable REDRAFTER_SGLANG.
+
+SGLang's command line takes no arguments of plug-ins, and it reads `--speculative-draft-model-path` as a model of
+transformers, which a drafter's folder is not.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from redrafter.config import Shape, require
+from redrafter.errors import ConfigError
+from redrafter.interop.find import WITH_NGRAMS
+
+VARIABLE = "REDRAFTER_SGLANG"
+RULES = ("seeded", "sglang")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The fields of the JSON object in REDRAFTER_SGLANG."""
+
+    drafter: str = "auto"
+    """`auto` (`recurrent+ngram`), `recurrent` (the drafter that comes with the package for this model), or a folder or
+    Hub id of a recurrent drafter. `+ngram` at the end mixes the text's n-grams into the tree."""
+    rule: str = "seeded"
+    """`seeded`: a seed gives the same text with and without speculation. `sglang`: SGLang's own rule."""
+    shape: str = ""
+    """Shape of the largest tree, such as 16x8:63. By default from `--speculative-num-draft-tokens` (64)."""
+    adaptive: bool = True
+    """Draft less, or nothing, where measured step times say that this is faster."""
+    graphs: bool = True
+    """Record drafting as CUDA graphs."""
+    host_lengths: bool = False
+    """Copy the requests' lengths to the host in every step, for attention backends that need it."""
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.drafter, str) and self.drafter != "", f"drafter must be a name, got {self.drafter!r}")
+        require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        for name in ("adaptive", "graphs", "host_lengths"):
+            require(isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.shape:
+            Shape.of(self.shape)
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str] = os.environ) -> "Settings":
+        text = environ.get(VARIABLE, "") or "{}"
+        try:
+            given = json.loads(text)
+        except ValueError:
+            raise ConfigError(f"{VARIABLE} must hold a JSON object, got {text!r}") from None
+        require(isinstance(given, dict), f"{VARIABLE} must hold a JSON object, got {text!r}")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(given.keys() - known)
+        require(not unknown, f"{VARIABLE} has no {unknown}; it takes {sorted(known)}")
+        return cls(**given)
+
+    @property
+    def ngrams(self) -> bool:
+        return self.drafter == "auto" or self.drafter.endswith(WITH_NGRAMS)
+
+    @property
+    def folder(self) -> str:
+        """The drafter's name without `+ngram`."""
+        return "recurrent" if self.drafter == "auto" else self.drafter.removesuffix(WITH_NGRAMS)

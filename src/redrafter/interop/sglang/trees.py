@@ -1,0 +1,205 @@
+"""Drafted trees for a batch that another engine schedules: the drafter's states and trees by slot.
+
+The engine gives every running request a slot and reports what its passes computed. A slot holds the drafter's state and
+the tree for the request's next step. All of them stay on the device; a step needs no value on the host. A request that
+is read again, under the same name or in another slot, gets a new state. A state that misses tokens, such as those of a
+cached prefix, makes guesses worse and never changes a text: the target's choices alone decide the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from redrafter.config import RuleConfig, Shape, require
+from redrafter.core.accept import Accepted
+from redrafter.core.rules import Rule, make_rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter
+from redrafter.core.tree import Tree, root_tree, widened
+from redrafter.drafters.ngram import NgramState
+from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, WithNgrams, WithNgramsState, find_chain
+from redrafter.runtime.state import tensors_of, with_tensors
+
+PADDING = 4
+"""Prompt pieces are read together while padding makes them at most this many times larger."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of one request that a pass of the target has read."""
+
+    slot: int
+    request: str
+    text: Tensor  # (n,) on the CPU: the request's tokens from position 0 to the end of this piece
+    start: int  # position of the first token read; earlier ones were cached, or read by an earlier pass
+    following: int | None = None  # the prompt's next token; None: the pass chose the next token
+
+    @property
+    def count(self) -> int:
+        return len(self.text) - self.start
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of one batch, in the batch's order."""
+
+    slots: Tensor  # (B,)
+    lengths: Tensor  # (B,) tokens in the KV cache; also the position of the last token
+    seeds: Tensor  # (B,)
+    sampling: Sampling
+
+
+class TreeBatch:
+    """Reads what passes computed and drafts the next tree of every request.
+
+    `shapes` are the sizes of tree to choose from, the largest first; None verifies the last token alone.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        shapes: Sequence[Shape | None],
+        *,
+        slots: int,
+        window: int,
+        context_size: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        sizes = [nodes_of(s) for s in shapes]
+        require(sizes == sorted(sizes, reverse=True) and sizes[0] > 0, f"give the largest shape first, got {sizes}")
+        self.drafter, self.shapes, self.window, self.vocab_size = drafter, list(shapes), window, vocab_size
+        self.device = torch.device(device)
+        self.nodes = sizes[0] + 1
+        self.depth = min(sizes[0], max([DEEPEST, *(s.length for s in shapes if s is not None)]))
+        self.rules = [make_rule(RuleConfig(), s or Shape(width=1, length=1), vocab_size, dtype) for s in shapes]
+        zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        nothing = torch.zeros(1, 1, context_size, dtype=dtype, device=self.device)
+        with torch.no_grad():
+            self.empty = drafter.begin(zero, zero[0] + 1, nothing, window + 2 * (self.depth + 1))
+        room = slots + 1  # the last one is for the rows that pad a recorded batch
+        self.spare = slots
+        self.state = with_tensors(self.empty, [x.expand(room, *x.shape[1:]).clone() for x in tensors_of(self.empty)])
+        empty = widened(root_tree(zero[0].expand(room)), self.nodes - 1)
+        fields = (empty.tokens, empty.parents, empty.depths, empty.valid, empty.mask)
+        self.kept = [x.clone() for x in fields]
+        self.reading: dict[int, tuple[str, int]] = {}  # slot -> the request whose prompt is partly read, and how far
+
+    def tree(self, slots: Tensor, size: int) -> Tree:
+        """The trees drafted for these slots, cut or filled up to the nodes of this size of tree."""
+        n = nodes_of(self.shapes[size]) + 1
+        tokens, parents, depths, valid = (x[slots, :n] for x in self.kept[:4])
+        return Tree(tokens, parents, depths, valid, self.kept[4][slots, :n, :n], length=min(n - 1, self.depth))
+
+    def accept(self, requests: Requests, size: int, tree: Tree, logits: Tensor) -> Accepted:
+        """What the rule `seeded` accepts: logits (B, N+1, V), after penalties and masks."""
+        rule = self.rules[size]
+        return rule.accept(self._search(requests, rule), tree, logits, None)
+
+    @torch.no_grad()
+    def read(self, pieces: Sequence[Piece], hidden: Tensor, chosen: Tensor, requests: Requests, size: int) -> None:
+        """Take in the prompt pieces of one pass, and draft for each: hidden states (tokens, C), chosen tokens (B,)."""
+        goes_on = [self.reading.get(p.slot) == (p.request, p.start) for p in pieces]
+        for p in pieces:
+            self.reading.pop(p.slot, None)
+            if p.following is not None:
+                self.reading[p.slot] = (p.request, len(p.text))
+        parts = torch.split(hidden, [p.count for p in pieces])
+        longest = max(p.count for p in pieces)
+        together = [range(len(pieces))]
+        if longest * len(pieces) > PADDING * len(hidden):
+            together = [range(i, i + 1) for i in range(len(pieces))]
+        for rows in together:
+            group = slice(rows.start, rows.stop)
+            self._read(pieces[group], parts[group], chosen[group], goes_on[group], requests.slots[group])
+        self._draft(self._rows(requests.slots), chosen.long(), requests, size)
+
+    def _read(
+        self, pieces: Sequence[Piece], hidden: Sequence[Tensor], chosen: Tensor, goes_on: list[bool], slots: Tensor
+    ) -> None:
+        known = [[0 if p.following is None else p.following] for p in pieces]
+        after = [torch.cat([p.text[p.start + 1 :].long(), torch.tensor(k)]) for p, k in zip(pieces, known, strict=True)]
+        ends = self._put([p.following is None for p in pieces])
+        last = torch.where(ends, chosen.long(), self._put(known)[:, 0])
+        count = self._put([p.count for p in pieces])
+        tokens = self._put(pad_sequence(after, batch_first=True)).scatter(1, count[:, None] - 1, last[:, None])
+        accepted = Accepted(torch.zeros_like(tokens), tokens, count, 0 * count, 0 * count)
+        states = pad_sequence(list(hidden), batch_first=True)
+        rows = self._fresh_where(self._put(goes_on), slots)
+        if isinstance(self.drafter, WithNgrams):
+            inner = self.drafter.inner.advance(rows.inner, accepted, states)
+            hits = torch.where(self._put(goes_on)[:, None], rows.hits, PRIOR)
+            text = self._text(pieces, last)
+            rows = WithNgramsState(inner, text, *find_chain(text), hits)
+        else:
+            rows = self.drafter.advance(rows, accepted, states)
+        self._keep(slots, rows)
+
+    def _text(self, pieces: Sequence[Piece], last: Tensor) -> NgramState:
+        """The end of each text, for n-grams. Cached prefixes are part of it."""
+        ends = [p.text[-(self.window // 2) :].long() for p in pieces]
+        lengths = torch.tensor([len(x) for x in ends])
+        room = torch.zeros(len(pieces), self.empty.text.tokens.shape[1], dtype=torch.long)
+        for row, end in zip(room, ends, strict=True):
+            row[: len(end)] = end
+        where = self._put(lengths)
+        return NgramState(self._put(room).scatter(1, where[:, None], last[:, None]), where + 1)
+
+    @torch.no_grad()
+    def follow(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
+        """Take in a step and draft the next one. `requests.lengths` are those after the step.
+
+        `tokens` (B, D) are the step's new tokens, the first `count` (B,) of them real; `hidden` (B, D, C) chose them.
+        """
+        none = torch.zeros_like(tokens)
+        accepted = Accepted(none, tokens, count, none[:, 0], none[:, 0])
+        rows = self.drafter.advance(self._rows(requests.slots), accepted, hidden)
+        if isinstance(rows, WithNgramsState):  # a text that fills the window goes on at the window's end
+            text = replace(rows.text, lengths=rows.text.lengths.clamp(max=self.window))
+            rows = replace(rows, text=text)
+        self._keep(requests.slots, rows)
+        self._draft(rows, tokens.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0], requests, size)
+
+    def _draft(self, rows: Any, last: Tensor, requests: Requests, size: int) -> None:
+        shape, rule = self.shapes[size], self.rules[size]
+        tree = root_tree(last)
+        if shape is not None:
+            tree = self.drafter.draft(rows, last, self._search(requests, rule))
+        full = widened(tree, self.nodes - 1)
+        new = (full.tokens, full.parents, full.depths, full.valid, full.mask)
+        for mine, value in zip(self.kept, new, strict=True):
+            mine[requests.slots] = value
+
+    def _search(self, requests: Requests, rule: Rule) -> Any:
+        return rule.search(requests.sampling, requests.seeds, requests.lengths)
+
+    def _rows(self, slots: Tensor) -> Any:
+        return with_tensors(self.state, [x[slots] for x in tensors_of(self.state)])
+
+    def _fresh_where(self, goes_on: Tensor, slots: Tensor) -> Any:
+        """The states of requests whose prompt is read on; for the others, the state before any token."""
+        pairs = zip(tensors_of(self.state), tensors_of(self.empty), strict=True)
+        return with_tensors(
+            self.state, [torch.where(goes_on.view(-1, *[1] * (x.dim() - 1)), x[slots], e) for x, e in pairs]
+        )
+
+    def _keep(self, slots: Tensor, rows: Any) -> None:
+        for mine, value in zip(tensors_of(self.state), tensors_of(rows), strict=True):
+            mine[slots] = value.to(mine.dtype)
+
+    def _put(self, values: Any) -> Tensor:
+        """On the device, without waiting for the device."""
+        on_host = torch.as_tensor(values)
+        if self.device.type == "cuda":
+            on_host = on_host.pin_memory()
+        return on_host.to(self.device, non_blocking=True)
+
+
+def nodes_of(shape: Shape | None) -> int:
+    """How many drafted nodes a tree of this shape has."""
+    return 0 if shape is None else shape.budget

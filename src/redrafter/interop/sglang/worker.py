@@ -1,0 +1,369 @@
+"""SGLang's speculative worker with our drafter. It runs in every scheduler process, one for each rank.
+
+A step verifies the trees that the step before has drafted. SGLang learns the new lengths before the next trees are
+drafted, so that it prepares the next step while the GPU drafts. Between steps nothing is copied to the host.
+"""
+
+import functools
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.accept import Accepted
+from redrafter.core.tree import Tree
+from redrafter.drafters.with_ngrams import WithNgrams
+from redrafter.errors import UnsupportedTarget
+from redrafter.interop.sglang.load import Chooser, ladder, shape_of
+from redrafter.interop.sglang.plugin import check, said
+from redrafter.interop.sglang.recorded import RecordedFollow
+from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
+from redrafter.interop.sglang.sampling import sampling_of, searching
+from redrafter.interop.sglang.settings import Settings
+from redrafter.interop.sglang.sizes import SizedRunners
+from redrafter.interop.sglang.target import SglangTarget, drafter_for
+from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
+
+NGRAM_WINDOW = 8192
+"""The most recent tokens of a text that n-grams are looked up in."""
+
+_host_lengths = True
+
+
+def needs_host_lengths() -> bool:
+    """Whether the attention backend of the worker made last needs the requests' lengths on the host."""
+    return _host_lengths
+
+
+@functools.cache
+def make_worker() -> type:
+    """The worker's class. A function, since its base class is SGLang's."""
+    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+    from sglang.srt.layers.logprob_processor import compute_spec_v2_logprobs
+    from sglang.srt.managers.scheduler import GenerationBatchResult
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+    from sglang.srt.speculative import eagle_utils
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+    from sglang.srt.speculative.spec_utils import (
+        generate_token_bitmask,
+        move_accept_tokens_to_target_kvcache,
+        record_stream_for_v2_verify,
+    )
+
+    class VerifyInput(NgramVerifyInput):  # type: ignore[misc]
+        """A tree to verify. Texts grow by at most `depth` tokens, however many nodes the tree has."""
+
+        depth: int
+
+        @property
+        def max_tree_depth(self) -> int:
+            return self.depth
+
+    class Between(NgramVerifyInput):  # type: ignore[misc]
+        """What SGLang carries from step to step. The drafter's own state stays in its slots."""
+
+        def filter_batch(self, new_indices: Tensor, *_: Any, **__: Any) -> None:
+            for name in ("future_indices", "new_seq_lens", "accept_lens"):
+                if getattr(self, name) is not None:
+                    setattr(self, name, getattr(self, name)[new_indices])
+
+        def merge_batch(self, spec_info: Any) -> None:
+            for name in ("future_indices", "new_seq_lens", "accept_lens"):
+                mine, other = getattr(self, name), getattr(spec_info, name)
+                if mine is not None and other is not None:
+                    setattr(self, name, torch.cat([mine, other]))
+
+    class Worker(BaseSpecWorker):  # type: ignore[misc]
+        def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:  # noqa: ARG002 - SGLang's signature
+            self.server_args, self._target_worker = server_args, target_worker
+            self.model_runner, self.device = target_worker.model_runner, server_args.device
+            self.tp_rank, self.tp_size = ps.tp_rank, ps.tp_size
+            self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
+            with said():
+                check(server_args)
+                self.settings = Settings.of()
+                name = server_args.served_model_name or server_args.model_path
+                self.target = SglangTarget(self.model_runner, target_worker.tokenizer, name)
+                self.drafter = drafter_for(self.settings.folder, self.target)
+            if self.settings.rule == "seeded":
+                fill_seeds()
+                self.model_runner.sampler = make_sampler()()
+            self.size = 0  # of the trees that are drafted: an index into `widths`
+            self.in_flight: deque[int] = deque()  # sizes of the trees whose results SGLang has not reported yet
+
+        @property
+        def draft_worker(self) -> None:
+            return None
+
+        def alloc_memory_pool(self, **_: Any) -> None:
+            self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+            width = self.speculative_num_draft_tokens
+            self.widths = ladder(width) if self.settings.adaptive else [width]
+            top = Shape.of(self.settings.shape) if self.settings.shape else None
+            shapes = [shape_of(w, top if i == 0 else None) for i, w in enumerate(self.widths)]
+            drafter = WithNgrams(self.drafter) if self.settings.ngrams else self.drafter
+            longest = self.req_to_token_pool.req_to_token.shape[1]
+            with said():
+                self.trees = TreeBatch(
+                    drafter,
+                    shapes,
+                    slots=self.req_to_token_pool.req_to_token.shape[0],
+                    window=min(longest, NGRAM_WINDOW),
+                    context_size=self.target.hidden_size,
+                    vocab_size=self.target.vocab_size,
+                    dtype=self.target.dtype,
+                    device=self.device,
+                )
+            self.depth = self.trees.depth + 1
+            self.chooser = Chooser(self.widths)
+
+        def init_attention_backends(self) -> None:
+            global _host_lengths
+            needs = getattr(self.model_runner.attn_backend, "needs_cpu_seq_lens", True)
+            _host_lengths = self.settings.host_lengths or needs
+
+        def init_cuda_graphs(self) -> None:
+            """Called after SGLang has recorded the verification of the largest tree."""
+            self.runners = SizedRunners(self.model_runner, self.server_args, self.widths, self.chooser.most_tokens)
+            self.chooser.most_rows = self.runners.most_rows()
+            self.recorded = RecordedFollow(self.trees, self.depth, self.target.hidden_size, self.target.dtype)
+            if self.settings.graphs:
+                self.recorded.record(self.runners.batch_sizes(), self.chooser.usable)
+
+        def clear_cache_pool(self) -> None:
+            self.trees.reading.clear()
+
+        def update_weights_from_disk(self, recv_req: Any) -> tuple[bool, str]:  # noqa: ARG002 - SGLang's signature
+            return True, "the drafter keeps its weights"
+
+        update_weights_from_ipc = update_weights_from_disk
+
+        def update_weights_from_tensor(self, recv_req: Any) -> Any:
+            return self._target_worker.update_weights_from_tensor(recv_req)
+
+        def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:  # noqa: ARG002 - SGLang's signature
+            if self.in_flight and num_correct_drafts_per_req:
+                mean = sum(num_correct_drafts_per_req) / len(num_correct_drafts_per_req)
+                self.chooser.accepted(self.in_flight.popleft(), 1 + mean)
+
+        def forward_batch_generation(self, batch: Any, on_publish: Any = None) -> Any:
+            record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
+            if batch.forward_mode.is_decode():
+                return self._decode(batch, on_publish)
+            self.chooser.interrupted()
+            return self._extend(batch, on_publish)
+
+        def _extend(self, batch: Any, on_publish: Any) -> Any:
+            result = self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
+            chosen, lengths = result.next_token_ids, batch.seq_lens.clone()
+            if on_publish is not None:
+                on_publish(lengths)
+            if batch.reqs and not batch.forward_mode.is_idle():
+                pieces = [
+                    self._piece(batch, *x) for x in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
+                ]
+                requests = self._requests(batch, lengths)
+                self.trees.read(pieces, self._hidden(batch, result), chosen, requests, self.size)
+            ones = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
+            return self._result(result, chosen, ones, lengths)
+
+        def _piece(self, batch: Any, req: Any, start: int, count: int) -> Piece:
+            text, end = req.full_untruncated_fill_ids, start + count
+            following = text[end] if req is batch.chunked_req and len(text) > end else None
+            return Piece(req.req_pool_idx, req.rid, torch.tensor(text[:end]), start, following)
+
+        def _decode(self, batch: Any, on_publish: Any) -> Any:
+            rows = len(batch.reqs)
+            usable = self.chooser.usable(rows)
+            size = self.size if self.size in usable else usable[0]  # requests may have joined since
+            self.chooser.began(rows, size, time.perf_counter())
+            self.in_flight.append(size)
+            n, before = self.widths[size], batch.seq_lens
+            self.runners.use(size)
+            tree = self._agreed(self.trees.tree(batch.req_pool_indices.long(), size))
+            self._prepare(batch, tree, n)
+            spec: Any = batch.spec_info
+            on_host = (
+                [x.cpu() for x in (spec.retrieve_next_token, spec.retrieve_next_sibling)] if batch.has_grammar else []
+            )
+            result = self._target_worker.forward_batch_generation(
+                batch, is_verify=True, capture_hidden_mode=CaptureHiddenMode.FULL
+            )
+            vocab_mask = None
+            if batch.has_grammar:
+                vocab_mask = generate_token_bitmask(
+                    batch.reqs, spec, *on_host, tree.tokens.cpu(), batch.sampling_info.vocab_size
+                )
+                if vocab_mask is not None:
+                    vocab_mask = vocab_mask.to(self.device)
+                    batch.sampling_info.vocab_mask = None
+            hidden = self._hidden(batch, result).reshape(rows, n, -1)
+            accepted, predict, index = self._accept(batch, size, tree, result.logits_output, vocab_mask)
+            lens = accepted.count.int()
+            after = before + lens
+            move_accept_tokens_to_target_kvcache(batch, index, lens - 1, self.token_to_kv_pool_allocator)
+            if batch.return_logprob:
+                compute_spec_v2_logprobs(batch, result.logits_output, predict, index, self.depth - 1)
+            if on_publish is not None:
+                on_publish(after)
+            along = accepted.path[..., None].expand(-1, -1, hidden.shape[2])
+            self.size = self._size(rows)
+            self.recorded(
+                self._requests(batch, after), accepted.tokens, accepted.count, hidden.gather(1, along), self.size
+            )
+            batch.forward_mode = ForwardMode.DECODE
+            return self._result(result, accepted.tokens.flatten().int(), lens, after)
+
+        def _prepare(self, batch: Any, tree: Tree, n: int) -> None:
+            """Turn the batch into one that verifies these trees."""
+            from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
+
+            rows, device = len(batch.reqs), self.device
+            tokens = tree.tokens.flatten()
+            positions = torch.empty(rows * n, dtype=torch.long, device=device)
+            links = [torch.empty(rows, n, dtype=torch.long, device=device) for _ in range(3)]
+            reconstruct_indices_from_tree_mask(tree.mask.flatten(), batch.seq_lens, positions, *links, rows, n)
+            batch.forward_mode = ForwardMode.TARGET_VERIFY
+            batch.input_ids = tokens
+            batch.out_cache_loc = assign_extend_cache_locs_func(
+                req_pool_indices=batch.req_pool_indices,
+                req_to_token=batch.req_to_token_pool.req_to_token,
+                start_offset=batch.seq_lens,
+                end_offset=batch.seq_lens + n,
+                batch_size=rows,
+                draft_token_num=n,
+                device=device,
+            )
+            # The host knows the texts as they were a step or two ago.
+            most = sum(len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs)
+            spec = VerifyInput(
+                draft_token=tokens,
+                custom_mask=full_mask(tree.mask, batch.seq_lens, most),
+                positions=positions,
+                retrieve_index=links[0],
+                retrieve_next_token=links[1],
+                retrieve_next_sibling=links[2],
+                draft_token_num=n,
+            )
+            spec.depth = self.depth
+            batch.spec_info = spec
+
+        def _accept(
+            self, batch: Any, size: int, tree: Tree, output: Any, vocab_mask: Tensor | None
+        ) -> tuple[Accepted, Tensor, Tensor]:
+            """What is accepted, `depth` wide; choices by node; and the accepted nodes as SGLang counts them."""
+            rows, n = tree.tokens.shape
+            first = torch.arange(rows, device=self.device)[:, None] * n
+            if self.settings.rule == "sglang":
+                predict, count, index = eagle_utils.eagle_sample(batch.spec_info, batch, output, vocab_mask)
+                path = (index.long() - first).clamp(min=0)
+                tokens = predict.view(rows, n).long().gather(1, path)
+                return Accepted(path, tokens, count.long(), count.long() - 1, count), predict, index
+            logits = adjusted(output.next_token_logits, batch.sampling_info, n)
+            if vocab_mask is not None:
+                batch.spec_info.grammar.apply_vocab_mask(logits=logits, vocab_mask=vocab_mask)
+            requests = self._requests(batch, batch.seq_lens, search=False)
+            found = self.trees.accept(requests, size, tree, logits.view(rows, n, -1))
+            wide = [torch.nn.functional.pad(x, (0, self.depth - x.shape[1])) for x in (found.path, found.tokens)]
+            packed = self._from_first(torch.cat([*wide, found.count[:, None]], 1))
+            path, tokens, count = packed[:, : self.depth], packed[:, self.depth : -1], packed[:, -1]
+            real = torch.arange(self.depth, device=self.device) < count[:, None]
+            index = torch.where(real, path + first, -1).int()
+            predict = torch.zeros(rows, n, dtype=torch.long, device=self.device).scatter(1, path, tokens)
+            # Later entries of the path are 0 where nothing is accepted: the root's own choice must win.
+            predict[:, 0] = tokens[:, 0]
+            return Accepted(path, tokens, count, count - 1, count), predict.flatten().int(), index
+
+        def _requests(self, batch: Any, lengths: Tensor, search: bool = True) -> Requests:
+            info = batch.sampling_info
+            seeded = self.settings.rule == "seeded"
+            seeds = info.sampling_seed if seeded else torch.zeros_like(lengths)
+            sampling = sampling_of(info, self.target.vocab_size)
+            if search:
+                sampling = searching(sampling.temperature, sampling.samples and seeded)
+            return Requests(batch.req_pool_indices.long(), lengths.long(), seeds, sampling)
+
+        def _hidden(self, batch: Any, result: Any) -> Tensor:
+            """The hidden states of the pass; SGLang gets them back only if a request asked for them."""
+            hidden = result.logits_output.hidden_states
+            if hidden is None:
+                raise UnsupportedTarget(
+                    "SGLang returned no hidden states; start it with --enable-return-hidden-states, and with a model "
+                    "whose hidden states it can return"
+                )
+            if not batch.return_hidden_states:
+                result.logits_output.hidden_states = None
+            return hidden  # type: ignore[no-any-return]
+
+        def _size(self, rows: int) -> int:
+            size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
+            if self.tp_size > 1:  # times differ between ranks; the batch must not
+                size = int(self._from_first(torch.tensor([size], device=self.device)))
+            return size
+
+        def _from_first(self, values: Tensor) -> Tensor:
+            """What the first rank has: rounding may differ between ranks."""
+            if self.tp_size > 1:
+                from sglang.srt.distributed import get_tp_group
+
+                get_tp_group().broadcast(values, src=0)
+            return values
+
+        def _agreed(self, tree: Tree) -> Tree:
+            """The first rank's tree."""
+            if self.tp_size == 1:
+                return tree
+            rows, n = tree.tokens.shape
+            fields = [tree.tokens, tree.parents, tree.depths, tree.valid, tree.mask.flatten(1)]
+            packed = self._from_first(torch.cat([x.long() for x in fields], 1))
+            tokens, parents, depths, valid, mask = torch.split(packed, [n, n, n, n, n * n], 1)
+            return Tree(tokens, parents, depths, valid.bool(), mask.view(rows, n, n).bool(), tree.length)
+
+        def _result(self, result: Any, tokens: Tensor, accept_lens: Tensor, lengths: Tensor) -> Any:
+            return GenerationBatchResult(
+                logits_output=result.logits_output,
+                next_token_ids=tokens,
+                can_run_cuda_graph=result.can_run_cuda_graph,
+                accept_lens=accept_lens,
+                new_seq_lens=lengths,
+                next_draft_input=Between(
+                    draft_token_num=self.depth, new_seq_lens=lengths, accept_tokens=None, accept_lens=accept_lens
+                ),
+                speculative_num_draft_tokens=self.depth,
+            )
+
+    return Worker
+
+
+def full_mask(mask: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Trees' masks (B, n, n) as SGLang's attention reads them: for each node its request's whole text, then the tree.
+
+    One flat tensor, request after request, each with n rows of length + n; `total` is at least the sum of the lengths.
+
+    >>> full_mask(torch.tensor([[[True, False], [True, True]]]), torch.tensor([1]), 1).int().tolist()
+    [1, 1, 0, 1, 1, 1]
+    """
+    rows, n, _ = mask.shape
+    flat = torch.ones(total * n + rows * n * n, dtype=torch.bool, device=mask.device)
+    width = lengths.long() + n
+    start = (width * n).cumsum(0) - width * n  # of each request
+    node = torch.arange(n, device=mask.device)
+    at = start[:, None, None] + node[:, None] * width[:, None, None] + lengths.long()[:, None, None] + node
+    return flat.scatter_(0, at.flatten(), mask.flatten())
+
+
+def adjusted(logits: Tensor, info: Any, nodes: int) -> Tensor:
+    """Logits (B · n, V) with the request's penalties and biases, as SGLang adds them: the same for every node."""
+    each = functools.partial(torch.repeat_interleave, repeats=nodes, dim=0)
+    if info.acc_additive_penalties is not None:
+        logits = logits + each(info.acc_additive_penalties)
+    if info.acc_scaling_penalties is not None:
+        scale = each(info.acc_scaling_penalties)
+        logits = torch.where(logits < 0, logits * scale, logits / scale)
+    if info.logit_bias is not None:
+        logits = logits + each(info.logit_bias)
+    return logits

@@ -1,0 +1,305 @@
+"""The plug-in for SGLang, on a stub of the engine that schedules as SGLang does: every text is the target's own."""
+
+import json
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.drafters.none import NoDrafter
+from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
+from redrafter.interop.sglang import load, plugin, settings, worker
+from redrafter.interop.sglang.target import SglangTarget, drafter_for
+from redrafter.interop.sglang.trees import TreeBatch
+from redrafter.targets import load_target
+from tests.helpers import sglang_stub as stub
+from tests.helpers.zoo import PROMPTS, VOCAB, make_model, peer_drafter, recurrent_drafter
+
+TOKENS = 16
+WIDTH = 8
+MEMORY = {"memory_heads": 2, "memory_size": 8, "first_state": "context"}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(make_model())
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    """Texts of the prompts by (temperature, seed), written by redrafter's own engine without a drafter."""
+    engine, texts = Engine(target, NoDrafter()), {}
+    for temperature in (0.0, 1.0):
+        for seed, prompt in enumerate(PROMPTS):
+            written = engine.generate(prompt, temperature=temperature, seed=seed, max_new_tokens=TOKENS)
+            texts[temperature, seed] = written.tokens
+    return texts
+
+
+@dataclass(frozen=True)
+class Tail:
+    tokens: torch.Tensor  # (B, 3) the last tokens of each text
+
+
+class KnowingDrafter:
+    """Finds the end of a text in known texts and guesses what follows there; every fourth guess is wrong."""
+
+    layers = (-1,)
+    default_shape = Shape(width=2, length=4)
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.follows = {tuple(t[i - 3 : i]): t[i:] for t in texts for i in range(3, len(t))}
+        self.drafts = 0
+
+    def begin(self, tokens, lengths, hidden, slots):
+        return Tail(torch.full((len(tokens), 3), -1))
+
+    def advance(self, state, accepted, hidden):
+        text = torch.cat([state.tokens, accepted.tokens], 1)
+        return Tail(text.gather(1, accepted.count[:, None] + torch.arange(3)))
+
+    def draft(self, state, last, search):
+        beam = torch.zeros(len(last), 2, search.shape.length, dtype=torch.long)
+        for row, tail in zip(beam, state.tokens.tolist(), strict=True):
+            self.drafts += 1
+            known = self.follows.get(tuple(tail), [])[: search.shape.length]
+            row[1, : len(known)] = torch.tensor(known)  # the second candidate, so that paths are not node numbers
+            row[0, 0] = (row[1, 0] + 1) % VOCAB
+            row[1, 3 - self.drafts % 4] += self.drafts % 4 == 0
+        scores = -torch.arange(2.0)[:, None] - torch.arange(search.shape.length) / 10
+        return search.candidates(beam % VOCAB, scores.expand(beam.shape), last)
+
+
+def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, **given):
+    """The plug-in's worker on the stub, as SGLang makes it."""
+    stub.install(monkeypatch)
+    worker.make_worker.cache_clear()
+    monkeypatch.setenv(settings.VARIABLE, json.dumps(given))
+    monkeypatch.setattr(worker, "drafter_for", lambda name, own: drafter_is or recurrent_drafter(target, **MEMORY))
+    plugin.register()
+    algorithm = stub.ALGORITHMS["REDRAFTER"]
+    args = server_args(speculative_num_draft_tokens=width)
+    algorithm.handle_server_args(args)
+    made = algorithm.factory(args)(
+        server_args=args,
+        gpu_id=0,
+        ps=SimpleNamespace(tp_rank=0, tp_size=1),
+        nccl_port=0,
+        target_worker=stub.TargetWorker(target.model),
+    )
+    made.alloc_memory_pool(memory_pool_config=None)
+    made.init_attention_backends()
+    made.init_cuda_graphs()
+    assert algorithm.create_future_map("cpu", "pool")[3] is False, "the step waits for lengths on the host"
+    return made
+
+
+def server_args(**changes):
+    given = {
+        "device": "cpu",
+        "enable_return_hidden_states": True,
+        "pp_size": 1,
+        "served_model_name": None,
+        "model_path": "toy",
+        "speculative_num_draft_tokens": WIDTH,
+        "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(bs=[])),
+        "override": lambda *_, **__: None,
+    }
+    return SimpleNamespace(**(given | changes))
+
+
+def write(made, temperature: float, *, retract=None, cached=None, mixed=False, **engine):
+    """Texts of all prompts by seed, more requests than slots; and the engine that wrote them."""
+    run = stub.Engine(made, **engine)
+    requests = []
+    for seed, prompt in enumerate(PROMPTS):
+        own = 0.0 if mixed and seed % 2 else temperature
+        params = stub.Params(temperature=own, sampling_seed=seed)
+        requests.append(stub.Req(f"request-{seed}", list(prompt), params, TOKENS - seed))
+    run.cached = cached or {}
+    run.waiting = list(requests)
+    run.finish(retract)
+    return requests, run
+
+
+def check(requests, plain) -> None:
+    for seed, req in enumerate(requests):
+        assert req.output_ids == plain[req.params.temperature, seed][: req.max_new_tokens], (seed, req.params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("knows", [False, True])
+def test_texts_are_the_targets_own(target, plain, monkeypatch, temperature, knows):
+    """Joins, leaves, prompts in pieces, a cached prefix and retractions at once."""
+    texts = [p + plain[temperature, seed] for seed, p in enumerate(PROMPTS)]
+    drafter = {"drafter_is": KnowingDrafter(texts), "drafter": "recurrent"} if knows else {}
+    made = make_worker(target, monkeypatch, adaptive=False, **drafter)
+    retract = {"request-0": 4, "request-2": 9}
+    requests, run = write(made, temperature, retract=retract, cached={"request-2": 9}, slots=2)
+    check(requests, plain)
+    if knows or temperature:
+        assert sum(run.accepted) > 10, "nothing is ever accepted"
+    assert not made.trees.reading, "a prompt is thought to be read on"
+
+
+def test_greedy_and_sampled_requests_share_a_batch(target, plain, monkeypatch):
+    made = make_worker(target, monkeypatch, adaptive=False, drafter="recurrent")
+    check(write(made, 1.0, mixed=True)[0], plain)
+
+
+def test_texts_do_not_depend_on_the_size_of_tree(target, plain, monkeypatch):
+    """Sizes change from step to step: trees are cut, filled up, and left out."""
+    made = make_worker(target, monkeypatch)
+    chance = random.Random(3)
+    made.chooser.choose = lambda rows: chance.randrange(len(made.widths))
+    requests, run = write(made, 1.0, slots=3)
+    check(requests, plain)
+    assert set(run.sizes) == set(made.widths) == {8, 4, 1}
+
+
+def test_the_state_is_that_of_the_whole_text(target, monkeypatch):
+    """A prompt in pieces gives the memory of the prompt at once; a cached prefix is missing in it."""
+    made = make_worker(target, monkeypatch, adaptive=False)
+
+    def memory(chunk: int, **given):
+        write(made, 0.0, slots=1, chunk=chunk, **given)
+        return made.trees.state.inner.memory[1].clone()
+
+    whole = memory(64)
+    assert torch.allclose(memory(3), whole, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(memory(64, cached={"request-4": 4}), whole)
+
+
+class TestTwins:
+    """What must not be done changes the texts, so that the tests above notice it."""
+
+    def test_noise_by_step(self, target, plain, monkeypatch):
+        made = make_worker(target, monkeypatch, adaptive=False)
+        accept, steps = TreeBatch.accept, iter(range(10**6))
+
+        def by_step(self, requests, size, tree, logits):
+            lengths = torch.full_like(requests.lengths, next(steps))
+            return accept(
+                self, type(requests)(requests.slots, lengths, requests.seeds, requests.sampling), size, tree, logits
+            )
+
+        monkeypatch.setattr(TreeBatch, "accept", by_step)
+        with pytest.raises(AssertionError):
+            check(write(made, 1.0)[0], plain)
+
+    def test_first_token_by_the_engines_own_draw(self, target, plain, monkeypatch):
+        made = make_worker(target, monkeypatch, adaptive=False)
+        made.model_runner.sampler = stub.Sampler()
+        with pytest.raises(AssertionError):
+            check(write(made, 1.0)[0], plain)
+
+    def test_causal_mask(self, target, plain, monkeypatch):
+        made = make_worker(target, monkeypatch, adaptive=False)
+        full = worker.full_mask
+        monkeypatch.setattr(worker, "full_mask", lambda mask, *rest: full(torch.ones_like(mask).tril(), *rest))
+        with pytest.raises(AssertionError):
+            check(write(made, 0.0)[0], plain)
+
+    def test_a_state_that_is_not_reset_costs_guesses_only(self, target, plain, monkeypatch):
+        made = make_worker(target, monkeypatch, adaptive=False)
+        monkeypatch.setattr(TreeBatch, "_fresh_where", lambda self, goes_on, slots: self._rows(slots))
+        check(write(made, 1.0, retract={"request-0": 6}, slots=2)[0], plain)
+
+
+class TestLoad:
+    def run(self, cost, tokens, rows: int, steps: int = 400) -> list[int]:
+        """Sizes chosen on a machine where a step costs `cost(rows, width)` and gives `tokens(width)` tokens."""
+        chooser, now, chosen = load.Chooser(load.ladder(64)), 0.0, []
+        for _ in range(steps):
+            size = chooser.choose(rows)
+            width = chooser.widths[size]
+            chooser.began(rows, size, now)
+            now += cost(rows, width)
+            chooser.accepted(size, tokens(width))
+            chosen.append(width)
+        return chosen[-50:]
+
+    def test_one_request_gets_the_largest_tree_and_many_get_none(self):
+        def cost(rows, width):
+            return max(5.0, 0.05 * rows * width)  # a step is free up to 100 tokens
+
+        def tokens(width):
+            return 1 + 0.3 * (width.bit_length() - 1)
+
+        assert set(self.run(cost, tokens, 1)) == {64}
+        assert max(self.run(cost, tokens, 16)) < 16
+        assert set(self.run(lambda rows, width: rows * width, tokens, 16)) == {1}
+
+    def test_never_more_tokens_than_were_recorded(self):
+        chooser = load.Chooser([8, 4, 1], most_tokens=64)
+        chooser.most_rows = [2, 4, None]
+        assert chooser.usable(2) == [0, 1, 2]
+        assert chooser.usable(3) == [1, 2]
+        assert chooser.usable(100) == [2]
+
+    def test_a_prompt_between_two_steps_is_not_counted(self):
+        chooser = load.Chooser([4])
+        for now in (0, 1, 2, 3, 4):
+            chooser.began(1, 0, now)
+            chooser.interrupted()
+        assert not chooser.times
+
+
+class TestRefusals:
+    def test_version(self, monkeypatch):
+        stub.install(monkeypatch, version="0.5.23")
+        with pytest.raises(ConfigError, match=r"tested with SGLang 0\.5\.16, not with 0\.5\.23"):
+            plugin.check(server_args())
+
+    def test_hidden_states_not_asked_for(self, monkeypatch):
+        stub.install(monkeypatch)
+        with pytest.raises(UnsupportedTarget, match="--enable-return-hidden-states"):
+            plugin.check(server_args(enable_return_hidden_states=False))
+
+    def test_hidden_states_not_returned(self, target, monkeypatch):
+        made = make_worker(target, monkeypatch)
+        made.target_worker.returns_hidden = False
+        with pytest.raises(UnsupportedTarget, match="returned no hidden states"):
+            write(made, 0.0)
+
+    def test_wrong_drafters(self, target, monkeypatch, tmp_path):
+        stub.install(monkeypatch)
+        own = SglangTarget(stub.TargetWorker(target.model).model_runner, None, "toy")
+        with pytest.raises(DrafterMismatch, match="no drafter comes with the package for toy"):
+            drafter_for("recurrent", own)
+        recurrent_drafter(target, layers=(1, -1), context_size=64).save(tmp_path / "layers", target)
+        with pytest.raises(UnsupportedTarget, match=r"reads layers \[1, -1\], but SGLang gives only the last"):
+            drafter_for(str(tmp_path / "layers"), own)
+        peer = peer_drafter("medusa", target)
+        from redrafter.drafters import checkpoint
+
+        checkpoint.write(tmp_path / "medusa", peer.net, target)
+        with pytest.raises(ConfigError, match="is no recurrent drafter"):
+            drafter_for(str(tmp_path / "medusa"), own)
+        recurrent_drafter(target).save(tmp_path / "right", target)
+        assert drafter_for(str(tmp_path / "right"), own).layers == (-1,)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[1]", "must hold a JSON object"),
+            ("{", "must hold a JSON object"),
+            ('{"width": 3}', r"has no \['width'\]"),
+            ('{"rule": "typical"}', "rule must be one of seeded, sglang"),
+            ('{"shape": "16"}', "a shape is written WxL"),
+            ('{"graphs": 1}', "graphs must be true or false"),
+        ],
+    )
+    def test_settings(self, text, message):
+        with pytest.raises(ConfigError, match=message):
+            settings.Settings.of({settings.VARIABLE: text})
+
+
+def test_settings():
+    assert settings.Settings.of({}).folder == "recurrent"
+    assert settings.Settings.of({}).ngrams
+    given = settings.Settings.of({settings.VARIABLE: '{"drafter": "a/b", "shape": "4x4:15"}'})
+    assert (given.folder, given.ngrams, Shape.of(given.shape).budget) == ("a/b", False, 15)
