@@ -22,6 +22,7 @@ MEASURING = (
     "cpu",
     "cpu_demo",
     "drafter",
+    "engines_gpu",
     "equality",
     "exact_gpu",
     "family",

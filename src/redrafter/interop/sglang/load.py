@@ -6,35 +6,43 @@ is assumed about the machine: step times are measured while serving, per batch s
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from redrafter.config import Shape, require
 
-TRIED = 12
+TRIED = 8
 """Measured steps after which a size of tree is judged."""
 KEPT = 15
 """Step times that a median is taken over."""
 AGAIN = 500
 """Steps after which a size of tree next to the best one is measured again."""
+CLEARLY = 0.9
+"""A size of tree with less than this part of the best rate ends the search for larger ones."""
 REMEMBERED = 50
 """Steps that the mean of accepted tokens is taken over, about."""
 SETTLED = 2
 """Steps of one kind in a row before the time between two is that kind's: an overlapped engine reports one late."""
 
 
-def shape_of(width: int, top: Shape | None = None) -> Shape | None:
+SHAPES = ("2x2:3", "4x3:7", "8x4:15", "8x5:31", "16x5:63")
+"""Beams for trees of 4, 8, 16, 32 and 64 nodes, as redrafter's own server chooses among them."""
+
+
+def shape_of(width: int) -> Shape | None:
     """The shape of a tree with `width` nodes, its root included. None: the root alone.
 
-    >>> [s and s.label for s in map(shape_of, (64, 16, 4, 1))]
-    ['16x8:63', '4x6:15', '1x3:3', None]
+    >>> [s and s.label for s in map(shape_of, (100, 64, 12, 1))]
+    ['16x7:99', '16x5:63', '8x4:11', None]
     """
     require(width >= 1, f"a tree has at least one node, got {width}")
-    if top is not None:
-        return top
     nodes = width - 1
     if nodes == 0:
         return None
-    return Shape(width=max(1, min(16, width // 4)), length=min(8, nodes.bit_length() + 2, nodes), nodes=nodes)
+    for shape in map(Shape.of, SHAPES):
+        if nodes <= shape.budget:
+            return replace(shape, nodes=nodes)
+    return Shape(width=16, length=-(-nodes // 16), nodes=nodes)
 
 
 def ladder(width: int) -> list[int]:
@@ -83,10 +91,13 @@ class Chooser:
         """The size of tree for the next step, as an index into `widths`."""
         self.steps += 1
         at, usable = bucket(rows), self.usable(rows)
-        for size in usable:
+        best = usable[-1]
+        for size in reversed(usable):  # from the smallest: where a larger tree is slower, still larger ones are too
             if len(self.times.get((at, size), ())) < TRIED:
                 return size
-        best = max(usable, key=lambda size: self.rate(at, size))
+            if self.rate(at, size) < CLEARLY * self.rate(at, best):
+                break
+            best = max(best, size, key=lambda i: self.rate(at, i))
         if self.steps % AGAIN >= AGAIN - SETTLED - TRIED:  # a neighbour of the best, since costs and texts change
             other = usable.index(best) + (1 if self.steps // AGAIN % 2 else -1)
             return usable[other] if 0 <= other < len(usable) else best

@@ -27,7 +27,7 @@ class Settings:
     rule: str = "seeded"
     """`seeded`: a seed gives the same text with and without speculation. `sglang`: SGLang's own rule."""
     shape: str = ""
-    """Shape of the largest tree, such as 16x8:63. By default from `--speculative-num-draft-tokens` (64)."""
+    """Beam of the largest tree, such as 16x5. The tree's nodes are `--speculative-num-draft-tokens` (64)."""
     adaptive: bool = True
     """Draft less, or nothing, where measured step times say that this is faster."""
     graphs: bool = True

@@ -7,6 +7,7 @@ drafted, so that it prepares the next step while the GPU drafts. Between steps n
 import functools
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,7 +94,9 @@ def make_worker() -> type:
                 fill_seeds()
                 self.model_runner.sampler = make_sampler()()
             self.size = 0  # of the trees that are drafted: an index into `widths`
-            self.in_flight: deque[int] = deque()  # sizes of the trees whose results SGLang has not reported yet
+            self.in_flight: deque[int] = deque(
+                maxlen=16
+            )  # sizes of the trees whose results SGLang has not reported yet
 
         @property
         def draft_worker(self) -> None:
@@ -103,8 +106,9 @@ def make_worker() -> type:
             self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
             width = self.speculative_num_draft_tokens
             self.widths = ladder(width) if self.settings.adaptive else [width]
-            top = Shape.of(self.settings.shape) if self.settings.shape else None
-            shapes = [shape_of(w, top if i == 0 else None) for i, w in enumerate(self.widths)]
+            shapes = [shape_of(w) for w in self.widths]
+            if self.settings.shape:
+                shapes[0] = replace(Shape.of(self.settings.shape), nodes=width - 1)
             drafter = WithNgrams(self.drafter) if self.settings.ngrams else self.drafter
             longest = self.req_to_token_pool.req_to_token.shape[1]
             with said():
