@@ -205,14 +205,46 @@ class Req:
         return len(self.output_ids) >= self.max_new_tokens
 
 
+class Inner(nn.Module):
+    """A model without its head. It returns hidden states of earlier layers, as inputs of layers, if asked for."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.run, self.layers_to_capture = model.model, list[int]()
+
+    def forward(self, ids: Tensor) -> Any:
+        found = self.run(ids, output_hidden_states=True)
+        if not self.layers_to_capture:
+            return found.last_hidden_state
+        return found.last_hidden_state, [found.hidden_states[i] for i in self.layers_to_capture]
+
+
+class Model(nn.Module):
+    """SGLang's model: embeddings of its own classes, and its way to hand out hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.embedding = VocabParallelEmbedding(model.get_input_embeddings().weight.data)
+        self.head = ParallelLMHead(model.get_output_embeddings().weight.data)
+        self.model, self.capture_aux_hidden_states = Inner(model), False
+
+    def set_eagle3_layers_to_capture(self, layer_ids: list[int]) -> None:
+        self.capture_aux_hidden_states = True
+        self.model.layers_to_capture = [i + 1 for i in layer_ids]
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, earlier = self.model(ids), None
+        if self.capture_aux_hidden_states:
+            hidden, earlier = hidden
+        return hidden @ self.head.weight.T, hidden if earlier is None else torch.cat(earlier, -1)
+
+
 class TargetWorker:
     """Runs the toy model. It knows a request's text only by the tokens in its cache and in the pass."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        split = nn.Module()
-        split.embedding = VocabParallelEmbedding(model.get_input_embeddings().weight.data)
-        split.head = ParallelLMHead(model.get_output_embeddings().weight.data)
+        self.tokenizer = tokenizer
+        split = Model(model)
         config = SimpleNamespace(hf_text_config=model.config)
         self.model_runner = SimpleNamespace(
             model=split,
@@ -232,8 +264,7 @@ class TargetWorker:
         """Logits and hidden states (texts, longest, ...) of token sequences, each padded at its end."""
         longest = max(map(len, texts))
         ids = torch.tensor([t + [0] * (longest - len(t)) for t in texts])
-        hidden = self.model.model(ids).last_hidden_state
-        return self.model.get_output_embeddings()(hidden), hidden
+        return self.model_runner.model(ids)  # type: ignore[no-any-return]
 
     def forward_batch_generation(self, batch: Any, is_verify: bool = False, **asked: Any) -> Any:
         assert asked["capture_hidden_mode"] is CaptureHiddenMode.FULL

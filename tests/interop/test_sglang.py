@@ -12,7 +12,7 @@ from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
 from redrafter.interop.sglang import load, plugin, settings, worker
-from redrafter.interop.sglang.target import SglangTarget, drafter_for
+from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.targets import load_target
 from tests.helpers import sglang_stub as stub
@@ -21,6 +21,8 @@ from tests.helpers.zoo import PROMPTS, VOCAB, make_model, peer_drafter, recurren
 TOKENS = 16
 WIDTH = 8
 MEMORY = {"memory_heads": 2, "memory_size": 8, "first_state": "context"}
+LAYERS = {"layers": (-1, 1), "context_size": 64}
+"""The order is not the model's."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ class KnowingDrafter:
             known = self.follows.get(tuple(tail), [])[: search.shape.length]
             row[1, : len(known)] = torch.tensor(known)  # the second candidate, so that paths are not node numbers
             row[0, 0] = (row[1, 0] + 1) % VOCAB
-            row[1, 3 - self.drafts % 4] += self.drafts % 4 == 0
+            row[1, -1] += self.drafts % 4 == 0
         scores = -torch.arange(2.0)[:, None] - torch.arange(search.shape.length) / 10
         return search.candidates(beam % VOCAB, scores.expand(beam.shape), last)
 
@@ -78,7 +80,9 @@ def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, **give
     stub.install(monkeypatch)
     worker.make_worker.cache_clear()
     monkeypatch.setenv(settings.VARIABLE, json.dumps(given))
-    monkeypatch.setattr(worker, "drafter_for", lambda name, own: drafter_is or recurrent_drafter(target, **MEMORY))
+    monkeypatch.setattr(
+        worker, "drafter_for", lambda name, own: drafter_is or recurrent_drafter(target, **MEMORY, **LAYERS)
+    )
     plugin.register()
     algorithm = stub.ALGORITHMS["REDRAFTER"]
     args = server_args(speculative_num_draft_tokens=width)
@@ -171,6 +175,20 @@ def test_the_state_is_that_of_the_whole_text(target, monkeypatch):
     whole = memory(64)
     assert torch.allclose(memory(3), whole, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(memory(64, cached={"request-4": 4}), whole)
+
+
+def test_hidden_states_of_earlier_layers(target, monkeypatch):
+    """The drafter gets what redrafter's own target gives, with and without earlier layers."""
+    tokens = torch.tensor([PROMPTS[0]])
+    for layers in ((-1,), (1,), (1, -1), (-1, 1), (2, 1)):
+        stub.install(monkeypatch)
+        model = stub.TargetWorker(target.model).model_runner.model
+        found = HiddenStates(model, layers, target.layer_count, "toy")(model(tokens)[1][0])
+        assert torch.allclose(found, target.states(tokens, layers)[0])
+    with pytest.raises(UnsupportedTarget, match=r"reads layers \[0, -1\], but SGLang's Model for toy does not give"):
+        HiddenStates(stub.Model(target.model), (0, -1), target.layer_count, "toy")
+    with pytest.raises(UnsupportedTarget, match="train one with --layers -1"):
+        HiddenStates(torch.nn.Module(), (1, -1), target.layer_count, "toy")
 
 
 class TestTwins:
@@ -270,9 +288,6 @@ class TestRefusals:
         own = SglangTarget(stub.TargetWorker(target.model).model_runner, None, "toy")
         with pytest.raises(DrafterMismatch, match="no drafter comes with the package for toy"):
             drafter_for("recurrent", own)
-        recurrent_drafter(target, layers=(1, -1), context_size=64).save(tmp_path / "layers", target)
-        with pytest.raises(UnsupportedTarget, match=r"reads layers \[1, -1\], but SGLang gives only the last"):
-            drafter_for(str(tmp_path / "layers"), own)
         peer = peer_drafter("medusa", target)
         from redrafter.drafters import checkpoint
 

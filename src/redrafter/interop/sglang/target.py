@@ -1,8 +1,11 @@
 """SGLang's model as a drafter wants to know it, and the drafter for it."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
@@ -51,10 +54,47 @@ def drafter_for(name: str, target: SglangTarget) -> RecurrentDrafter:
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; SGLang itself takes other kinds")
-    last = {-1, target.layer_count}
-    if not set(net.config.layers) <= last or len(net.config.layers) > 1:
-        raise UnsupportedTarget(
-            f"the drafter reads layers {list(net.config.layers)}, but SGLang gives only the last; "
-            "train one with --layers -1"
-        )
     return RecurrentDrafter(net, target).use_int8()
+
+
+class HiddenStates:
+    """The hidden states that a drafter reads, of the layers that it names, in its order.
+
+    SGLang's models give hidden states of earlier layers to its own EAGLE-3 drafters, as inputs of layers and without
+    the one after the final norm. They are asked for in the same way; the last one is added where the model returns.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[int], count: int, name: str) -> None:
+        named = [layer + count + 1 if layer < 0 else layer for layer in layers]
+        earlier = sorted({layer for layer in named if layer < count})
+        self.order = [earlier.index(x) if x < count else len(earlier) for x in named]
+        if not earlier:
+            return
+        ask = getattr(model, "set_eagle3_layers_to_capture", None)
+        if ask is None or earlier[0] == 0:
+            raise UnsupportedTarget(
+                f"the drafter reads layers {list(layers)}, but SGLang's {type(model).__name__} for {name} does not "
+                "give all of them; train one with --layers -1"
+            )
+        ask([layer - 1 for layer in earlier])  # SGLang numbers layers by their outputs
+        if count in named:
+            _add_last(model.model)  # type: ignore[arg-type]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(tokens, all that SGLang returns) -> (tokens, C)."""
+        if self.order == list(range(len(self.order))):
+            return hidden
+        parts = hidden.chunk(max(self.order) + 1, dim=-1)
+        return torch.cat([parts[i] for i in self.order], dim=-1)
+
+
+def _add_last(model: nn.Module) -> None:
+    """Have the model return its last hidden states among those of earlier layers."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def with_last(*args: Any, **kwargs: Any) -> Any:
+        hidden, earlier = forward(*args, **kwargs)
+        return hidden, [*earlier, hidden]
+
+    model.forward = with_last

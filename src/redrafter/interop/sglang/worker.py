@@ -25,7 +25,7 @@ from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
 from redrafter.interop.sglang.sampling import sampling_of, searching
 from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
-from redrafter.interop.sglang.target import SglangTarget, drafter_for
+from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
 
 NGRAM_WINDOW = 8192
@@ -90,6 +90,9 @@ def make_worker() -> type:
                 name = server_args.served_model_name or server_args.model_path
                 self.target = SglangTarget(self.model_runner, target_worker.tokenizer, name)
                 self.drafter = drafter_for(self.settings.folder, self.target)
+                read = (self.drafter.layers, self.target.layer_count, name)
+                self.hidden_states = HiddenStates(self.model_runner.model, *read)
+                self.context_size = self.target.hidden_size * len(self.drafter.layers)
             if self.settings.rule == "seeded":
                 fill_seeds()
                 self.model_runner.sampler = make_sampler()()
@@ -117,7 +120,7 @@ def make_worker() -> type:
                     shapes,
                     slots=self.req_to_token_pool.req_to_token.shape[0],
                     window=min(longest, NGRAM_WINDOW),
-                    context_size=self.target.hidden_size,
+                    context_size=self.context_size,
                     vocab_size=self.target.vocab_size,
                     dtype=self.target.dtype,
                     device=self.device,
@@ -134,7 +137,7 @@ def make_worker() -> type:
             """Called after SGLang has recorded the verification of the largest tree."""
             self.runners = SizedRunners(self.model_runner, self.server_args, self.widths, self.chooser.most_tokens)
             self.chooser.most_rows = self.runners.most_rows()
-            self.recorded = RecordedFollow(self.trees, self.depth, self.target.hidden_size, self.target.dtype)
+            self.recorded = RecordedFollow(self.trees, self.depth, self.context_size, self.target.dtype)
             if self.settings.graphs:
                 self.recorded.record(self.runners.batch_sizes(), self.chooser.usable)
 
@@ -301,7 +304,7 @@ def make_worker() -> type:
                 )
             if not batch.return_hidden_states:
                 result.logits_output.hidden_states = None
-            return hidden  # type: ignore[no-any-return]
+            return self.hidden_states(hidden)
 
         def _size(self, rows: int) -> int:
             size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
