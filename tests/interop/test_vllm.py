@@ -216,7 +216,7 @@ def free_port() -> int:
 
 def served(model: Path, port: int) -> list[str]:
     """The guide's first command, with a model and a port; eager, for it saves a minute."""
-    page = (ROOT / "docs" / "vllm.md").read_text()
+    page = (ROOT / "docs" / "engines.md").read_text()
     command = re.search(r"^vllm (serve MODEL.*?)\n```", page, flags=re.DOTALL | re.MULTILINE)
     assert command is not None
     words = shlex.split(command.group(1).replace("\\\n", " "))
