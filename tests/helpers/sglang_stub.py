@@ -44,6 +44,14 @@ class ParallelLMHead(VocabParallelEmbedding):
     pass
 
 
+class GraphRunner:
+    """SGLang's recorded passes for one size of tree; here only their sizes."""
+
+    def __init__(self, runner: Any, *, speculative_num_draft_tokens: int, **_: Any) -> None:
+        self.capture_bs = list(runner.server_args.cuda_graph_config.decode.bs)
+        self.max_bs, self.width = max(self.capture_bs), speculative_num_draft_tokens
+
+
 class BaseSpecWorker:
     @property
     def target_worker(self) -> Any:
@@ -149,6 +157,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
             "CaptureHiddenMode": CaptureHiddenMode,
             "ForwardMode": ForwardMode,
         },
+        "sglang.srt.model_executor.runner": {"DecodeCudaGraphRunner": GraphRunner},
         "sglang.srt.sampling.sampling_batch_info": {"SamplingBatchInfo": SamplingBatchInfo},
         "sglang.srt.speculative": {"eagle_utils": SimpleNamespace()},
         "sglang.srt.speculative.base_spec_worker": {"BaseSpecWorker": BaseSpecWorker},
@@ -254,7 +263,7 @@ class TargetWorker:
             decode_cuda_graph_runner=None,
             _get_attention_backend=lambda **_: SimpleNamespace(needs_cpu_seq_lens=False),
         )
-        self.returns_hidden = True
+        self.returns_hidden, self.recorded = True, 0
 
     def get_memory_pool(self) -> tuple[Any, Any]:
         return SimpleNamespace(req_to_token=torch.zeros(9, 128)), None
@@ -287,8 +296,11 @@ class TargetWorker:
 
     def _verify(self, batch: Any) -> Any:
         """Every node sees what the flat mask shows it, in the order of positions."""
-        spec, rows = batch.spec_info, len(batch.reqs)
+        spec, rows, recorded = batch.spec_info, len(batch.reqs), self.model_runner.decode_cuda_graph_runner
         n = spec.draft_token_num
+        if recorded is not None:
+            assert recorded.width == n, "the pass was recorded for another size of tree"
+            self.recorded += rows <= recorded.max_bs
         tokens, positions = batch.input_ids.view(rows, n), spec.positions.view(rows, n)
         texts, at = [], 0
         for req, own, where in zip(batch.reqs, tokens.tolist(), positions.tolist(), strict=True):

@@ -11,7 +11,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.interop.sglang import load, plugin, settings, worker
+from redrafter.interop.sglang import load, plugin, recorded, settings, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.targets import load_target
@@ -75,8 +75,8 @@ class KnowingDrafter:
         return search.candidates(beam % VOCAB, scores.expand(beam.shape), last)
 
 
-def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, **given):
-    """The plug-in's worker on the stub, as SGLang makes it."""
+def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, batches=(), **given):
+    """The plug-in's worker on the stub, as SGLang makes it; `batches`: sizes of recorded passes."""
     stub.install(monkeypatch)
     worker.make_worker.cache_clear()
     monkeypatch.setenv(settings.VARIABLE, json.dumps(given))
@@ -86,13 +86,16 @@ def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, **give
     plugin.register()
     algorithm = stub.ALGORITHMS["REDRAFTER"]
     args = server_args(speculative_num_draft_tokens=width)
+    args.cuda_graph_config.decode.bs = list(batches)
     algorithm.handle_server_args(args)
+    own = stub.TargetWorker(target.model)
+    own.model_runner.server_args = args
+    if batches:
+        own.model_runner.decode_cuda_graph_runner = stub.GraphRunner(
+            own.model_runner, speculative_num_draft_tokens=width
+        )
     made = algorithm.factory(args)(
-        server_args=args,
-        gpu_id=0,
-        ps=SimpleNamespace(tp_rank=0, tp_size=1),
-        nccl_port=0,
-        target_worker=stub.TargetWorker(target.model),
+        server_args=args, gpu_id=0, ps=SimpleNamespace(tp_rank=0, tp_size=1), nccl_port=0, target_worker=own
     )
     made.alloc_memory_pool(memory_pool_config=None)
     made.init_attention_backends()
@@ -109,17 +112,18 @@ def server_args(**changes):
         "served_model_name": None,
         "model_path": "toy",
         "speculative_num_draft_tokens": WIDTH,
+        "speculative_num_steps": 1,
         "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(bs=[])),
         "override": lambda *_, **__: None,
     }
     return SimpleNamespace(**(given | changes))
 
 
-def write(made, temperature: float, *, retract=None, cached=None, mixed=False, **engine):
+def write(made, temperature: float, *, retract=None, cached=None, mixed=False, prompts=PROMPTS, **engine):
     """Texts of all prompts by seed, more requests than slots; and the engine that wrote them."""
     run = stub.Engine(made, **engine)
     requests = []
-    for seed, prompt in enumerate(PROMPTS):
+    for seed, prompt in enumerate(prompts):
         own = 0.0 if mixed and seed % 2 else temperature
         params = stub.Params(temperature=own, sampling_seed=seed)
         requests.append(stub.Req(f"request-{seed}", list(prompt), params, TOKENS - seed))
@@ -164,17 +168,38 @@ def test_texts_do_not_depend_on_the_size_of_tree(target, plain, monkeypatch):
     assert set(run.sizes) == set(made.widths) == {8, 4, 1}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
+    """Batches are padded to recorded sizes; a batch above them, and sampled drafting, run as they are."""
+    replays = []
+
+    def record(action, memory):
+        action()
+        return SimpleNamespace(replay=lambda: (replays.append(1), action()), pool=lambda: "pool")
+
+    monkeypatch.setattr(recorded, "recorded", record)
+    made = make_worker(target, monkeypatch, batches=(1, 3))
+    chance = random.Random(3)
+    made.chooser.choose = lambda rows: chance.choice(made.chooser.usable(rows))
+    requests, run = write(made, temperature, slots=4, retract={"request-0": 4})
+    check(requests, plain)
+    assert bool(replays) == (temperature == 0)
+    assert made.target_worker.recorded > 0
+    assert made.server_args.cuda_graph_config.decode.bs == [1, 3]
+    assert set(run.sizes) == {8, 4, 1}
+
+
 def test_the_state_is_that_of_the_whole_text(target, monkeypatch):
     """A prompt in pieces gives the memory of the prompt at once; a cached prefix is missing in it."""
     made = make_worker(target, monkeypatch, adaptive=False)
 
     def memory(chunk: int, **given):
-        write(made, 0.0, slots=1, chunk=chunk, **given)
+        write(made, 0.0, prompts=PROMPTS[:1], chunk=chunk, **given)
         return made.trees.state.inner.memory[1].clone()
 
     whole = memory(64)
     assert torch.allclose(memory(3), whole, rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(memory(64, cached={"request-4": 4}), whole)
+    assert not torch.allclose(memory(64, cached={"request-0": 4}), whole)
 
 
 def test_hidden_states_of_earlier_layers(target, monkeypatch):
