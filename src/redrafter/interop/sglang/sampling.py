@@ -3,6 +3,7 @@
 SGLang's objects are used by their attributes only; nothing here imports SGLang.
 """
 
+import functools
 import hashlib
 from typing import Any
 
@@ -55,6 +56,25 @@ def searching(temperature: Tensor, samples: bool) -> Sampling:
         penalises=False,
         samples=samples,
     )
+
+
+@functools.cache
+def greedy(rows: int, device: str) -> Sampling:
+    """For batches without sampling: made once, since a step of one request is short."""
+    return searching(torch.zeros(rows, device=device), samples=False)
+
+
+def adjusted(logits: Tensor, info: Any, nodes: int) -> Tensor:
+    """Logits (B · n, V) with the request's penalties and biases, as SGLang adds them: the same for every node."""
+    each = functools.partial(torch.repeat_interleave, repeats=nodes, dim=0)
+    if info.acc_additive_penalties is not None:
+        logits = logits + each(info.acc_additive_penalties)
+    if info.acc_scaling_penalties is not None:
+        scale = each(info.acc_scaling_penalties)
+        logits = torch.where(logits < 0, logits * scale, logits / scale)
+    if info.logit_bias is not None:
+        logits = logits + each(info.logit_bias)
+    return logits
 
 
 def choose(logits: Tensor, sampling: Sampling, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
@@ -22,7 +23,7 @@ from redrafter.interop.sglang.load import Chooser, ladder, shape_of
 from redrafter.interop.sglang.plugin import check, said
 from redrafter.interop.sglang.recorded import RecordedFollow
 from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
-from redrafter.interop.sglang.sampling import sampling_of, searching
+from redrafter.interop.sglang.sampling import adjusted, greedy, sampling_of, searching
 from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
@@ -261,7 +262,7 @@ def make_worker() -> type:
 
         def _accept(
             self, batch: Any, size: int, tree: Tree, output: Any, vocab_mask: Tensor | None
-        ) -> tuple[Accepted, Tensor, Tensor]:
+        ) -> tuple[Accepted, Tensor | None, Tensor]:
             """What is accepted, `depth` wide; choices by node; and the accepted nodes as SGLang counts them."""
             rows, n = tree.tokens.shape
             first = torch.arange(rows, device=self.device)[:, None] * n
@@ -274,25 +275,29 @@ def make_worker() -> type:
             if vocab_mask is not None:
                 batch.spec_info.grammar.apply_vocab_mask(logits=logits, vocab_mask=vocab_mask)
             requests = self._requests(batch, batch.seq_lens, search=False)
-            found = self.trees.accept(requests, size, tree, logits.view(rows, n, -1))
-            wide = [torch.nn.functional.pad(x, (0, self.depth - x.shape[1])) for x in (found.path, found.tokens)]
-            packed = self._from_first(torch.cat([*wide, found.count[:, None]], 1))
-            path, tokens, count = packed[:, : self.depth], packed[:, self.depth : -1], packed[:, -1]
-            real = torch.arange(self.depth, device=self.device) < count[:, None]
-            index = torch.where(real, path + first, -1).int()
-            predict = torch.zeros(rows, n, dtype=torch.long, device=self.device).scatter(1, path, tokens)
-            # Later entries of the path are 0 where nothing is accepted: the root's own choice must win.
-            predict[:, 0] = tokens[:, 0]
-            return Accepted(path, tokens, count, count - 1, count), predict.flatten().int(), index
+            found = self._agreed_on(self.trees.accept(requests, size, tree, logits.view(rows, n, -1)))
+            more = (0, self.depth - found.path.shape[1])
+            found = replace(found, path=pad(found.path, more), tokens=pad(found.tokens, more))
+            real = torch.arange(self.depth, device=self.device) < found.count[:, None]
+            index = torch.where(real, found.path + first, -1).int()
+            predict = None
+            if batch.return_logprob:  # choices at nodes that are not accepted are never read
+                # Entries after the accepted ones name the root; the root's own choice comes last and stays.
+                predict = torch.zeros(rows, n, dtype=torch.long, device=self.device)
+                predict.scatter_(1, found.path, found.tokens).scatter_(1, found.path[:, :1], found.tokens[:, :1])
+                predict = predict.flatten().int()
+            return found, predict, index
 
         def _requests(self, batch: Any, lengths: Tensor, search: bool = True) -> Requests:
-            info = batch.sampling_info
+            info, slots = batch.sampling_info, batch.req_pool_indices.long()
+            seeds = lengths.long()
+            if info.is_all_greedy:  # the usual case needs neither seeds nor filters
+                return Requests(slots, seeds, seeds, greedy(len(lengths), self.device))
             seeded = self.settings.rule == "seeded"
-            seeds = info.sampling_seed if seeded else torch.zeros_like(lengths)
             sampling = sampling_of(info, self.target.vocab_size)
             if search:
-                sampling = searching(sampling.temperature, sampling.samples and seeded)
-            return Requests(batch.req_pool_indices.long(), lengths.long(), seeds, sampling)
+                sampling = searching(sampling.temperature, seeded)
+            return Requests(slots, lengths.long(), info.sampling_seed if seeded else seeds, sampling)
 
         def _hidden(self, batch: Any, result: Any) -> Tensor:
             """The hidden states of the pass; SGLang gets them back only if a request asked for them."""
@@ -319,6 +324,15 @@ def make_worker() -> type:
 
                 get_tp_group().broadcast(values, src=0)
             return values
+
+        def _agreed_on(self, accepted: Accepted) -> Accepted:
+            """What the first rank has accepted."""
+            if self.tp_size == 1:
+                return accepted
+            path, tokens, count = accepted.path, accepted.tokens, accepted.count
+            packed = self._from_first(torch.cat([path, tokens, count[:, None]], 1))
+            path, tokens, count = torch.split(packed, [path.shape[1], tokens.shape[1], 1], 1)
+            return replace(accepted, path=path, tokens=tokens, count=count[:, 0])
 
         def _agreed(self, tree: Tree) -> Tree:
             """The first rank's tree."""
@@ -361,16 +375,3 @@ def full_mask(mask: Tensor, lengths: Tensor, total: int) -> Tensor:
     node = torch.arange(n, device=mask.device)
     at = start[:, None, None] + node[:, None] * width[:, None, None] + lengths.long()[:, None, None] + node
     return flat.scatter_(0, at.flatten(), mask.flatten())
-
-
-def adjusted(logits: Tensor, info: Any, nodes: int) -> Tensor:
-    """Logits (B · n, V) with the request's penalties and biases, as SGLang adds them: the same for every node."""
-    each = functools.partial(torch.repeat_interleave, repeats=nodes, dim=0)
-    if info.acc_additive_penalties is not None:
-        logits = logits + each(info.acc_additive_penalties)
-    if info.acc_scaling_penalties is not None:
-        scale = each(info.acc_scaling_penalties)
-        logits = torch.where(logits < 0, logits * scale, logits / scale)
-    if info.logit_bias is not None:
-        logits = logits + each(info.logit_bias)
-    return logits
