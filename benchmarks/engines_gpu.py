@@ -36,6 +36,7 @@ from redrafter.results import check_new, write_results
 from redrafter.targets import load_target
 from redrafter.targets.default import default_model
 
+ENGINE = "SGLang 0.5.16, Triton attention"
 PARTS = ("parcels", "unpack", "small", "wide")
 LEVELS = (1, 8, 2, 4, 16, 32)
 """Concurrent requests, the most telling first: time on a GPU may end."""
@@ -127,7 +128,7 @@ class EnginesBenchmark:
             sampling = self.sampling(count, 0.0 if kind == "greedy" else 1.0)
             one, two = (w.write(prompts, sampling, concurrency) for w in (plain, speculative))
             found = parted(one.texts, two.texts)
-            row = {"part": "small", "texts": kind, "concurrency": concurrency, "settings": settings}
+            row = {"part": "small", "engine": ENGINE, "texts": kind, "concurrency": concurrency, "settings": settings}
             row |= {"count": count, "equal": count - len(found), "parted_at": found}
             row |= {"tokens_per_step": two.tokens_per_step, "tokens": two.tokens}
             print(row, flush=True)
@@ -148,7 +149,8 @@ class EnginesBenchmark:
                     continue
                 count = max(self.args.requests, 2 * level)
                 prompts, sampling = self.prompts(count), self.sampling(count, 0.0)
-                row: dict[str, Any] = {"part": "wide", "model": label(self.args.shape), "concurrency": level}
+                row: dict[str, Any] = {"part": "wide", "engine": ENGINE, "model": label(self.args.shape)}
+                row |= {"concurrency": level}
                 row |= {"settings": self.settings, "beam": self.args.beam, "texts": count}
                 texts = {}
                 for name, writer in (("plain", plain), ("redrafter", speculative)):
@@ -263,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--patience", type=float, default=150, help="seconds to wait for an engine's answer")
+    parser.add_argument("--patience", type=float, default=200, help="seconds to wait for an engine's answer")
     parser.add_argument("--seconds", type=float, default=500, help="begin no level after this time")
     args = parse(parser, argv, smoke)
     args.engines = args.engines.expanduser()

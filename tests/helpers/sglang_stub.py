@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 VERSION = "0.5.16"
+CONTEXT = 96
 
 
 class ForwardMode(IntEnum):
@@ -249,7 +250,7 @@ class TargetWorker:
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
         split = Model(model)
-        config = SimpleNamespace(hf_text_config=model.config)
+        config = SimpleNamespace(hf_text_config=model.config, context_len=CONTEXT)
         self.model_runner = SimpleNamespace(
             model=split,
             model_config=config,

@@ -109,10 +109,11 @@ class TreeBatch:
             self.reading.pop(p.slot, None)
             if p.following is not None:
                 self.reading[p.slot] = (p.request, len(p.text))
-        parts = torch.split(hidden, [p.count for p in pieces])
-        longest = max(p.count for p in pieces)
+        counts = [p.count for p in pieces]
+        parts = torch.split(hidden[: sum(counts)], counts)  # a recorded pass may have padded it
+        longest = max(counts)
         together = [range(len(pieces))]
-        if longest * len(pieces) > PADDING * len(hidden):
+        if longest * len(pieces) > PADDING * sum(counts):
             together = [range(i, i + 1) for i in range(len(pieces))]
         for rows in together:
             group = slice(rows.start, rows.stop)

@@ -188,12 +188,16 @@ def make_worker() -> type:
             rows = len(batch.reqs)
             usable = self.chooser.usable(rows)
             size = self.size if self.size in usable else usable[0]  # requests may have joined since
+            # The host knows the texts as they were a step or two ago.
+            lengths = [len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs]
+            if max(lengths) + self.widths[size] > self.model_runner.model_config.context_len:
+                size = len(self.widths) - 1  # no node has a position past the model's last
             self.chooser.began(rows, size, time.perf_counter())
             self.in_flight.append(size)
             n, before = self.widths[size], batch.seq_lens
             self.runners.use(size)
             tree = self._agreed(self.trees.tree(batch.req_pool_indices.long(), size))
-            self._prepare(batch, tree, n)
+            self._prepare(batch, tree, n, sum(lengths))
             spec: Any = batch.spec_info
             on_host = (
                 [x.cpu() for x in (spec.retrieve_next_token, spec.retrieve_next_sibling)] if batch.has_grammar else []
@@ -226,8 +230,8 @@ def make_worker() -> type:
             batch.forward_mode = ForwardMode.DECODE
             return self._result(result, accepted.tokens.flatten().int(), lens, after)
 
-        def _prepare(self, batch: Any, tree: Tree, n: int) -> None:
-            """Turn the batch into one that verifies these trees."""
+        def _prepare(self, batch: Any, tree: Tree, n: int, most: int) -> None:
+            """Turn the batch into one that verifies these trees; `most` is at least the sum of the lengths."""
             from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 
             rows, device = len(batch.reqs), self.device
@@ -246,11 +250,13 @@ def make_worker() -> type:
                 draft_token_num=n,
                 device=device,
             )
-            # The host knows the texts as they were a step or two ago.
-            most = sum(len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs)
+            numbers = (most + rows * n) * n
+            room = getattr(self.model_runner.attn_backend, "cuda_graph_custom_mask", None)
+            if room is not None:  # a recorded pass copies the mask there
+                numbers = min(numbers, room.numel())
             spec = VerifyInput(
                 draft_token=tokens,
-                custom_mask=full_mask(tree.mask, batch.seq_lens, most),
+                custom_mask=full_mask(tree.mask, batch.seq_lens, numbers),
                 positions=positions,
                 retrieve_index=links[0],
                 retrieve_next_token=links[1],
@@ -360,16 +366,16 @@ def make_worker() -> type:
     return Worker
 
 
-def full_mask(mask: Tensor, lengths: Tensor, total: int) -> Tensor:
+def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:
     """Trees' masks (B, n, n) as SGLang's attention reads them: for each node its request's whole text, then the tree.
 
-    One flat tensor, request after request, each with n rows of length + n; `total` is at least the sum of the lengths.
+    One flat tensor, request after request, each with n rows of length + n, and further numbers up to `numbers`.
 
-    >>> full_mask(torch.tensor([[[True, False], [True, True]]]), torch.tensor([1]), 1).int().tolist()
-    [1, 1, 0, 1, 1, 1]
+    >>> full_mask(torch.tensor([[[True, False], [True, True]]]), torch.tensor([1]), 7).int().tolist()
+    [1, 1, 0, 1, 1, 1, 1]
     """
-    rows, n, _ = mask.shape
-    flat = torch.ones(total * n + rows * n * n, dtype=torch.bool, device=mask.device)
+    n = mask.shape[1]
+    flat = torch.ones(numbers, dtype=torch.bool, device=mask.device)
     width = lengths.long() + n
     start = (width * n).cumsum(0) - width * n  # of each request
     node = torch.arange(n, device=mask.device)
