@@ -21,8 +21,10 @@ def main() -> None:
     answer(folder, 0, {"start_seconds": time.perf_counter() - started, "version": sglang.__version__})
     for number, line in enumerate(sys.stdin, 1):
         asked = json.loads(line)
-        if asked.get("flush"):
-            engine.flush_cache()
+        for _ in range(40 if asked.get("flush") else 0):
+            if getattr(engine.flush_cache(), "success", True):
+                break
+            time.sleep(0.05)  # a step of finished requests may still run
         answer(folder, number, engine.loop.run_until_complete(write(engine, asked)))
     engine.shutdown()
 

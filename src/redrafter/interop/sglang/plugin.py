@@ -20,7 +20,6 @@ WIDTH = 64
 
 def register() -> None:
     """Called by SGLang in every process. What is wrong is said when REDRAFTER is asked for, not here."""
-    from sglang.srt.layers.sampler import register_sampler_backend
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
 
@@ -65,6 +64,8 @@ def register() -> None:
         from redrafter.interop.sglang.worker import make_worker
 
         return make_worker()
+
+    from sglang.srt.layers.sampler import register_sampler_backend
 
     def sampler() -> Any:
         from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
