@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import jsonschema_rs
 import torch
@@ -66,11 +67,8 @@ class Watch:
 
 @contextmanager
 def no_forced_tokens() -> Iterator[None]:
-    deepest, grammar.DEEPEST = grammar.DEEPEST, 0
-    try:
+    with mock.patch.object(grammar, "DEEPEST", 0):
         yield
-    finally:
-        grammar.DEEPEST = deepest
 
 
 def answers(

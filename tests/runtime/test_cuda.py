@@ -16,8 +16,8 @@ from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.executor import run_step
 from redrafter.runtime.row import Request
+from redrafter.runtime.steps import run_step
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
@@ -165,4 +165,4 @@ def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(
     eager = Engine(target, NoDrafter(), runtime="eager")
     assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
     assert batch.recorded == (runtime != "eager")
-    assert all(s.graph is not None for s in batch.executor.steps.values())
+    assert all(s is not None for s in batch.executor.steps.values())

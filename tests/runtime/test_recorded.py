@@ -14,7 +14,8 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.runtime import batch as batch_module
 from redrafter.runtime import prefill
 from redrafter.runtime.cache import Arena
-from redrafter.runtime.executor import Executor, RecordedStep
+from redrafter.runtime.executor import Executor
+from redrafter.runtime.steps import WholeStep
 from redrafter.targets import attention, load_target
 from redrafter.targets.cuda import tree_target as tree
 from redrafter.targets.selfcheck import checked_tree_target
@@ -219,7 +220,7 @@ def test_a_failed_recording_leaves_no_half_made_step(monkeypatch, caplog):
     target = load_target(make_model())
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=12).tokens
-    monkeypatch.setattr(RecordedStep, "_run", lambda self: 1 / 0)
+    monkeypatch.setattr(WholeStep, "_run", lambda self: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == want
     assert "ZeroDivisionError" in caplog.text

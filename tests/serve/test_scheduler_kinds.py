@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from redrafter import Engine
+from redrafter import Engine, Grammar
 from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
+from redrafter.runtime.executor import Executor
 from redrafter.targets import Target
+from tests.helpers.bytes import byte_target
 from tests.helpers.letters import make_target
 from tests.serve.test_scheduler import jobs_of, make, run
 
@@ -44,7 +46,7 @@ def test_a_watched_row_leaves_the_others_recorded_and_few_rows_move(target: Targ
 
     def stepped(*given: Any, **options: Any) -> Any:
         results = step(*given, **options)
-        steps.extend((flight.launched.recorded, len(flight.rows)) for flight in batch.flights)
+        steps.extend((flight.launched.late, len(flight.rows)) for flight in batch.flights)
         steps.extend((False, result.size) for result in results if result.kind.watched)
         return results
 
@@ -63,4 +65,29 @@ def test_a_watched_row_leaves_the_others_recorded_and_few_rows_move(target: Targ
     assert [told.tokens for told in heard] == wanted
     assert max(size for recorded, size in steps if not recorded) == 2, "the watched rows alone"
     assert max(size for recorded, size in steps if recorded) == 3, "the free rows that draft"
+    assert len(swaps) < 15
+
+
+def test_rows_with_a_grammar_are_recorded_apart_and_few_rows_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = byte_target()
+    scheduler, plain = make(target, recorded=True), Engine(target, NoDrafter())
+    swaps: list[int] = []
+    swap = scheduler.batch.state.swap
+    scheduler.batch.state.swap = lambda *given: (swaps.append(1), swap(*given))[1]  # type: ignore
+    heard, wanted = [], []
+    for i, drafts in enumerate((True, True, True, True, True, False, False)):
+        grammar = Grammar.regex("[a-f]{9,12}(yes|no)") if i in (1, 3, 5) else None
+        options: dict[str, Any] = {"max_new_tokens": 30, "seed": i, "temperature": 1.0, "grammar": grammar}
+        request = plain.requests([[9 + i, 8]], **options)
+        ((job, told),) = jobs_of(target, request, drafts=drafts)
+        scheduler.submit([job])
+        heard.append(told)
+        wanted.append(plain.complete(request)[0].tokens)
+    monkeypatch.setattr(Executor, "run", lambda *_: pytest.fail("a step ran eagerly"))
+    run(scheduler)
+    assert [told.tokens for told in heard] == wanted
+    made = {(*key[:3], key[-1]) for key in scheduler.batch.executor.steps}  # start, stop, drafts, watched
+    assert {places[2:] for places in made} == {(True, True), (True, False), (False, True), (False, False)}
+    assert (0, 4, True, False) in made, "the free rows that draft"
+    assert (4, 6, True, True) in made, "beside them"
     assert len(swaps) < 15

@@ -22,7 +22,7 @@ from redrafter.config import Grammar
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
-from redrafter.runtime.guide import Branches, by_depth
+from redrafter.runtime.guide import DEEPEST, Branches, by_depth, forbidden
 from redrafter.targets import Target
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -43,8 +43,6 @@ llguidance makes a state for each remainder, outside its own limits: 999983 take
 """
 KEPT = 64
 """Compiled grammars that are kept for the next request with the same one."""
-DEEPEST = 16
-"""Depth of a tree with forced tokens. A GPU's tree attention adds up the keys of deeper trees in another order."""
 
 
 class Grammars:
@@ -219,10 +217,15 @@ class GrammarGuide:
         """(1, N+1, V) logits -> the same tensor, -inf for tokens that may not follow a node's path."""
         if self.before is not None:
             logits = self.before(logits, tree)
-        self._follow()
-        nodes, self.guessed = self.guessed or read(tree), None
-        tokens, below = nodes.tokens, children(nodes.parents)
         words = np.full((logits.shape[1], -(-self.vocab_size // 32)), -1, dtype=np.int32)
+        self.mask(self.guessed or read(tree), words)
+        return logits.masked_fill_(unpacked(words, logits.shape[2], logits.device), -torch.inf)
+
+    def mask(self, tree: Branches, words: NDArray[np.int32]) -> None:
+        """Write into `words` (N+1, V/32) which tokens may follow each node; nodes that the grammar forbids are left."""
+        self._follow()
+        self.guessed = None
+        tokens, below = tree.tokens, children(tree.parents)
 
         def look(node: int) -> None:
             began, row = time.thread_time(), words[node]
@@ -238,7 +241,6 @@ class GrammarGuide:
 
         look(0)
         self._check()
-        return logits.masked_fill_(forbidden(words, logits.shape[2], logits.device), -torch.inf)
 
     def _follow(self) -> None:
         """Take in what was decided since the last call."""
@@ -295,14 +297,8 @@ def without(tree: Branches, cut: set[int]) -> Branches:
     return Branches([tree.tokens[node] for node in kept], [place[tree.parents[node]] for node in kept])
 
 
-def forbidden(words: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
-    """(n, V/32) bits of allowed tokens, the lowest first -> (n, V) bool, true for all others.
-
-    >>> forbidden(np.array([[5]], dtype=np.int32), 4, torch.device("cpu")).tolist()
-    [[False, True, False, True]]
-    """
+def unpacked(words: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
+    """(n, V/32) bits of allowed tokens, the lowest first -> (n, V) bool, true for all others."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0)
-    there = torch.from_numpy(words).to(device)  # bits: eight times fewer bytes to copy
-    bits = (there[..., None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
-    return bits.flatten(-2)[..., :vocab_size] == 0
+    return forbidden(torch.from_numpy(words).to(device), vocab_size)  # bits: eight times fewer bytes to copy

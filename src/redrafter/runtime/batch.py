@@ -22,8 +22,8 @@ from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, Kind, StepResult
-from redrafter.runtime.guide import row_processor
-from redrafter.runtime.places import arrange
+from redrafter.runtime.guide import recordable, row_processor
+from redrafter.runtime.places import arrange, first_place
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
 from redrafter.runtime.state import BatchState
@@ -114,7 +114,7 @@ class Batch:
 
     @property
     def kinds(self) -> dict[Kind, int]:
-        """What steps can be launched for, and how many rows each has. Recorded steps leave watched rows out."""
+        """What steps can be launched for, and how many rows each has. Watched rows step apart from others, if recorded."""
         found, every = {}, sum(self.live.values())
         for drafts in (True, False):
             free = len(self._live(Kind(drafts, watched=False)))
@@ -256,25 +256,26 @@ class Batch:
     ) -> list[StepResult]:
         """Launch a step of one kind of rows; without a shape nothing is guessed.
 
-        Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
-        that needs these results to be known is launched by the next call.
+        Returns the results that have come: an eager or watched step's own; of other steps those of the launch before.
+        A step that needs these results to be known is launched by the next call.
         """
         rows = self._live(kind := Kind(drafts, watched))
         assert rows, "no row to step"
         assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
         size, others = self._recorded_places(len(rows)), sum(self.live.values()) - len(rows)
-        recorded = self.recorded and not any(row.watched for row in rows) and size + others <= len(self.at)
-        guesses = drafts and shape is not None
+        recorded = self.recorded and all(map(recordable, rows)) and size + others <= len(self.at)
+        guesses, heard = drafts and shape is not None, any(row.watched for row in rows)
         behind = guesses and any(f.kind.drafts and not f.launched.follows for f in self.flights)
-        if self.flights and (behind or not recorded):
+        if self.flights and (behind or heard or not recorded):
             return self.drain()
         if guesses:
             self._catch_up(rows)
         began, launched = time.perf_counter(), None
         if recorded:
-            start, stop = self._gather(rows, size, 0 if drafts else len(self.at) - size)
+            beside = self._recorded_places(len(self._live(Kind(drafts, watched=False)))) if watched else 0
+            start, stop = self._gather(rows, size, first_place(len(self.at), size, drafts, beside))
             sampling = self._sampling(start, stop)
-            launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count)
+            launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count, heard)
         if launched is None:
             if self.flights:  # an eager step needs to know how long the rows are
                 return self.drain()
@@ -282,10 +283,9 @@ class Batch:
             guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
             nodes = self.slack - 1 if guided else self.executor.rule(shape).nodes
             extent = max(row.known for row in rows) + 1 + (nodes if guesses else 0)
-            sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
-            launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
+            launched = self.executor.run(start, stop, drafts, shape, self._sampling(start, stop), extent, heard)
         self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
-        unread = self.ahead if launched.recorded else 0
+        unread = self.ahead if launched.late else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
 
     def drain(self) -> list[StepResult]:

@@ -1,14 +1,15 @@
 """Runs `core.step` over neighbouring places of the running batch: eagerly, or as a recorded CUDA graph.
 
-Both leave the same result layout, one line of integers a row: count, drafted, done, nodes, then the new tokens, the
-accepted path, and the tree's tokens and parents. A recorded step is read later: the host launches the next step first.
+Both leave the same result layout (steps.py). A recorded step is read later: the host launches the next step first. Only
+a step in which the host takes part is read at once.
 """
 
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -18,16 +19,16 @@ from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
-from redrafter.core.step import Drafter, Rows, step
-from redrafter.core.step import Target as Verifies
+from redrafter.core.step import Drafter, Rows
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.kernels import compile_kernels
-from redrafter.runtime.graph import recorded
+from redrafter.runtime.graph import recorded, unrecorded
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
+from redrafter.runtime.steps import GuidedStep, Step, WholeStep, run_step
 from redrafter.targets import Target
 from redrafter.targets.cuda.layer_compile import TOGETHER
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -36,7 +37,7 @@ from redrafter.targets.cuda.verifier import verifier
 log = logging.getLogger(__name__)
 
 Results = list[list[list[int]]]
-"""By step, by row: the result layout above."""
+"""By step, by row: the result layout of `runtime.steps`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Launched:
     width: int  # of the new tokens and of the path in the result layout
     follows: bool  # the drafter has taken in the new tokens
     logits: Tensor | None = None  # (B, N+1, V), kept where a row wants log-probabilities
-    recorded: bool = False
+    late: bool = False  # the results may be read after the next launch
 
     def output(self, results: Results, line: int, row: Row) -> RowOutput:
         """What the steps gave one row, from its line of the results."""
@@ -123,31 +124,46 @@ class Executor:
         return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
 
     def launch(
-        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, version: int, count: int
+        self,
+        start: int,
+        stop: int,
+        drafts: bool,
+        shape: Shape | None,
+        sampling: Sampling,
+        version: int,
+        count: int,
+        watched: bool = False,
     ) -> Launched | None:
-        """`count` recorded steps, read later; None if they cannot be recorded. `version` tells samplings apart."""
-        sampling = as_kind(sampling, self.target.vocab_size)
-        key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises)
+        """`count` recorded steps; None if they cannot be recorded. `version` tells samplings apart.
+
+        `watched`: the host takes part, by the sampling's `RowProcessors` or since it wants the logits.
+        """
+        processors = sampling.processor
+        sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
+        key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises, watched)
         if key not in self.steps:
-            self.steps[key] = self._record(start, stop, drafts, shape, sampling)
+            self.steps[key] = self._record(start, stop, drafts, shape, sampling, watched)
         mine = self.steps[key]
         if mine is None:
             return None
         if mine.version != version:
             assign(mine.sampling, sampling)
             mine.version = version
-        return Launched(mine.launch(count), mine.width, drafts and shape is not None, recorded=True)
+        step, logits = mine.step, None
+        if isinstance(step, GuidedStep):
+            step.processors = processors if isinstance(processors, RowProcessors) else None
+            logits = step.logits
+        return Launched(mine.launch(count), step.result[1], drafts and shape is not None, logits, late=not watched)
 
     def _record(
-        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling
+        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, watched: bool
     ) -> "RecordedStep | None":
         sampling = with_tensors(sampling, [x.clone() for x in tensors_of(sampling)])
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=False)
         rule, run, target = self.rule(shape), self.run_step, self.verifier  # not self: a circle would hold memory
-
-        def action() -> tuple[Tensor, int]:
-            return run(rows, cache, sampling, rule, drafter, target)
-
+        step: Step = WholeStep(lambda: run(rows, cache, sampling, rule, drafter, target))
+        if watched:
+            step = GuidedStep(rows, cache, sampling, rule, drafter, target)
         log.info("recording a step of %s for %d rows", self.target.name, stop - start)
         try:
             if drafts and _holds_cache(rows.state):
@@ -155,7 +171,7 @@ class Executor:
             with self.target.timed("compile the step's kernels"):
                 self._compile_kernels(rows, cache, sampling, rule, drafter)
             with self.target.timed("compile and record the step"):
-                return RecordedStep(action, lambda: serving(target, cache), rows, sampling, self.memory)
+                return RecordedStep(step, lambda: serving(target, cache), rows, sampling, self.memory)
         except torch.OutOfMemoryError:
             self.memory = self._new_memory()
             raise
@@ -203,52 +219,48 @@ class Executor:
 
 
 class RecordedStep:
-    """A step over fixed buffers. Without a GPU nothing is recorded, and a launch is a step."""
+    """A step over fixed buffers, as one graph for each of its parts. Without a GPU a replay runs the part itself."""
 
     def __init__(
         self,
-        action: Callable[[], tuple[Tensor, int]],
+        step: Step,
         attention: Callable[[], AbstractContextManager[None]],
         rows: Rows,
         sampling: Sampling,
         memory: Any = None,
     ) -> None:
-        self.action, self.attention, self.sampling = action, attention, sampling
+        self.step, self.sampling = step, sampling
         self.version = -1
-        self.graph: torch.cuda.CUDAGraph | None = None
         self.hosts: dict[int, list[Tensor]] = {}
         self.turn = 0
+
+        def within(part: Callable[[], None]) -> None:
+            with attention():
+                part()
+
+        record = recorded if rows.last.is_cuda else unrecorded
         before = [x.clone() for x in tensors_of(rows)]
         try:  # steps before the recording write behind the rows' ends only; the rows are then as before
-            if rows.last.is_cuda:
-                with attention():
-                    self.graph = recorded(self._run, memory)
-            else:
-                with attention():
-                    self._run()
+            self.graphs = record([partial(within, part) for part in step.parts], memory)
         finally:
             for mine, value in zip(tensors_of(rows), before, strict=True):
                 mine.copy_(value)
 
-    def _run(self) -> None:
-        self.out, self.width = self.action()
-
     def launch(self, count: int) -> Callable[[], Results]:
         """Run `count` steps. Two launches may be under way: each has host memory of its own."""
-        on_gpu = self.out.is_cuda
+        out, _ = self.step.result
         if count not in self.hosts:
-            shape = (count, *self.out.shape)
-            self.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
+            shape = (count, *out.shape)
+            self.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=out.is_cuda) for _ in range(2)]
         self.turn = 1 - self.turn
         host = self.hosts[count][self.turn]
         for i in range(count):
-            if self.graph is not None:
-                self.graph.replay()
-            else:
-                with self.attention():
-                    self._run()
-            host[i].copy_(self.out, non_blocking=True)
-        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            for graph, work in zip_longest(self.graphs, self.step.between):
+                graph.replay()
+                if work is not None:
+                    work()
+            host[i].copy_(self.step.result[0], non_blocking=True)
+        event = torch.cuda.Event() if out.is_cuda else None  # type: ignore[no-untyped-call]
         if event is not None:
             event.record()
 
@@ -259,17 +271,6 @@ class RecordedStep:
             return found
 
         return results
-
-
-def run_step(
-    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, target: Verifies
-) -> tuple[Tensor, int]:
-    """A step in place -> what the host wants to know (B, ...), and the width of the new tokens in it."""
-    new, accepted, tree = step(rows, cache, sampling, rule, drafter, target)
-    assign(rows, new)
-    counts = torch.stack((accepted.count, accepted.drafted, new.done.long(), accepted.nodes), dim=1)
-    out = torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, tree.parents], dim=1)
-    return out, accepted.tokens.shape[1]
 
 
 def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:

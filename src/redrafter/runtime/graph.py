@@ -1,11 +1,24 @@
 """Work that a GPU repeats without the host launching its kernels one by one."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+
+class Replays(Protocol):
+    """A recorded action."""
+
+    def replay(self) -> None: ...
+
+
+class Unrecorded:
+    """An action in place of its graph, where there is no GPU."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.replay = action
 
 
 @cache
@@ -14,26 +27,37 @@ def _side(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def recorded(action: Callable[[], None], memory: Any = None) -> torch.cuda.CUDAGraph:
-    """The action as a graph, over the tensors it uses now. It runs twice before, to compile and tune, and not after.
+def unrecorded(actions: Sequence[Callable[[], None]], _: Any = None) -> list[Replays]:
+    """As `recorded`, where there is no GPU: the actions run once, and each replay runs one again."""
+    for action in actions:
+        action()
+    return [Unrecorded(action) for action in actions]
 
-    Graphs that never run at once may share their working memory.
+
+def recorded(actions: Sequence[Callable[[], None]], memory: Any = None) -> list[Replays]:
+    """One graph for each action, over the tensors it uses now. All run twice before, to compile and tune, not after.
+
+    Graphs that never run at once may share their working memory. A later action may use what an earlier one keeps.
     """
     side = _side(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     many = torch._dynamo.config.patch(recompile_limit=64)  # one code for every kind of batch
     collects = gc.isenabled()
     gc.disable()  # a graph that is freed during the recording would end the recording
+    graphs: list[Replays] = []
     try:
         with many, torch.cuda.stream(side):
             for _ in range(2):
-                action()
+                for action in actions:
+                    action()
             side.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=side):
-                action()
+            for action in actions:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=memory, stream=side):
+                    action()
+                graphs.append(graph)
     finally:
         if collects:
             gc.enable()
         torch.cuda.current_stream().wait_stream(side)
-    return graph
+    return graphs

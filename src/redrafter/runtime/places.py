@@ -5,6 +5,20 @@ from collections.abc import Sequence
 from redrafter.runtime.row import Row
 
 
+def first_place(places: int, size: int, drafts: bool, beside: int) -> int:
+    """Where a recorded step of `size` places begins: rows that draft stand at the low places, others at the high ones.
+
+    Next to `beside` places of other rows of this kind where there is room, so that none of them has to move. There are
+    few possible beginnings, since each is recorded.
+
+    >>> [first_place(12, 2, drafts, beside) for drafts in (True, False) for beside in (0, 1, 4)]
+    [0, 2, 4, 10, 8, 6]
+    """
+    offset = -(-beside // size) * size
+    offset = offset if offset + size <= places else 0
+    return offset if drafts else places - size - offset
+
+
 def arrange(
     at: Sequence[Row | None], rows: Sequence[Row], size: int, start: int | None = None
 ) -> tuple[int, list[tuple[int, int]]]:

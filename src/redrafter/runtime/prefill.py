@@ -10,7 +10,7 @@ from redrafter.core.cache import KVCache
 from redrafter.kernels import compile_kernels
 from redrafter.runtime.cache import Arena
 from redrafter.runtime.executor import serving
-from redrafter.runtime.graph import recorded
+from redrafter.runtime.graph import Replays, recorded
 from redrafter.runtime.row import Row, logprobs_of
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -65,7 +65,7 @@ class _Piece:
     def __init__(self, size: int, device: torch.device) -> None:
         self.given = torch.zeros(size + 3, dtype=torch.long, device=device)
         self.depths = torch.arange(size, device=device)[None]
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Replays | None = None
 
     def run(self, reader: PromptReader) -> None:
         if self.graph is not None:
@@ -75,7 +75,7 @@ class _Piece:
             if reader.verifier.forwards.fused:  # other layers would write keys of no meaning to the KV cache
                 compile_kernels(lambda: self._pass(reader), self.given.device)
             if self.given.is_cuda:  # passes before the recording write what it will write again
-                self.graph = recorded(lambda: self._pass(reader), reader.memory)
+                (self.graph,) = recorded([lambda: self._pass(reader)], reader.memory)
                 self.graph.replay()
             else:
                 self._pass(reader)

@@ -64,7 +64,7 @@ class Row:
 
     @property
     def watched(self) -> bool:
-        """Whether the host takes part in its steps, which cannot be recorded then."""
+        """Whether the host takes part in its steps, so that none of them is one recorded graph."""
         return self.logprobs is not None or self.processor is not None
 
     @property
