@@ -1,10 +1,12 @@
-"""Answers that follow JSON schemas: are they valid, and are they those of plain decoding with the same grammar?
+"""Answers that follow JSON schemas: are they valid, are they those of plain decoding with the same grammar, how fast?
 
-    python benchmarks/structured.py
-    python benchmarks/structured.py --shape vicuna-7b --rows 1
+    python benchmarks/structured.py --parts texts
+    python benchmarks/structured.py --shape vicuna-7b --batch-beam 4x5:15 --beam 16x5:63
 
-Each generated schema is answered at T = 0 and T = 1, speculatively and plainly, `--rows` at once. Every answer that
-ends by itself is validated. `--without-forced` schemas are answered once more without the grammar's forced tokens.
+Part `texts`: each generated schema is answered at T = 0 and T = 1, speculatively and plainly, `--rows` answers at once
+with both temperatures side by side. Every answer that ends by itself is validated. `--without-forced` schemas are
+answered once more without the grammar's forced tokens. Part `speed`: `--timed` schemas, one answer at a time, with and
+without a drafter by turns. Results are written after every `--group` schemas.
 """
 
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/structured.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,72 +29,139 @@ import torch
 from benchmarks.common import arguments, parse
 from benchmarks.schemas import Schema, make_schema
 from benchmarks.smoke import TinyFiles
-from benchmarks.widen.load import load_wide
+from benchmarks.widen.load import label, load_wide
 from redrafter.config import Shape
+from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine, grammar, load
-from redrafter.engine.request import Completion
+from redrafter.engine.request import Completion, Request
 from redrafter.results import check_new, write_results
+
+PARTS = ("texts", "speed")
+TEMPERATURES = (0.0, 1.0)
 
 
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--schemas", 2, "--tokens", 16]
-    return [*words, "--rows", 2, "--without-forced", 1]
+    return [*words, "--rows", 2, "--without-forced", 1, "--timed", 1]
 
 
 class Watch:
-    """Counts the CPU time that grammars take."""
+    """Counts the time that grammars take on the host."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*given: Any) -> Any:
-            began = time.thread_time()
+            began = time.perf_counter()
             try:
                 return call(*given)
             finally:
-                self.seconds += time.thread_time() - began
+                self.seconds += time.perf_counter() - began
 
         return measured
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         guide = grammar.GrammarGuide
-        own = guide.guess, guide.__call__
-        guide.guess, guide.__call__ = self.timed(own[0]), self.timed(own[1])  # type: ignore[method-assign]
-        try:
+        with (
+            mock.patch.object(guide, "guess", self.timed(guide.guess)),
+            mock.patch.object(guide, "mask", self.timed(guide.mask)),
+        ):
             yield
-        finally:
-            guide.guess, guide.__call__ = own  # type: ignore[method-assign]
 
 
-@contextmanager
-def no_forced_tokens() -> Iterator[None]:
-    with mock.patch.object(grammar, "DEEPEST", 0):
-        yield
+class StructuredBenchmark:
+    """The contenders, and the results so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.rows: list[dict[str, Any]] = []
+        shape, batch_shape = (Shape.of(x) if x else None for x in (args.beam, args.batch_beam or args.beam))
+        if args.shape:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            target, drafter, _ = load_wide(args.shape, device, drafter_budget="100M")
+            self.alone = Engine(target, WithNgrams(drafter), shape=shape, runtime=args.runtime)
+        else:
+            self.alone = load(args.model, args.drafter, shape=shape, runtime=args.runtime)
+        self.batched = self.alone
+        if batch_shape != shape:
+            self.batched = Engine(self.alone.target, self.alone.drafter, shape=batch_shape, runtime=args.runtime)
+        self.plain = self.alone.plain()
+
+    def requests(self, index: int) -> list[Request]:
+        """One schema's question at each temperature."""
+        question, schema = make_schema(index)
+        asked = [{"role": "user", "content": question}]
+        options: dict[str, Any] = {"grammar": schema, "seed": index, "max_new_tokens": self.args.tokens}
+        return [self.plain.requests([asked], temperature=t, **options)[0] for t in TEMPERATURES]
+
+    def texts(self) -> None:
+        args = self.args
+        for first in range(0, args.schemas, args.group):
+            indices = range(first, min(first + args.group, args.schemas))
+            requests = [request for i in indices for request in self.requests(i)]
+            fast = self.batched.complete(requests, rows=args.rows)
+            slow = self.plain.complete(requests, rows=args.rows)
+            unforced: list[Completion] = []
+            if first < args.without_forced:
+                some = requests[: len(TEMPERATURES) * (args.without_forced - first)]
+                with mock.patch.object(grammar, "DEEPEST", 0):
+                    unforced = self.batched.complete(some, rows=args.rows)
+            asked = [(i, t) for i in indices for t in TEMPERATURES]
+            for place, ((index, temperature), ours, theirs) in enumerate(zip(asked, fast, slow, strict=True)):
+                finished = ours.finish_reason == "stop"
+                row = {
+                    "part": "texts",
+                    "schema": index,
+                    "temperature": temperature,
+                    "tokens": len(ours.tokens),
+                    "steps": ours.stats.steps,
+                    "finished": finished,
+                    "valid": finished and is_valid(make_schema(index)[1], ours.text),
+                    "equal": ours.tokens == theirs.tokens,
+                }
+                if place < len(unforced):
+                    other = unforced[place]
+                    row |= {"unforced_steps": other.stats.steps, "unforced_equal": other.tokens == theirs.tokens}
+                self.rows.append(row)
+            self.save()
+
+    def speed(self) -> None:
+        """Time what comes after the first token, which both contenders choose from the prompt's pass."""
+        watch = Watch()
+        for engine in (self.alone, self.plain):  # what the first use prepares, at each temperature
+            for request in self.requests(0):
+                engine.complete([request])
+        for index in range(self.args.timed):
+            for temperature, request in zip(TEMPERATURES, self.requests(index), strict=True):
+                row: dict[str, Any] = {"part": "speed", "schema": index, "temperature": temperature}
+                watch.seconds = 0.0
+                with watch.watching():
+                    (ours,) = self.alone.complete([request])
+                (theirs,) = self.plain.complete([request])
+                row |= {"tokens": len(ours.tokens), "steps": ours.stats.steps, "plain_steps": theirs.stats.steps}
+                row |= {"seconds": seconds(ours), "plain_seconds": seconds(theirs), "grammar_seconds": watch.seconds}
+                self.rows.append(row | {"equal": ours.tokens == theirs.tokens})
+        self.save()
+
+    def save(self) -> None:
+        headline = summary(self.rows)
+        about = {
+            "part": "setup",
+            "target": label(self.args.shape) if self.args.shape else self.plain.target.name,
+            "rows": self.args.rows,
+            "batch_beam": self.batched.shape.label,
+            "beam": self.alone.shape.label,
+            "recorded": self.alone.recorded,
+            "exactness": self.alone.exactness,
+        }
+        write_results(self.args.save, headline, [about, *self.rows])
+        print(headline, flush=True)
 
 
-def answers(
-    engine: Engine, asked: Sequence[tuple[int, str, Schema]], temperature: float, tokens: int
-) -> tuple[list[Completion], float]:
-    """Answers to all of these at once, and the seconds that they took."""
-    requests = [
-        engine.requests(
-            [[{"role": "user", "content": question}]],
-            grammar=schema,
-            temperature=temperature,
-            seed=index,
-            max_new_tokens=tokens,
-        )[0]
-        for index, question, schema in asked
-    ]
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    done = engine.complete(requests)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return done, time.perf_counter() - began
+def seconds(done: Completion) -> float:
+    return done.stats.seconds - done.stats.first_token_seconds
 
 
 def is_valid(schema: Schema, text: str) -> bool:
@@ -101,82 +171,56 @@ def is_valid(schema: Schema, text: str) -> bool:
         return False
 
 
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    texts = [row for row in rows if row["part"] == "texts"]
+    both = [row for row in texts if "unforced_steps" in row]
+    timed = [row for row in rows if row["part"] == "speed"]
+    made: dict[str, float] = {}
+
+    def total(some: Sequence[dict[str, Any]], key: str) -> float:
+        return float(sum(row[key] for row in some))
+
+    def per_step(some: Sequence[dict[str, Any]], steps: str) -> float:
+        """The first token belongs to the prompt's pass."""
+        return round((total(some, "tokens") - len(some)) / max(1, total(some, steps)), 3)
+
+    if texts:
+        made["texts"] = len(texts)
+        made |= {key: int(total(texts, key)) for key in ("finished", "valid", "equal")}
+        made["tokens_per_step"] = per_step(texts, "steps")
+    if both:
+        made["unforced_equal"] = int(total(both, "unforced_equal"))
+        made["tokens_per_step_forced"] = per_step(both, "steps")
+        made["tokens_per_step_unforced"] = per_step(both, "unforced_steps")
+    if timed:
+        made["timed_tokens_per_step"] = per_step(timed, "steps")
+        made["step_ms"] = round(1e3 * total(timed, "seconds") / max(1, total(timed, "steps")), 3)
+        made["plain_ms"] = round(1e3 * total(timed, "plain_seconds") / max(1, total(timed, "plain_steps")), 3)
+        made["overhead_ms"] = round(1e3 * total(timed, "grammar_seconds") / max(1, total(timed, "steps")), 3)
+        made["speedup"] = round(made["timed_tokens_per_step"] * made["plain_ms"] / max(1e-9, made["step_ms"]), 3)
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "structured.json")
     parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--shape", help="widen the default model to this shape, such as vicuna-7b")
     parser.add_argument("--beam", help="how much to draft, as WxL:N (default: the drafter's)")
+    parser.add_argument("--batch-beam", help="the same in the part `texts` (default: --beam)")
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--schemas", type=int, default=200)
+    parser.add_argument("--group", type=int, default=25, help="schemas between two writings of the results")
     parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
-    parser.add_argument("--rows", type=int, default=8, help="answers written at once")
+    parser.add_argument("--rows", type=int, default=8, help="answers written at once in the part `texts`")
     parser.add_argument("--without-forced", type=int, default=20, help="schemas to answer without forced tokens too")
+    parser.add_argument("--timed", type=int, default=20, help="schemas in the part `speed`")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    beam = Shape.of(args.beam) if args.beam else None
-    if args.shape:
-        target, drafter, _ = load_wide(args.shape, "cuda" if torch.cuda.is_available() else "cpu")
-        engine = Engine(target, drafter, shape=beam, runtime=args.runtime)
-    else:
-        engine = load(args.model, args.drafter, shape=beam, runtime=args.runtime)
-    plain, watch = engine.plain(), Watch()
-    asked = [(i, *make_schema(i)) for i in range(args.schemas)]
-    answers(engine, asked[:1], 0.0, 4)  # what the first use prepares
-    answers(plain, asked[:1], 0.0, 4)
-    rows: list[dict[str, Any]] = []
-    totals = {"speculative": 0.0, "plain": 0.0}
-    for first in range(0, len(asked), args.rows):
-        some = asked[first : first + args.rows]
-        for temperature in (0.0, 1.0):
-            with watch.watching():
-                fast, seconds = answers(engine, some, temperature, args.tokens)
-            totals["speculative"] += seconds
-            slow, seconds = answers(plain, some, temperature, args.tokens)
-            totals["plain"] += seconds
-            unforced: list[Completion | None] = [None] * len(some)
-            if first < args.without_forced:
-                with no_forced_tokens():
-                    unforced = list(answers(engine, some, temperature, args.tokens)[0])
-            for (index, _, schema), ours, theirs, other in zip(some, fast, slow, unforced, strict=True):
-                finished = ours.finish_reason == "stop"
-                row = {
-                    "schema": index,
-                    "temperature": temperature,
-                    "tokens": len(ours.tokens),
-                    "steps": ours.stats.steps,
-                    "finished": finished,
-                    "valid": finished and is_valid(schema, ours.text),
-                    "equal": ours.tokens == theirs.tokens,
-                }
-                if other is not None:
-                    row |= {"unforced_steps": other.stats.steps, "unforced_equal": other.tokens == theirs.tokens}
-                rows.append(row)
-        headline = summary(rows, totals, watch.seconds)
-        write_results(args.save, headline, rows)
-        print(headline, flush=True)
-
-
-def summary(rows: Sequence[dict[str, Any]], totals: dict[str, float], overhead: float) -> dict[str, float]:
-    both = [row for row in rows if "unforced_steps" in row]
-
-    def per_step(some: Sequence[dict[str, Any]], steps: str) -> float:
-        """The first token belongs to the prompt's pass."""
-        tokens: int = sum(row["tokens"] - 1 for row in some)
-        taken: int = sum(row[steps] for row in some)
-        return round(tokens / max(1, taken), 3)
-
-    return {
-        "texts": len(rows),
-        "finished": sum(row["finished"] for row in rows),
-        "valid": sum(row["valid"] for row in rows),
-        "equal": sum(row["equal"] for row in rows),
-        "tokens_per_step": per_step(rows, "steps"),
-        "tokens_per_step_forced": per_step(both, "steps"),
-        "tokens_per_step_unforced": per_step(both, "unforced_steps"),
-        "speedup": round(totals["plain"] / totals["speculative"], 3),
-        "overhead_ms": round(1000 * overhead / max(1, sum(row["steps"] for row in rows)), 3),
-    }
+    bench = StructuredBenchmark(args)
+    for part in args.parts:
+        getattr(bench, part)()
 
 
 if __name__ == "__main__":

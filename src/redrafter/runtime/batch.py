@@ -114,7 +114,7 @@ class Batch:
 
     @property
     def kinds(self) -> dict[Kind, int]:
-        """What steps can be launched for, and how many rows each has. Watched rows step apart from others, if recorded."""
+        """What steps can be launched for, and how many rows each has. If recorded, watched rows step apart."""
         found, every = {}, sum(self.live.values())
         for drafts in (True, False):
             free = len(self._live(Kind(drafts, watched=False)))
