@@ -43,7 +43,7 @@ MEASURING = (
 """Scripts that write a results file."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
-SLOW = ("serve", "versions")
+SLOW = ("serve", "serve_start", "versions")
 """Scripts that start another process."""
 ELSEWHERE = ("mlx_cpu", "readme", "vllm_cpu")
 """Tested by tests/docs/test_readme.py; where MLX or vLLM is installed by redrafter-mlx/tests/test_benchmark.py and

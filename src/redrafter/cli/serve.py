@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> None:
     )
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
+    from redrafter import load  # noqa: F401  (first: it imports torch and transformers without garbage collection)
+
     try:
         from redrafter.serve.measuring import Measuring, stored_profile
         from redrafter.serve.server import Server, build, first_shape, ladder, make_batch

@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -38,9 +39,21 @@ def identity(target: TargetInfo) -> dict[str, str]:
         "signs": _hash(torch.signbit(sample)),  # the same in every dtype; a weight rounded twice is not
     }
     if target.tokenizer is not None:
-        vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()))
-        result["tokenizer"] = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+        result["tokenizer"] = _tokenizer_hash(target.tokenizer)
     return result
+
+
+_hashed: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+"""Tokenizers with the size of their vocabulary and their hash, which takes a third of a second."""
+
+
+def _tokenizer_hash(tokenizer: Any) -> str:
+    vocabulary = tokenizer.get_vocab()
+    size, found = _hashed.get(tokenizer, (0, ""))
+    if size != len(vocabulary):
+        found = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:16]
+        _hashed[tokenizer] = (len(vocabulary), found)
+    return found
 
 
 def _hash(numbers: Tensor) -> str:
