@@ -10,14 +10,18 @@ from torch.utils._pytree import tree_leaves
 
 
 class Tape(TorchDispatchMode):
-    """Like a CUDA graph, a tape knows addresses and operations alone: no Python runs again, no value can be read."""
+    """Like a CUDA graph, a tape knows addresses and operations alone: no Python runs again, no value can be read.
 
-    def __init__(self) -> None:
+    `reads`: values can be read all the same, for a tape that is looked at and never replayed.
+    """
+
+    def __init__(self, reads: bool = False) -> None:
         super().__init__()
+        self.reads = reads
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default and not self.reads:
             raise RuntimeError("a graph cannot wait for a value")
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, out))
@@ -30,7 +34,7 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def taped(actions: Sequence[Callable[[], None]], _: Any = None) -> list[Tape]:
+def taped(actions: Sequence[Callable[[], None]]) -> list[Tape]:
     """As `runtime.graph.recorded`."""
     for action in actions:
         action()

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from redrafter import Engine, RuleConfig, Shape
+from redrafter import Engine, Grammar, RuleConfig, Shape
 from redrafter.config import SamplingParams
 from redrafter.core.noise import SEEDED, gumbel, uniform
 from redrafter.core.rules import make_rule
@@ -16,10 +16,12 @@ from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
+from redrafter.runtime.executor import Executor
 from redrafter.runtime.row import Request
 from redrafter.runtime.steps import run_step
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
+from tests.helpers.bytes import byte_target
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 from tests.runtime.test_batch import SHAPES as BATCH_SHAPES
@@ -166,3 +168,26 @@ def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(
     assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
     assert batch.recorded == (runtime != "eager")
     assert all(s is not None for s in batch.executor.steps.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
+@pytest.mark.parametrize("runtime", ["graphs", "compiled"])
+def test_steps_with_a_grammar_are_recorded(dtype, runtime, monkeypatch):
+    """As three graphs, beside a row without a grammar; the texts are those of eager plain decoding."""
+    pytest.importorskip("llguidance")
+    small = byte_target(dtype=dtype)
+    target = load_target(copy.deepcopy(small.model).cuda(), tokenizer=small.tokenizer)
+    schema = {"type": "object", "properties": {"name": {"enum": ["Ada", "Bob"]}}, "required": ["name"]}
+    pattern = Grammar.regex("[a-f]{9,12}yes")
+    engine = Engine(target, WithNgrams(recurrent_drafter(target)), shape=Shape(width=3, length=4), runtime=runtime)
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 30, "temperature": temperature, "seed": 5}
+        asked = [engine.requests(["name"], grammar=g, **options)[0] for g in (schema, None, pattern)]
+        want = [c.tokens for c in Engine(small, NoDrafter()).complete(asked)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Executor, "run", lambda *_: pytest.fail("a step ran eagerly"))
+            for contender in (engine, engine.plain()):
+                assert [c.tokens for c in contender.complete(asked)] == want
+    (batch,) = engine._idle
+    assert {len(step.graphs) for step in batch.executor.steps.values()} <= {1, 3}
+    assert 3 in {len(step.graphs) for step in batch.executor.steps.values()}

@@ -91,8 +91,9 @@ def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hid
     """The second half of a step: cut at the row's end, commit the path, advance the drafter."""
     accepted, done = cut(accepted, rows)
     cache.commit(rows.lengths, accepted.path)
-    along = accepted.path[:, :, None].expand(-1, -1, hidden.shape[2])
-    state = drafter.advance(rows.state, accepted, hidden.gather(1, along))
+    if hidden.shape[1] > 1:  # else the root alone, which is its own path
+        hidden = hidden.gather(1, accepted.path[:, :, None].expand(-1, -1, hidden.shape[2]))
+    state = drafter.advance(rows.state, accepted, hidden)
     final = accepted.tokens.gather(1, (accepted.count - 1).clamp(min=0)[:, None])[:, 0]
     rows = replace(
         rows,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,11 @@ class StepDrafter:
         """Slots behind `count` get states of no meaning, and the next step overwrites them."""
         if self.history is not None and hidden.shape[2]:
             slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-            self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
+            if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
+                rows = np.arange(len(hidden))[:, None]
+                self.history.numpy()[rows, slots.numpy()] = hidden.numpy()  # torch would wake threads for a small copy
+            else:
+                self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
         return self.drafter.advance(state, accepted, hidden) if self.guesses else state
 
     def keep(self, state: Any, rows: Tensor) -> Any:

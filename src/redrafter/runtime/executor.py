@@ -238,10 +238,13 @@ class RecordedStep:
             with attention():
                 part()
 
-        record = recorded if rows.last.is_cuda else unrecorded
         before = [x.clone() for x in tensors_of(rows)]
         try:  # steps before the recording write behind the rows' ends only; the rows are then as before
-            self.graphs = record([partial(within, part) for part in step.parts], memory)
+            if rows.last.is_cuda:
+                with attention():
+                    self.graphs = recorded(step.parts, memory)
+            else:
+                self.graphs = unrecorded([partial(within, part) for part in step.parts])
         finally:
             for mine, value in zip(tensors_of(rows), before, strict=True):
                 mine.copy_(value)

@@ -27,7 +27,7 @@ def _side(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def unrecorded(actions: Sequence[Callable[[], None]], _: Any = None) -> list[Replays]:
+def unrecorded(actions: Sequence[Callable[[], None]]) -> list[Replays]:
     """As `recorded`, where there is no GPU: the actions run once, and each replay runs one again."""
     for action in actions:
         action()

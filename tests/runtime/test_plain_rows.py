@@ -1,0 +1,52 @@
+"""Rows that may draft but decode plainly for now: they keep hidden states, and that costs next to nothing on a CPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter import Shape
+from redrafter.drafters.step_drafter import StepDrafter
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.row import Request
+from redrafter.targets import load_target
+from tests.helpers.tape import Tape
+from tests.helpers.zoo import make_model, recurrent_drafter
+
+SHAPE = Shape(width=2, length=2)
+
+
+@torch.no_grad()
+def test_a_plain_step_moves_no_hidden_states_by_torch() -> None:
+    """torch wakes its threads for them, which took 3 % of a step of 32 rows; twin: a step that guesses does."""
+    target = load_target(make_model("llama", torch.float32))
+    batch = Batch(target, recurrent_drafter(target), rows=3, context=40, shapes=[SHAPE])
+    for i in range(3):
+        batch.read(batch.open(Request(prompt=[1, 2, 3 + i], max_new_tokens=20, seed=i)), 9)
+    width = batch.state.history.shape[2]
+
+    def moved(shape: Shape | None) -> list[Any]:
+        names = ("gather", "scatter_", "index_put_")
+        with Tape(reads=True) as tape:
+            batch.step(True, shape)
+        called = [(str(call[0]), call[1][0]) for call in tape.calls]
+        return [
+            n for n, x in called if any(f".{name}." in n for name in names) and x.dim() == 3 and x.shape[2] == width
+        ]
+
+    assert moved(None) == []
+    assert moved(SHAPE) != []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_hidden_states_go_to_the_slots_of_their_tokens(dtype: torch.dtype) -> None:
+    history, lengths = torch.zeros(2, 9, 4, dtype=dtype), torch.tensor([3, 5])
+    inner: Any = SimpleNamespace(layers=(-1,), default_shape=SHAPE)
+    rows: Any = SimpleNamespace(lengths=lengths)
+    hidden = torch.arange(1, 25).view(2, 3, 4).to(dtype)
+    nothing: Any = None
+    StepDrafter(inner, rows, history, guesses=False, trims=True).advance(None, nothing, hidden)
+    assert torch.equal(history[0, 3:6], hidden[0])
+    assert torch.equal(history[1, 5:8], hidden[1])
+    assert history.count_nonzero() == hidden.numel()
