@@ -191,9 +191,10 @@ def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
     """Batches are padded to recorded sizes; a batch above them, and sampled drafting, run as they are."""
     replays = []
 
-    def record(action, memory):
+    def record(actions, memory):
+        (action,) = actions
         action()
-        return SimpleNamespace(replay=lambda: (replays.append(1), action()), pool=lambda: "pool")
+        return [SimpleNamespace(replay=lambda: (replays.append(1), action()), pool=lambda: "pool")]
 
     monkeypatch.setattr(recorded, "recorded", record)
     made = make_worker(target, monkeypatch, batches=(1, 3))

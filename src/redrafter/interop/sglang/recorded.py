@@ -59,7 +59,7 @@ class RecordedFollow:
                     def follow(given: Inputs = given, size: int = size) -> None:
                         self.trees.follow(given.requests, given.tokens, given.count, given.hidden, size)
 
-                    self.graphs[batch, size] = recorded(follow, memory)
+                    (self.graphs[batch, size],) = recorded([follow], memory)
                     memory = self.graphs[batch, size].pool()
         except RuntimeError as error:
             log.warning("redrafter: drafting is not recorded and runs eagerly: %s", error)
