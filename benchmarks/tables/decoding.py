@@ -205,6 +205,30 @@ def serve_equality(result: Result) -> str:
     )
 
 
+def structured(result: Result) -> str:
+    """Counts of valid and equal answers; times only if the run measured them."""
+    head = result["headline"]
+    (setup,) = part(result, "setup")
+    lines = [
+        f"| {setup['target']}, {setup['rows']} answers at once | |",
+        "|---|---|",
+        f"| answers, at T = 0 and T = 1 | {head['texts']} |",
+        f"| end by themselves | {head['finished']} |",
+        f"| of these, valid by their schema | **{head['valid']}** |",
+        f"| equal plain decoding with the same grammar | **{head['equal']} of {head['texts']}** |",
+        f"| tokens/step | {head['tokens_per_step']:.2f} |",
+        f"| tokens/step of the first {len([r for r in result['rows'] if 'unforced_steps' in r])} answers, with and "
+        f"without forced tokens | {head['tokens_per_step_forced']:.2f}, {head['tokens_per_step_unforced']:.2f} |",
+    ]
+    if "speedup" in head:
+        lines += [
+            f"| one answer at a time: speedup over plain decoding with the same grammar | **{head['speedup']:.2f}×** |",
+            f"| ms/step, plain and speculative | {head['plain_ms']:.2f}, {head['step_ms']:.2f} |",
+            f"| of which the grammar takes on the host, mostly while the target verifies | {head['overhead_ms']:.2f} |",
+        ]
+    return "\n".join(lines)
+
+
 def equality(result: Result) -> str:
     head = result["headline"]
     lines = [

@@ -142,6 +142,15 @@ def test_forbidden_guesses_are_dropped_and_forced_tokens_planted(target: Target)
     assert free.guess(drafted, room=9) == drafted
 
 
+def test_below_a_guess_forced_tokens_take_the_places_of_dropped_guesses_only(target: Target) -> None:
+    """A guess may be wrong, and each node costs time."""
+    bad, good = (target.tokenizer(x).input_ids[0] for x in "Qx")
+    made = guide(target, Grammar.regex("[xy]{1}zzzz[ab]"))
+    assert made.guess(Branches([5, good], [0, 0]), room=9) == Branches([5, good], [0, 0])
+    three = made.guess(Branches([5, good, bad, bad], [0, 0, 0, 2]), room=9)
+    assert target.tokenizer.decode(three.tokens[1:]) == "xzz"
+
+
 def test_the_end_needs_no_guess(target: Target) -> None:
     made = guide(target, Grammar.choices(["yes"]), "yes")
     assert made.guess(Branches([5, 0, 7], [0, 0, 0]), room=9) == Branches([5], [0])

@@ -179,30 +179,39 @@ class GrammarGuide:
         self.guessed: Branches | None = None  # the tree that is being verified, if it went through `guess`
 
     def guess(self, tree: Branches, room: int) -> Branches:
-        """Drop guesses that the grammar forbids, and plant the tokens that it forces."""
+        """Drop guesses that the grammar forbids, and plant the tokens that it forces.
+
+        Tokens that the text must continue with are accepted in any case. Below a guess, forced tokens take the places
+        of guesses that were dropped, since each node costs time.
+        """
         self._follow()
         most = int(SLOW / max(self.cost, 1e-6))  # guesses that are not too slow
         below = children(tree.parents)
         tokens, parents, forced = [tree.tokens[0]], [0], [False]
+        drafted, sure = len(tree.tokens) - 1, 0
 
-        def grow(place: int, guesses: list[int], depth: int) -> None:
+        def grow(place: int, guesses: list[int], depth: int, certain: bool) -> None:
+            nonlocal sure
             if self.matcher.is_stopped():  # the end of the text comes next, and needs no guess
                 return
             wanted: dict[int, list[int] | None] = {tree.tokens[node]: below[node] for node in guesses}
             only = self.matcher.compute_ff_tokens() if depth < DEEPEST else []
             if only:
                 wanted = {only[0]: wanted.get(only[0])}
+            certain = certain and bool(only)
             for token, further in wanted.items():
-                if token in self.eos or len(tokens) > most or (further is None and sum(forced) >= room):
+                full = sure >= room if certain else len(tokens) - 1 - sure >= drafted
+                if token in self.eos or len(tokens) > most or (further is None and full):
                     continue
                 if self.matcher.try_consume_tokens([token]):
                     tokens.append(token)
                     parents.append(place)
                     forced.append(further is None)
-                    grow(len(tokens) - 1, further or [], depth + 1)
+                    sure += certain
+                    grow(len(tokens) - 1, further or [], depth + 1, certain)
                     self.matcher.rollback(1)
 
-        grow(0, below[0], 0)
+        grow(0, below[0], 0, certain=True)
         if self.matcher.is_error():  # by a guess: plain decoding may go on
             self.matcher, self.known = self.start.deep_copy(), self.prompt
             self._follow()

@@ -22,7 +22,7 @@ from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, Kind, StepResult
-from redrafter.runtime.guide import recordable, row_processor
+from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.places import arrange, first_place
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
 from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
@@ -69,7 +69,7 @@ class Batch:
         places = rows + kept
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
         self.rules = rules
-        self.slack = max((self._nodes(s) for s in shapes), default=0) + 1
+        self.slack = max((max(self._nodes(s), DEEPEST) for s in shapes), default=0) + 1  # a grammar may force tokens
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
         self.executor = Executor(
             target, drafter, self.state, rules, recorded=recorded, compiles=compiles, compiles_step=compiles_step
