@@ -1,12 +1,12 @@
 """Answers that follow JSON schemas: are they valid, are they those of plain decoding with the same grammar, how fast?
 
     python benchmarks/structured.py --parts texts
-    python benchmarks/structured.py --shape vicuna-7b --batch-beam 4x5:15 --beam 16x5:63
+    python benchmarks/structured.py --shape vicuna-7b --batch-beam 4x5:15 --beam 16x5:63 --parts speed texts
 
 Part `texts`: each generated schema is answered at T = 0 and T = 1, speculatively and plainly, `--rows` answers at once
 with both temperatures side by side. Every answer that ends by itself is validated. `--without-forced` schemas are
 answered once more without the grammar's forced tokens. Part `speed`: `--timed` schemas, one answer at a time, with and
-without a drafter by turns. Results are written after every `--group` schemas.
+without a drafter by turns. Results are written after every `--group` schemas. No group begins after `--seconds`.
 """
 
 import sys
@@ -36,6 +36,7 @@ from redrafter.engine import Engine, grammar, load
 from redrafter.engine.request import Completion, Request
 from redrafter.results import check_new, write_results
 
+BEGAN = time.perf_counter()
 PARTS = ("texts", "speed")
 TEMPERATURES = (0.0, 1.0)
 
@@ -80,7 +81,10 @@ class StructuredBenchmark:
         shape, batch_shape = (Shape.of(x) if x else None for x in (args.beam, args.batch_beam or args.beam))
         if args.shape:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            target, drafter, _ = load_wide(args.shape, device, drafter_budget="100M")
+            folder = None if args.drafter == "auto" else Path(args.drafter)
+            target, drafter, _ = load_wide(
+                args.shape, device, drafter_budget=budget(args.budget), model=args.model, drafter=folder
+            )
             self.alone = Engine(target, WithNgrams(drafter), shape=shape, runtime=args.runtime)
         else:
             self.alone = load(args.model, args.drafter, shape=shape, runtime=args.runtime)
@@ -99,6 +103,8 @@ class StructuredBenchmark:
     def texts(self) -> None:
         args = self.args
         for first in range(0, args.schemas, args.group):
+            if time.perf_counter() - BEGAN > args.seconds:
+                return
             indices = range(first, min(first + args.group, args.schemas))
             requests = [request for i in indices for request in self.requests(i)]
             fast = self.batched.complete(requests, rows=args.rows)
@@ -134,6 +140,8 @@ class StructuredBenchmark:
             for request in self.requests(0):
                 engine.complete([request])
         for index in range(self.args.timed):
+            if time.perf_counter() - BEGAN > self.args.seconds:
+                break
             for temperature, request in zip(TEMPERATURES, self.requests(index), strict=True):
                 row: dict[str, Any] = {"part": "speed", "schema": index, "temperature": temperature}
                 watch.seconds = 0.0
@@ -158,6 +166,10 @@ class StructuredBenchmark:
         }
         write_results(self.args.save, headline, [about, *self.rows])
         print(headline, flush=True)
+
+
+def budget(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
 
 
 def seconds(done: Completion) -> float:
@@ -208,7 +220,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shape", help="widen the default model to this shape, such as vicuna-7b")
     parser.add_argument("--beam", help="how much to draft, as WxL:N (default: the drafter's)")
     parser.add_argument("--batch-beam", help="the same in the part `texts` (default: --beam)")
+    parser.add_argument("--budget", default="100M", help="parameters read per draft step of a widened drafter")
     parser.add_argument("--runtime", default="auto")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after this time")
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--group", type=int, default=25, help="schemas between two writings of the results")
     parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
