@@ -136,10 +136,9 @@ class GuidedStep:
             self.tree = root_tree(self.rows.last)
         else:
             tokens, parents, depths, valid = self.nodes.on_device
-            drafted = self.drafted
-            length = (
-                max(drafted.length, min(DEEPEST, drafted.nodes)) if drafted.draft_logits is None else drafted.length
-            )
+            drafted, length = self.drafted, self.drafted.length
+            if drafted.draft_logits is None:
+                length = max(length, min(DEEPEST, drafted.nodes))
             mask = ancestors(parents, length)
             self.tree = replace(
                 drafted, tokens=tokens, parents=parents, depths=depths, valid=valid > 0, mask=mask, length=length
