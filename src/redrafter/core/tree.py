@@ -4,6 +4,7 @@ A beam search knows each node's parent, so the W·L nodes it visited are unique 
 share prefixes, which must be found first (`dedup_prefix`, as in the papers). `pack` then keeps the N best nodes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,6 +50,27 @@ def root_tree(last: Tensor) -> Tree:
     tokens = last[:, None]
     zero = torch.zeros_like(tokens)
     return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
+
+
+def chain_tree(last: Tensor, chains: Sequence[Sequence[int]]) -> Tree:
+    """(B,) last tokens, and one guess for each row -> trees without branches; a shorter guess gets empty nodes.
+
+    >>> tree = chain_tree(torch.tensor([4, 5]), [[6, 7], []])
+    >>> tree.tokens.tolist(), tree.parents.tolist(), tree.valid.tolist()
+    ([[4, 6, 7], [5, 0, 0]], [[0, 0, 1], [0, 0, 1]], [[True, True, True], [True, False, False]])
+    """
+    length = max(map(len, chains))
+    padded = torch.tensor([[*chain, *[0] * (length - len(chain))] for chain in chains], device=last.device)
+    sizes = torch.tensor([len(chain) for chain in chains], device=last.device)
+    place = torch.arange(length + 1, device=last.device).expand(len(chains), -1)
+    return Tree(
+        tokens=torch.cat([last[:, None], padded], 1),
+        parents=(place - 1).clamp(min=0),
+        depths=place,
+        valid=place <= sizes[:, None],
+        mask=(place[:, None] <= place[:, :, None]),
+        length=length,
+    )
 
 
 def dedup_prefix(beam: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ its place is needed: a prompt that begins like any row, open or closed, copies t
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,13 +25,11 @@ from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import row_processor
 from redrafter.runtime.places import arrange
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
-from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
+from redrafter.runtime.row import Request, Row, RowOutput, best_source, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
 
-WORTH_COPYING = 8
-"""A shorter prefix is read again rather than copied from another row."""
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
 """Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
 
@@ -252,9 +250,14 @@ class Batch:
 
     @torch.no_grad()
     def step(
-        self, drafts: bool = True, shape: Shape | None = None, count: int = 1, watched: bool | None = None
+        self,
+        drafts: bool = True,
+        shape: Shape | None = None,
+        count: int = 1,
+        watched: bool | None = None,
+        copied: Mapping[Row, Sequence[int]] | None = None,
     ) -> list[StepResult]:
-        """Launch a step of one kind of rows; without a shape nothing is guessed.
+        """Launch a step of one kind of rows. Without a shape, nothing but what was `copied` for each row is verified.
 
         Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
         that needs these results to be known is launched by the next call.
@@ -280,10 +283,13 @@ class Batch:
                 return self.drain()
             start, stop = self._gather(rows, len(rows))
             guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
-            nodes = self.slack - 1 if guided else self.executor.rule(shape).nodes
-            extent = max(row.known for row in rows) + 1 + (nodes if guesses else 0)
+            chains = [copied[row] for row in sorted(rows, key=lambda r: r.place)] if copied and not guesses else []
+            drafted = self.slack - 1 if guided else self.executor.rule(shape).nodes
+            nodes = drafted if guesses else max(map(len, chains), default=0)
+            assert nodes < self.slack, "a chain would not fit behind a row at the end of its context"
+            extent = max(row.known for row in rows) + 1 + nodes
             sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
-            launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard)
+            launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard, chains or None)
         self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
         unread = self.ahead if launched.recorded else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
@@ -365,13 +371,7 @@ class Batch:
 
     def _reuse(self, row: Row) -> None:
         """Copy what any row has already read of this prompt; its last token is always read, for its logits."""
-        wanted = row.ids[: len(row.request.prompt) - 1]
-        best, most = None, row.known + WORTH_COPYING - 1
-        for other in self.at:
-            if other is not None and other is not row:
-                shared = common_prefix(other.ids[: other.shared], wanted)
-                if shared > most:
-                    best, most = other, shared
+        best, most = best_source(self.at, row)
         if best is not None:
             self.state.copy(best.place, row.place, row.known, most)
             row.reused += most - row.known

@@ -5,7 +5,7 @@ accepted path, and the tree's tokens and parents. A recorded step is read later:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
@@ -111,11 +111,23 @@ class Executor:
         return self.verifier if exact else self.target
 
     def run(
-        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, extent: int, heard: bool
+        self,
+        start: int,
+        stop: int,
+        drafts: bool,
+        shape: Shape | None,
+        sampling: Sampling,
+        extent: int,
+        heard: bool,
+        copied: Sequence[Sequence[int]] | None = None,
     ) -> Launched:
-        """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
+        """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included.
+
+        Without a shape, the step verifies the tokens `copied` for each place.
+        """
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
+        drafter.copied = copied
         if isinstance(sampling.processor, RowProcessors):
             drafter.edit = sampling.processor.guess
         target = _LogitsKept(self.unrecorded)
