@@ -77,7 +77,7 @@ class BeamSearch:
             beam = self.beam(advance, state, last, token_ids)
         else:
             noise = self.noise(self.shape.length + 1) if self.sampling.samples else None
-            beam = grow(self.shape.width, self.shape.length, self.sampling.temperature, noise, self.chain)
+            beam = grow(self.shape, self.sampling.temperature, noise, self.chain)
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
         return self._pack(visited_nodes(beam, chain), last)
 
