@@ -26,6 +26,7 @@ from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.runtime.graph import recorded
 from redrafter.runtime.guide import RowProcessors
+from redrafter.runtime.host_step import host_step, runs_on_host
 from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
 from redrafter.targets import Target
@@ -131,9 +132,13 @@ class Executor:
         if isinstance(sampling.processor, RowProcessors):
             drafter.edit = sampling.processor.guess
         target = _LogitsKept(self.unrecorded)
-        out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
-        results = [out.tolist()]
-        return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
+        rule = self.rule(shape)
+        if runs_on_host(rows, rule):
+            lines, width = host_step(rows, cache, sampling, rule, drafter, target)
+        else:
+            out, width = run_step(rows, cache, sampling, rule, drafter, target)
+            lines = out.tolist()
+        return Launched(lambda: [lines], width, drafter.guesses, target.logits if heard else None)
 
     def launch(
         self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, version: int, count: int
