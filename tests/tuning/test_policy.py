@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from redrafter import Engine, Shape
-from redrafter.drafters import NgramDrafter, WithNgrams, step_drafter
+from redrafter.drafters import NgramDrafter, WithNgrams
+from redrafter.drafters import copied as module
+from redrafter.drafters.copied import Copied
 from redrafter.targets import load_target
 from redrafter.tuning.policy import (
     COMPARE_EVERY,
@@ -41,7 +43,7 @@ class World:
         done, plans = 8, []
         while done < tokens:
             plan = policy.choose({0: tokens - done})
-            copied = plan.copied.get(0, [])
+            copied = list(plan.copied.get(0, Copied()).tokens)
             right = 0
             if plan.shape is not None:
                 while right < plan.shape.length and self.draw.random() < self.skill:
@@ -96,9 +98,9 @@ def test_a_draft_that_costs_more_than_it_gives_is_given_up():
 def test_repeated_text_is_copied_in_long_chains():
     world = World(skill=0.0, period=30)
     plans = world.run(policy(), 600)
-    assert max(len(plan.copied.get(0, [])) for plan in plans) == MOST_COPIED
+    assert max(len(plan.copied.get(0, Copied()).tokens) for plan in plans) == MOST_COPIED
     assert world.speedup > 2
-    alone = policy_for(NgramDrafter(), SHAPE, Experience())
+    alone, _ = policy_for(NgramDrafter(), SHAPE, Experience())
     again = World(skill=1.0, period=30)
     assert all(plan.shape is None for plan in again.run(alone, 600)), "n-grams alone have no network to ask"
     assert again.speedup > 2
@@ -107,8 +109,10 @@ def test_repeated_text_is_copied_in_long_chains():
 def test_nothing_is_copied_where_the_drafter_has_no_ngrams():
     target = load_target(make_model())
     drafter = recurrent_drafter(target)
-    assert not policy_for(drafter, SHAPE, Experience()).copies
-    assert policy_for(WithNgrams(drafter), SHAPE, Experience()).copies
+    mine, guesses = policy_for(drafter, SHAPE, Experience())
+    assert (mine.copies, guesses) == (False, drafter)
+    mine, guesses = policy_for(WithNgrams(drafter), SHAPE, Experience())
+    assert (mine.copies, guesses) == (True, drafter), "the host looks up n-grams itself"
 
 
 def test_a_chain_ends_where_the_text_must():
@@ -116,13 +120,13 @@ def test_a_chain_ends_where_the_text_must():
     mine.experience.costs[1, False] = costs = StepCosts()
     costs.learn(False, 0, 0.01)
     mine.open(0, [1, 2, 3, 4] * 4, sampled=False)
-    assert mine.choose({0: 3}).copied == {0: [1, 2]}
-    assert mine.choose({0: 1}) == Plan(None, {})
+    assert mine.choose({0: 3}).copied == {0: Copied([1, 2])}
+    assert mine.choose({0: 1}) == Plan(None)
 
 
 def test_a_plain_step_is_taken_now_and_then_to_compare():
     plans = World(skill=0.9).run(policy(), 400)
-    plain = [i for i, plan in enumerate(plans) if plan == Plan(None, {})]
+    plain = [i for i, plan in enumerate(plans) if plan == Plan(None)]
     assert plain[0] == 0
     assert all(b - a <= COMPARE_EVERY + 1 for a, b in itertools.pairwise(plain))
 
@@ -177,25 +181,25 @@ def test_the_text_is_the_same_whatever_is_decided(monkeypatch, temperature):
     def choose(self, room):
         kind = draw.choice(["draft", "plain", "chain"])
         kinds.add(kind)
-        if kind == "draft":
-            return Plan(self.shape, {})
         copied = {}
-        for row, left in room.items() if kind == "chain" else ():
+        for row, left in room.items() if kind != "plain" else ():
             so_far = len(texts[row]) - left
             right = texts[row][so_far : so_far + draw.randrange(MOST_COPIED)]
-            copied[row] = [*right, draw.randrange(VOCAB)][:MOST_COPIED]
-        return Plan(None, copied)
+            tokens = [*right, draw.randrange(VOCAB)][:MOST_COPIED]
+            if draw.random() < 0.7:
+                copied[row] = Copied(tokens, [draw.random() for _ in tokens])
+        return Plan(self.shape if kind == "draft" else None, copied)
 
     monkeypatch.setattr(StepPolicy, "choose", choose)
     for size in (1, 3):
         assert [c.tokens for c in engine.generate(PROMPTS, batch_size=size, **options)] == texts
-    true = step_drafter.chain_tree
+    true = module.chain_tree
 
     def blind(last, chains):
         tree = true(last, chains)
         return replace(tree, mask=tree.mask & tree.mask.transpose(1, 2))
 
-    monkeypatch.setattr(step_drafter, "chain_tree", blind)
+    monkeypatch.setattr(module, "chain_tree", blind)
     wrong = [c.tokens for c in engine.generate(PROMPTS, **options)]
     assert wrong != texts, "chains whose tokens do not see each other must show"
     assert kinds == {"draft", "plain", "chain"}

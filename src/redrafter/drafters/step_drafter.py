@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from redrafter.core.accept import Accepted
-from redrafter.core.rules import Search
+from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter, Rows
-from redrafter.core.tree import Tree, chain_tree, root_tree
+from redrafter.core.tree import Tree, root_tree
+from redrafter.drafters.copied import Copied, as_chain, as_tree
 
 
 class StepDrafter:
@@ -24,14 +25,16 @@ class StepDrafter:
         self.lengths, self.history = rows.lengths, history
         self.layers, self.default_shape = drafter.layers, drafter.default_shape
         self.edit: Callable[[Tree], Tree] | None = None  # changes what was guessed, before it is verified
-        self.copied: Sequence[Sequence[int]] | None = None  # by row: tokens to verify where the drafter guesses nothing
+        self.copied: Sequence[Copied] | None = None  # by row: mixed into what the drafter guesses, or verified instead
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, hidden, slots)
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
         if not self.guesses:
-            return root_tree(last) if self.copied is None else chain_tree(last, self.copied)
+            return root_tree(last) if self.copied is None else as_tree(self.copied, last)
+        if self.copied is not None and isinstance(search, BeamSearch):
+            search = replace(search, chain=as_chain(self.copied, last.device))
         tree = self.drafter.draft(state, last, search)
         tree = trimmed(tree) if self.trims else tree
         return tree if self.edit is None else self.edit(tree)

@@ -128,7 +128,7 @@ def chosen_step(batch: Batch, policy: StepPolicy, writers: dict[Row, RequestWrit
     """A step that the policy plans and learns from."""
     began = time.perf_counter()
     plan = policy.choose({w.index: row.request.max_new_tokens - w.stats.tokens for row, w in writers.items()})
-    copied = {row: plan.copied[w.index] for row, w in writers.items()} if plan.copied else None
+    copied = {row: plan.copied[w.index] for row, w in writers.items() if w.index in plan.copied}
     outputs = [found for result in batch.step(True, plan.shape, copied=copied) for found in result.rows]
     gained = {writers[row].index: output.tokens for row, output in outputs}
     policy.learn(plan, gained, time.perf_counter() - began)

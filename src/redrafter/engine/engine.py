@@ -289,10 +289,10 @@ class Engine:
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
-        batch = self._batch(requests, rows)
-        shape, keep, policy = self.shape if self.drafts else None, True, None
+        shape, keep, policy, drafter = self.shape if self.drafts else None, True, None, self.drafter
         if self.experience is not None and not processors and all(r.constraint is None for r in requests):
-            policy = policy_for(self.drafter, self.shape, self.experience)
+            policy, drafter = policy_for(drafter, self.shape, self.experience)
+        batch = self._batch(requests, rows, drafter)
         try:
             yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise, policy)
         except torch.OutOfMemoryError as error:
@@ -304,7 +304,7 @@ class Engine:
             if keep and batch.recorded and not self._closed:
                 self._idle.append(batch)
 
-    def _batch(self, requests: Sequence[Request], rows: int) -> Batch:
+    def _batch(self, requests: Sequence[Request], rows: int, drafter: Drafter) -> Batch:
         """A batch with room for these requests: an idle recorded one, or a new one."""
         context = max(len(r.prompt) + min(r.max_new_tokens, room(self.target, r.prompt)) for r in requests)
         endings = max(1, *(len(r.eos) for r in requests)) if requests else 1
@@ -316,19 +316,19 @@ class Engine:
                 self._idle.remove(batch)
                 return batch
         try:
-            return self._new_batch(rows, context, endings)
+            return self._new_batch(rows, context, endings, drafter)
         except torch.OutOfMemoryError:
             self._idle.clear()
         torch.cuda.empty_cache()  # outside the handler: the failed attempt holds memory until then
         try:
-            return self._new_batch(rows, context, endings)
+            return self._new_batch(rows, context, endings, drafter)
         except torch.OutOfMemoryError as error:
             raise no_room(f"a KV cache for {rows} rows of {context} tokens") from error
 
-    def _new_batch(self, rows: int, context: int, endings: int) -> Batch:
+    def _new_batch(self, rows: int, context: int, endings: int, drafter: Drafter) -> Batch:
         return Batch(
             self.target,
-            self.drafter,
+            drafter,
             rows=rows,
             context=context,
             shapes=self.shapes,

@@ -1,9 +1,8 @@
 """The running batch: rows open, are read in pieces, step together and close, between any two steps.
 
-`Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave, bulk writing
-opens many rows and drafts nothing. Rows that draft are recorded at the lower places, rows that decode plainly at the
-upper ones, so that each kind is one view of the batch's tensors. A closed row's keys and hidden states are kept until
-its place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
+`Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave. Recorded rows
+that draft have the lower places, those that do not the upper ones: each kind is one view of the tensors. A closed row
+stays until its place is needed, and a prompt that begins like any row copies that part instead of reading it.
 """
 
 import time
@@ -20,6 +19,7 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.copied import Copied
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import row_processor
@@ -255,9 +255,9 @@ class Batch:
         shape: Shape | None = None,
         count: int = 1,
         watched: bool | None = None,
-        copied: Mapping[Row, Sequence[int]] | None = None,
+        copied: Mapping[Row, Copied] | None = None,
     ) -> list[StepResult]:
-        """Launch a step of one kind of rows. Without a shape, nothing but what was `copied` for each row is verified.
+        """Launch a step of one kind of rows. Without a shape, nothing but what was `copied` for rows is verified.
 
         Returns the results that have come: an eager step's own; of recorded steps those of the launch before. A step
         that needs these results to be known is launched by the next call.
@@ -283,13 +283,13 @@ class Batch:
                 return self.drain()
             start, stop = self._gather(rows, len(rows))
             guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
-            chains = [copied[row] for row in sorted(rows, key=lambda r: r.place)] if copied and not guesses else []
+            chains = [copied.get(row, Copied()) for row in sorted(rows, key=lambda r: r.place)] if copied else None
             drafted = self.slack - 1 if guided else self.executor.rule(shape).nodes
-            nodes = drafted if guesses else max(map(len, chains), default=0)
-            assert nodes < self.slack, "a chain would not fit behind a row at the end of its context"
+            nodes = drafted if guesses else max((len(chain.tokens) for chain in chains or ()), default=0)
+            assert nodes < self.slack, "a chain would not fit behind a row"
             extent = max(row.known for row in rows) + 1 + nodes
-            sampling, heard = self._sampling(start, stop), any(row.logprobs is not None for row in rows)
-            launched = self.executor.run(start, stop, drafts, shape, sampling, extent, heard, chains or None)
+            heard = any(row.logprobs is not None for row in rows)
+            launched = self.executor.run(start, stop, drafts, shape, self._sampling(start, stop), extent, heard, chains)
         self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
         unread = self.ahead if launched.recorded else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]

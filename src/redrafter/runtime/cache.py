@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ class Arena(KVCache):
         layers = target.kv_layout()
         kinds = {kind for pair in layers.values() for kind in pair}
         self.whole: Tensor | None = None
-        self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None]] = {}
+        self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None, dict[str, Any]]] = {}
         if len(kinds) == 1:
             heads, size, dtype, device = kinds.pop()
             self.whole = lazy_zeros((len(layers), 2, rows, heads, slots, size), dtype, device)
@@ -35,9 +36,9 @@ class Arena(KVCache):
         """Rows start..stop-1, in the same memory."""
         if (start, stop) not in self._parts:  # the tensors never move, and slicing all layers takes a while
             layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
-            self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop])
+            self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop], {})
         made = copy.copy(self)
-        layers, made.whole = self._parts[start, stop]
+        layers, made.whole, made.stays = self._parts[start, stop]
         made.layers, made._parts = dict(layers), {}
         return made
 

@@ -22,6 +22,7 @@ from redrafter.core.step import Drafter, Rows, step
 from redrafter.core.step import Target as Verifies
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.copied import Copied
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.runtime.graph import recorded
@@ -120,11 +121,11 @@ class Executor:
         sampling: Sampling,
         extent: int,
         heard: bool,
-        copied: Sequence[Sequence[int]] | None = None,
+        copied: Sequence[Copied] | None = None,
     ) -> Launched:
         """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included.
 
-        Without a shape, the step verifies the tokens `copied` for each place.
+        What was `copied` for each place is mixed into the draft; without a shape, it is verified alone.
         """
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
+from redrafter.drafters.copied import Copied
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.ngram_index import NgramIndex
 from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, WithNgrams
@@ -112,10 +113,10 @@ class RowRecord:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: a draft of this shape, or, without a shape, these copied tokens of each row (maybe none)."""
+    """One step: a draft of this shape, mixed with the copied tokens; without a shape, the copied tokens alone."""
 
     shape: Shape | None
-    copied: Mapping[int, list[int]]  # by row
+    copied: Mapping[int, Copied] = field(default_factory=dict)  # by row; empty: nothing
 
 
 @dataclass
@@ -155,19 +156,20 @@ class StepPolicy:
         for row in rows:
             self.rows[row].look_up()
         if costs.stale:
-            return Plan(None, {})
-        length, speed = best_chain([self.rows[row].odds()[: room[row] - 1] for row in rows], costs)
+            return Plan(None)
+        odds = {row: self.rows[row].odds() for row in rows}
+        length, speed = best_chain([odds[row][: room[row] - 1] for row in rows], costs)
         if self.shape is not None:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
             if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
-                return Plan(self.shape, {})
+                return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
         if not length:
-            return Plan(None, {})
-        return Plan(None, {row: self.rows[row].chain[: min(length, room[row] - 1)] for row in rows})
+            return Plan(None)
+        return Plan(None, {row: Copied(self.rows[row].chain[: min(length, room[row] - 1)]) for row in rows})
 
     def learn(self, plan: Plan, gained: Mapping[int, Sequence[int]], seconds: float) -> None:
         """The step of this plan gave its rows these tokens and took this long."""
-        nodes = max((len(copied) for copied in plan.copied.values()), default=0)
+        nodes = max((len(copied.tokens) for copied in plan.copied.values()), default=0)
         self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
         for row, tokens in gained.items():
             record = self.rows[row]
@@ -198,7 +200,10 @@ def best_chain(odds: Sequence[Sequence[float]], costs: StepCosts) -> tuple[int, 
     return best, speed
 
 
-def policy_for(drafter: Drafter, shape: Shape, experience: Experience) -> StepPolicy:
-    """The policy of a drafter whose drafts have this shape."""
-    alone = isinstance(drafter, NgramDrafter)
-    return StepPolicy(None if alone else shape, experience, copies=alone or isinstance(drafter, WithNgrams))
+def policy_for(drafter: Drafter, shape: Shape, experience: Experience) -> tuple[StepPolicy, Drafter]:
+    """The policy of a drafter whose drafts have this shape, and what drafts: the host looks up n-grams itself."""
+    if isinstance(drafter, NgramDrafter):
+        return StepPolicy(None, experience, copies=True), drafter
+    if isinstance(drafter, WithNgrams):
+        return StepPolicy(shape, experience, copies=True), drafter.inner
+    return StepPolicy(shape, experience, copies=False), drafter
