@@ -5,6 +5,7 @@ that draft have the lower places, those that do not the upper ones: each kind is
 stays until its place is needed, and a prompt that begins like any row copies that part instead of reading it.
 """
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +64,9 @@ class Batch:
         compiles = runtime in ("auto", "compiled")
         on_gpu = target.device.type == "cuda"
         recorded = (on_gpu and runtime != "eager") if recorded is None else recorded
-        self.ahead = 1  # recorded steps that may be unread while the next one is launched
-        places = rows + kept
+        self.ahead, places = 1, rows + kept  # ahead: recorded steps that may be unread while the next one is launched
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
-        self.rules = rules
+        self.rules = functools.cache(rules)
         self.slack = max((self._nodes(s) for s in shapes), default=0) + 1
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
         self.executor = Executor(

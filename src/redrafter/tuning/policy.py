@@ -27,9 +27,9 @@ EXPECTED = 0.8
 """Accepted tokens of a drafted step that a drafter is tried with."""
 COMPARE_EVERY = 24
 """After this many steps a plain step is taken, to know what the others cost in comparison."""
-LEARNING_RATE = 0.15
-SURPRISE = 1.5
-"""A measured cost counts as at most this many times the known one: another program may have had the core."""
+LEARNING_RATE, SURPRISE = 0.2, 1.3
+"""How fast costs follow the clock, and how far from the known cost a measured one counts: on a machine with other
+programs, some steps take many times as long."""
 
 
 class StepCosts:
@@ -55,8 +55,7 @@ class StepCosts:
     def learn(self, drafted: bool, nodes: int, seconds: float) -> None:
         """A step that verified `nodes` nodes beside the last token took this long."""
         if not drafted and not nodes:
-            old = self.plain or seconds
-            self.plain = old + 2 * LEARNING_RATE * (min(seconds, SURPRISE * old) - old)
+            self.plain = moved(self.plain or seconds, seconds)
             self.since_plain = 0
             return
         self.since_plain += 1
@@ -64,14 +63,15 @@ class StepCosts:
             return
         cost = seconds / self.plain
         if drafted:
-            self.drafted += LEARNING_RATE * (_within(cost, self.drafted) - self.drafted)
+            self.drafted = moved(self.drafted, cost)
         else:
-            cost = _within(cost, self.of_chain(nodes))
-            self.node = max(0.0, self.node + LEARNING_RATE * ((cost - 1) / nodes - self.node))
+            self.node = max(0.0, (moved(self.of_chain(nodes), cost) - 1) / nodes)
 
 
-def _within(value: float, known: float) -> float:
-    return min(max(value, known / SURPRISE), known * SURPRISE)
+def moved(known: float, seen: float) -> float:
+    """The known value, moved towards one that was seen. In logarithms: twice as slow and twice as fast cancel out."""
+    factor = min(max(seen / known, 1 / SURPRISE), SURPRISE)
+    return float(known * factor**LEARNING_RATE)
 
 
 @dataclass
