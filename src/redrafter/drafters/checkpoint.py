@@ -1,5 +1,6 @@
 """A drafter on disk: `config.json` (its sizes and its target's identity) and `model.safetensors`."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 PREFIX = "redrafter_"
 """A checkpoint's `model_type` is this and the kind's name."""
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+HASH = "_redrafter_vocabulary"
+"""Where a tokenizer keeps the size and hash of its vocabulary: sorting one takes a while, and a start asks thrice."""
 OTHERWISE = "the text stays exact, guesses may be fewer"
 """What a drafter costs on a target with other weights."""
 
@@ -38,9 +41,18 @@ def identity(target: TargetInfo) -> dict[str, str]:
         "signs": _hash(torch.signbit(sample)),  # the same in every dtype; a weight rounded twice is not
     }
     if target.tokenizer is not None:
-        vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()))
-        result["tokenizer"] = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+        result["tokenizer"] = _vocabulary_hash(target.tokenizer)
     return result
+
+
+def _vocabulary_hash(tokenizer: Any) -> str:
+    known = getattr(tokenizer, HASH, None)
+    if known is None or known[0] != len(tokenizer):
+        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+        known = (len(tokenizer), hashlib.sha256(vocabulary.encode()).hexdigest()[:16])
+        with contextlib.suppress(AttributeError):
+            setattr(tokenizer, HASH, known)
+    return str(known[1])
 
 
 def _hash(numbers: Tensor) -> str:
