@@ -95,6 +95,15 @@ def test_a_draft_that_costs_more_than_it_gives_is_given_up():
     assert late.speedup > 0.97
 
 
+def test_a_draft_that_became_cheaper_is_found_out():
+    mine = policy()
+    World(skill=0.7, drafted=4.0).run(mine, 300)
+    world = World(skill=0.9, drafted=1.4)
+    assert not any(plan.shape for plan in world.run(mine, 20)), "still thought to be slow"
+    plans = world.run(mine, 2000)
+    assert sum(plan.shape is not None for plan in plans[-200:]) > 150
+
+
 def test_repeated_text_is_copied_in_long_chains():
     world = World(skill=0.0, period=30)
     plans = world.run(policy(), 600)
@@ -137,9 +146,19 @@ def test_costs_follow_the_steps_and_not_one_that_was_disturbed():
         costs.learn(False, 0, 0.01)
         costs.learn(True, 0, 0.02 if i != 200 else 9.0)
         costs.learn(False, 4, 0.018)
-    assert costs.drafted == pytest.approx(2.0, rel=0.02)
-    assert costs.node == pytest.approx(0.2, rel=0.02)
+    assert costs.drafted == pytest.approx(2.0, rel=0.05)
+    assert costs.node == pytest.approx(0.2, rel=0.05)
     assert costs.plain == pytest.approx(0.01)
+
+
+def test_quite_other_costs_are_known_after_a_few_steps():
+    costs = StepCosts(node=0.1, drafted=1.5)
+    costs.learn(False, 0, 0.01)
+    for _ in range(3):
+        costs.learn(True, 0, 0.04)
+        costs.learn(False, 4, 0.04)
+    assert costs.drafted > 3
+    assert costs.node > 0.5
 
 
 def test_the_best_chain_is_the_best_of_all_lengths():

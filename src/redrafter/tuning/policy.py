@@ -23,6 +23,7 @@ TABLE_WEIGHT = 3.0
 """How many copied tokens of a row count as much as the table of odds."""
 RECOVERY = 0.005
 """As `chooser.RECOVERY`. A text is shorter than a server's day, so a row tries its drafter again sooner."""
+LEAST_NODE = 0.01
 EXPECTED = 0.8
 """Accepted tokens of a drafted step that a drafter is tried with."""
 COMPARE_EVERY = 24
@@ -30,6 +31,8 @@ COMPARE_EVERY = 24
 LEARNING_RATE, SURPRISE = 0.2, 1.3
 """How fast costs follow the clock, and how far from the known cost a measured one counts: on a machine with other
 programs, some steps take many times as long."""
+FIRST, FIRST_SURPRISE = 4, 3.0
+"""The first few steps of a kind count for more, since another machine or model may have quite other costs."""
 
 
 class StepCosts:
@@ -41,8 +44,10 @@ class StepCosts:
 
     def __init__(self, node: float = 0.17, drafted: float = 1.7) -> None:
         self.node, self.drafted = node, drafted
+        self.first = (node, drafted)
         self.plain = 0.0  # seconds of recent plain steps; 0: none yet
         self.since_plain = 0  # steps
+        self.seen = {"plain": 0, "drafted": 0, "chain": 0}  # steps that were learned from
 
     def of_chain(self, nodes: int) -> float:
         return 1 + self.node * nodes
@@ -53,9 +58,17 @@ class StepCosts:
         return not self.plain or self.since_plain >= COMPARE_EVERY
 
     def learn(self, drafted: bool, nodes: int, seconds: float) -> None:
-        """A step that verified `nodes` nodes beside the last token took this long."""
+        """A step that verified `nodes` nodes beside the last token took this long.
+
+        Costs that the step tells nothing about return slowly to their first values, so that what once seemed slow is
+        tried again.
+        """
+        if drafted or not nodes:
+            self.node *= (self.first[0] / self.node) ** RECOVERY
+        if not drafted:
+            self.drafted *= (self.first[1] / self.drafted) ** RECOVERY
         if not drafted and not nodes:
-            self.plain = moved(self.plain or seconds, seconds)
+            self.plain = self._moved("plain", self.plain or seconds, seconds)
             self.since_plain = 0
             return
         self.since_plain += 1
@@ -63,15 +76,16 @@ class StepCosts:
             return
         cost = seconds / self.plain
         if drafted:
-            self.drafted = moved(self.drafted, cost)
+            self.drafted = self._moved("drafted", self.drafted, cost)
         else:
-            self.node = max(0.0, (moved(self.of_chain(nodes), cost) - 1) / nodes)
+            self.node = max(LEAST_NODE, (self._moved("chain", self.of_chain(nodes), cost) - 1) / nodes)
 
-
-def moved(known: float, seen: float) -> float:
-    """The known value, moved towards one that was seen. In logarithms: twice as slow and twice as fast cancel out."""
-    factor = min(max(seen / known, 1 / SURPRISE), SURPRISE)
-    return float(known * factor**LEARNING_RATE)
+    def _moved(self, kind: str, known: float, seen: float) -> float:
+        """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out."""
+        times = self.seen[kind] = self.seen[kind] + 1
+        most = SURPRISE if times > FIRST else FIRST_SURPRISE
+        factor = min(max(seen / known, 1 / most), most)
+        return float(known * factor ** max(LEARNING_RATE, 1 / (1 + times)))
 
 
 @dataclass
