@@ -25,6 +25,7 @@ if not __package__:  # run as `python benchmarks/cpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the commands
 
+import contextlib
 import json
 import statistics
 import subprocess
@@ -45,6 +46,7 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam, root_tree
+from redrafter.engine import decode
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
@@ -165,7 +167,8 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
     """Time steps without their passes: those that draft, those that verify copied tokens, plain ones."""
     seconds: dict[str, list[float]] = {}
     passes: list[float] = []
-    verify, learn = engine.target.verify, StepPolicy.learn
+    kinds: list[str] = []
+    verify, choose, run = engine.target.verify, StepPolicy.choose, decode.chosen_step
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -173,12 +176,21 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
         passes.append(time.perf_counter() - began)
         return found
 
-    def noted(self: StepPolicy, plan: Plan, gained: Any, taken: float) -> None:
-        kind = "drafted" if plan.shape is not None else "copied" if plan.copied else "plain"
-        seconds.setdefault(kind, []).append(taken - passes.pop())
-        learn(self, plan, gained, taken)
+    def noted(*arguments: Any) -> Plan:
+        plan = choose(*arguments)
+        kinds.append("drafted" if plan.shape is not None else "copied" if plan.copied else "plain")
+        return plan
 
-    with mock.patch.object(engine.target, "verify", timed), mock.patch.object(StepPolicy, "learn", noted):
+    def whole(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        found = run(*arguments)
+        seconds.setdefault(kinds.pop(), []).append(time.perf_counter() - began - passes.pop())
+        return found
+
+    patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (decode, "chosen_step", whole))
+    with contextlib.ExitStack() as stack:
+        for where, name, replacement in patches:
+            stack.enter_context(mock.patch.object(where, name, replacement))
         for _, ids in prompts:
             engine.complete(engine.requests([ids], max_new_tokens=most))
     return [

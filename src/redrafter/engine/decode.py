@@ -125,13 +125,16 @@ def batch_step(batch: Batch, shape: Shape | None) -> list[tuple[Row, RowOutput]]
 
 
 def chosen_step(batch: Batch, policy: StepPolicy, writers: dict[Row, RequestWriter]) -> list[tuple[Row, RowOutput]]:
-    """A step that the policy plans and learns from."""
-    began = time.perf_counter()
+    """A step that the policy plans and learns from.
+
+    The policy learns CPU time: other programs that take a core make some steps many times as long on the clock.
+    """
+    began = time.process_time()
     plan = policy.choose({w.index: row.request.max_new_tokens - w.stats.tokens for row, w in writers.items()})
     copied = {row: plan.copied[w.index] for row, w in writers.items() if w.index in plan.copied}
     outputs = [found for result in batch.step(True, plan.shape, copied=copied) for found in result.rows]
     gained = {writers[row].index: output.tokens for row, output in outputs}
-    policy.learn(plan, gained, time.perf_counter() - began)
+    policy.learn(plan, gained, time.process_time() - began)
     return outputs
 
 
