@@ -57,8 +57,7 @@ def host_step(
         cache.commit(rows.lengths, path)
         hidden = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
     if drafter.history is not None and hidden.shape[2]:
-        for i, walk in enumerate(walks):
-            drafter.history[i, lengths[i] : lengths[i] + walk.count] = hidden[i, : walk.count]
+        keep(drafter.history, hidden, lengths, [walk.count for walk in walks])
     verified = [sum(real) - 1 for real in valid]
     if drafter.guesses:
         found = accepted(walks, path, width, verified)
@@ -116,6 +115,17 @@ def accepted(walks: list[Walk], path: Tensor | None, width: int, verified: list[
     count, drafted = torch.tensor([[walk.count, len(walk.path) - 1] for walk in walks]).unbind(1)
     tokens = torch.tensor([padded(walk.tokens, width) for walk in walks])
     return Accepted(path, tokens, count, drafted, nodes=torch.tensor(verified))
+
+
+def keep(history: Tensor, hidden: Tensor, lengths: list[int], counts: list[int]) -> None:
+    """Write each row's first hidden states (B, n, C) behind its length in the history (B, S, C)."""
+    if len(counts) == 1:
+        history[0, lengths[0] : lengths[0] + counts[0]] = hidden[0, : counts[0]]
+        return
+    # one operation for all rows
+    pairs = [(i, j) for i, count in enumerate(counts) for j in range(count)]
+    row, column = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
+    history[row, torch.tensor(lengths)[row] + column] = hidden[row, column]
 
 
 def padded(values: list[int], width: int) -> list[int]:
