@@ -1,6 +1,5 @@
 """The KV cache of the running batch: one allocation for all layers, so that one kernel commits them all."""
 
-import copy
 import math
 from typing import Any
 
@@ -37,9 +36,9 @@ class Arena(KVCache):
         if (start, stop) not in self._parts:  # the tensors never move, and slicing all layers takes a while
             layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
             self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop], {})
-        made = copy.copy(self)
-        layers, made.whole, made.stays = self._parts[start, stop]
-        made.layers, made._parts = dict(layers), {}
+        layers, whole, stays = self._parts[start, stop]
+        made = Arena.__new__(Arena)  # `copy.copy` takes as long as a tensor operation
+        made.__dict__.update(self.__dict__, layers=dict(layers), whole=whole, stays=stays, _parts={})
         return made
 
     def row_first(self) -> list[Tensor]:

@@ -17,8 +17,11 @@ from redrafter.core.rules.beam_search import BeamSearch, target_choices
 from redrafter.core.rules.seeded import SeededRule
 from redrafter.core.sampling import Sampling, node_logits
 from redrafter.core.step import Rows, Target
+from redrafter.core.tree import path_layout
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.state import assign
+
+CPU = torch.device("cpu")
 
 
 def runs_on_host(rows: Rows, rule: Rule) -> bool:
@@ -111,10 +114,10 @@ def cut(found: tuple[list[int], list[int]], remaining: int, done: bool, eos: lis
 def accepted(walks: list[Walk], path: Tensor | None, width: int, verified: list[int]) -> Accepted:
     """The walks as tensors, for a drafter."""
     if path is None:
-        path = torch.arange(width).expand(len(walks), -1)
-    count, drafted = torch.tensor([[walk.count, len(walk.path) - 1] for walk in walks]).unbind(1)
-    tokens = torch.tensor([padded(walk.tokens, width) for walk in walks])
-    return Accepted(path, tokens, count, drafted, nodes=torch.tensor(verified))
+        path = path_layout(width - 1, CPU)[0].expand(len(walks), -1)
+    numbers = [[walk.count, len(walk.path) - 1, n] for walk, n in zip(walks, verified, strict=True)]
+    every = torch.tensor([[*own, *padded(walk.tokens, width)] for own, walk in zip(numbers, walks, strict=True)])
+    return Accepted(path, every[:, 3:], *every[:, :3].unbind(1))
 
 
 def keep(history: Tensor, hidden: Tensor, lengths: list[int], counts: list[int]) -> None:

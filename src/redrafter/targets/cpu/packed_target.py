@@ -134,7 +134,7 @@ class PackedTarget(Target):
     ) -> tuple[Tensor, Tensor]:
         """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
         self._allocate(cache, tokens.shape[0])
-        positions = self.clamp_positions(positions)
+        where = positions.numpy().clip(max=self.max_positions - 1)  # numpy: torch takes longer for few numbers
         pairs = [cache.layers[i] for i in range(self.layer_count)]
         known = None
         if cache.stays is not None:
@@ -143,10 +143,10 @@ class PackedTarget(Target):
                 known = cache.stays[POINTERS] = cache_pointers(pairs)
         return self.packed.run(
             tokens,
-            positions,
+            torch.from_numpy(where),
             slots,
             pairs,
-            self._rotations.up_to(int(positions.max())),
+            self._rotations.up_to(int(where.max())),
             visible=visible,
             key_positions=key_positions if self.attention.window is not None else None,
             wanted=layers,
