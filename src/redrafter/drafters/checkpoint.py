@@ -46,10 +46,10 @@ def identity(target: TargetInfo) -> dict[str, str]:
 
 
 def _vocabulary_hash(tokenizer: Any) -> str:
-    known = getattr(tokenizer, HASH, None)
-    if known is None or known[0] != len(tokenizer):
-        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-        known = (len(tokenizer), hashlib.sha256(vocabulary.encode()).hexdigest()[:16])
+    vocabulary, known = tokenizer.get_vocab(), getattr(tokenizer, HASH, None)
+    if known is None or known[0] != len(vocabulary):
+        text = json.dumps(sorted(vocabulary.items()))
+        known = (len(vocabulary), hashlib.sha256(text.encode()).hexdigest()[:16])
         with contextlib.suppress(AttributeError):
             setattr(tokenizer, HASH, known)
     return str(known[1])
