@@ -10,8 +10,9 @@ turns: all contenders write a text before any writes the next, for several round
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
 texts; `_low` and `_high` are the smallest and largest ratio of a single round. texts: the speculative texts of more
 prompts against transformers' (fp32 weights and activations). copying: prompts that ask for a corrected copy of their
-text. prompt: the time until the first token of a long prompt. passes: the time of a pass over a few tokens. memory: a
-process that loads the model and writes one text.
+text. prompt: the time until the first token of a long prompt. passes: the time of a pass over a few tokens. steps: what
+steps take besides the target's pass (draft, accept, commit and Python), by what they verify. memory: a process that
+loads the model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -24,6 +25,7 @@ if not __package__:  # run as `python benchmarks/cpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the commands
 
+import contextlib
 import json
 import statistics
 import subprocess
@@ -31,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -43,18 +46,20 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam, root_tree
+from redrafter.engine import decode
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
 from redrafter.targets.default import default_gguf, default_model
+from redrafter.tuning.policy import Plan, StepPolicy
 
 Row = dict[str, Any]
 Prompts = list[tuple[str, list[int]]]
 """Categories and token ids."""
 
-PARTS = ("turns", "texts", "copying", "prompt", "passes", "memory")
+PARTS = ("turns", "texts", "copying", "prompt", "passes", "steps", "memory")
 RATIOS = {
     "vs_own_plain": "plain",
     "vs_transformers": "transformers",
@@ -158,6 +163,42 @@ def time_passes(target: Target, rounds: int) -> list[Row]:
     return rows
 
 
+def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -> list[Row]:
+    """Time steps without their passes: those that draft, those that verify copied tokens, plain ones."""
+    seconds: dict[str, list[float]] = {}
+    passes: list[float] = []
+    kinds: list[str] = []
+    verify, choose, run = engine.target.verify, StepPolicy.choose, decode.chosen_step
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        found = verify(*arguments)
+        passes.append(time.perf_counter() - began)
+        return found
+
+    def noted(*arguments: Any) -> Plan:
+        plan = choose(*arguments)
+        kinds.append("drafted" if plan.shape is not None else "copied" if plan.copied else "plain")
+        return plan
+
+    def whole(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        found = run(*arguments)
+        seconds.setdefault(kinds.pop(), []).append(time.perf_counter() - began - passes.pop())
+        return found
+
+    patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (decode, "chosen_step", whole))
+    with contextlib.ExitStack() as stack:
+        for where, name, replacement in patches:
+            stack.enter_context(mock.patch.object(where, name, replacement))
+        for _, ids in prompts:
+            engine.complete(engine.requests([ids], max_new_tokens=most))
+    return [
+        {"part": "steps", "kind": kind, "steps": len(found), "ms": round(1e3 * statistics.median(found), 2)}
+        for kind, found in seconds.items()
+    ]
+
+
 def mean_ms(rows: list[Row], name: str) -> float:
     """Milliseconds per token: the median of each text over the rounds, averaged over texts."""
     return statistics.fmean(statistics.median(row["ms_per_token"][name]) for row in rows)
@@ -197,6 +238,8 @@ def headline(results: Results) -> dict[str, float]:
         found["ms_prompt"] = round(mean_ms(prompt, "plain"), 1)
         if "llama_cpp" in prompt[0]["ms_per_token"]:
             found |= ratio(prompt, "llama_cpp", "plain", "prompt_vs_llama_cpp")
+    for row in results.part("steps"):
+        found[f"ms_besides_pass_{row['kind']}"] = row["ms"]
     for row in results.part("memory"):
         found["rss_mb"] = row["rss_mb"]
     return found
@@ -271,6 +314,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 llama.close()
         if "passes" in args.parts and not results.part("passes"):
             results.rows += time_passes(engine.target, args.rounds + 4)
+        if "steps" in args.parts and not results.part("steps"):
+            results.rows += time_besides_passes(engine, prompts + copies, args.tokens)
         if "memory" in args.parts and not results.part("memory") and args.model is None:
             done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
             results.rows.append({"part": "memory", "rss_mb": round(float(done.stdout.split()[-1]))})

@@ -56,6 +56,8 @@ def cpu_demo(result: Result) -> str:
     lines.append(
         f"| **all** | | | **{head['tokens_per_step']:.2f}** | **{head['speedup']:.2f}×** | {head['ties']:.0f} ties |"
     )
+    if "first_token_seconds" in head:
+        speeds += f" A new process has its first token {head['first_token_seconds']:.1f} s after its imports."
     return "\n".join(lines if not speeds else [*lines, "", f"Prompts included.{speeds}"])
 
 
@@ -82,6 +84,8 @@ def cpu(result: Result) -> str:
         said.append(f"{head['copying_vs_own_plain']:.2f}× on prompts that ask for a corrected copy of their text")
     if "prompt_vs_llama_cpp" in head:
         said.append(f"a prompt of 512 tokens is read {head['prompt_vs_llama_cpp']:.2f}× as fast as by llama.cpp")
+    if "ms_besides_pass_drafted" in head:
+        said.append(f"a step with a draft takes {head['ms_besides_pass_drafted']:.1f} ms besides the target's pass")
     if "rss_mb" in head:
         said.append(f"{head['rss_mb']:.0f} MB of memory")
     return "\n".join([*lines, "", "; ".join(said) + "."])

@@ -34,12 +34,15 @@ class Shape:
     """Beam length L: tokens guessed ahead."""
     nodes: int | None = None
     """Node budget N: how many of the W·L nodes are verified (all when not given)."""
+    until: float = 0.0
+    """A draft ends below a best path that is less probable than this, if the search can end (a CPU's compiled one)."""
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
         require(self.length >= 1, f"beam length must be at least 1, got {self.length}")
         if self.nodes is not None:
             require(self.nodes >= 1, f"node budget must be at least 1, got {self.nodes}")
+        require(0 <= self.until < 1, f"until is a probability below 1, got {self.until}")
 
     @property
     def budget(self) -> int:

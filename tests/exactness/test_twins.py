@@ -8,6 +8,7 @@ from redrafter.core import accept, step
 from redrafter.core.rules import beam_search
 from redrafter.drafters import NoDrafter
 from redrafter.errors import UnsupportedTarget
+from redrafter.runtime import executor, host_step
 from redrafter.runtime.cache import Arena
 from redrafter.targets import load_target
 from redrafter.targets import target as target_module
@@ -91,7 +92,15 @@ def test_commit_that_writes_while_it_reads(monkeypatch):
 
 
 def test_accept_everything(monkeypatch):
-    assert broken(monkeypatch, accept, "deepest", lambda tree, hit: tree.depths.argmax(-1))
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "runs_on_host", lambda *_: False)
+        assert broken(patch, accept, "deepest", lambda tree, hit: tree.depths.argmax(-1))
+
+    def straight(choice, tokens, parents, valid):
+        path = list(range(min(sum(valid), 3)))
+        return path, [choice[node] for node in path]
+
+    assert broken(monkeypatch, host_step, "walked", straight)
 
 
 def test_noise_from_the_step_not_the_position(monkeypatch):
@@ -112,7 +121,13 @@ def test_eos_not_cut(monkeypatch):
     try:
         ended = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=24)]
         assert exact_against(target, ended)
-        monkeypatch.setattr(step, "cut", lambda accepted, rows: (accepted, rows.done | (rows.remaining <= 8)))
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "runs_on_host", lambda *_: False)
+            assert exact_against(target, ended)
+            patch.setattr(step, "cut", lambda accepted, rows: (accepted, rows.done | (rows.remaining <= 8)))
+            assert not exact_against(target, ended)
+        true = host_step.cut
+        monkeypatch.setattr(host_step, "cut", lambda found, remaining, done, eos: true(found, remaining, done, []))
         assert not exact_against(target, ended)
     finally:
         target.model.generation_config.eos_token_id = None

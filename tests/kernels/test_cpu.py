@@ -6,6 +6,8 @@ import threading
 import pytest
 import torch
 
+from redrafter.core.noise import gumbel, uniform
+from redrafter.kernels import force
 from redrafter.kernels.cpu import naive, native, ops
 
 pytestmark = pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
@@ -125,6 +127,17 @@ def test_paths_move_as_gathered_and_scattered(dtype):
     ops.move_path(cache, lengths, path)
     naive.move_path(other, lengths, path)
     assert torch.equal(cache, other)
+
+
+def test_random_numbers_have_the_same_bits():
+    seeds, positions = torch.tensor([3, -7, 2**62]), torch.tensor([[0, 1], [5, 900], [77, 8191]])
+    found = []
+    for way in ("cpp", "naive"):
+        with force(way):
+            found.append([make(seeds, positions, 5003, stream=1, dtype=torch.float32) for make in (uniform, gumbel)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert 0.49 < float(found[0][0].mean()) < 0.51
+    assert 0 < float(found[0][0].min()) < float(found[0][0].max()) < 1
 
 
 def test_what_the_compiled_functions_are_not_made_for():

@@ -55,7 +55,7 @@ def test_the_dry_run_asks_for_every_kernel_and_changes_nothing(launched):
     target = load_target(make_model("llama", torch.float32))
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE, runtime="graphs")
     engine.recorded = True
-    batch = engine._batch([Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)], 1)
+    batch = engine._batch([Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)], 1, engine.drafter)
     batch.read(batch.open(Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)), 512)
     run = batch.executor
     sampling = Sampling.of([SamplingParams(temperature=1.0, top_p=0.9)], target.vocab_size, target.device)

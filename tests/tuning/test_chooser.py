@@ -60,12 +60,12 @@ def test_rejected_drafts_lead_to_plain_decoding_and_back():
 
 def test_plain_steps_raise_a_low_ratio_slowly_and_leave_a_high_one():
     chooser = ShapeChooser(profile())
-    chooser.acceptance_ratio = 0.2
+    chooser.acceptance.ratio = 0.2
     chooser.learn(None, tokens=1, rows=1)
-    assert 0.2 < chooser.acceptance_ratio < 0.201
-    chooser.acceptance_ratio = 1.4
+    assert 0.2 < chooser.acceptance.ratio < 0.201
+    chooser.acceptance.ratio = 1.4
     chooser.learn(None, tokens=1, rows=1)
-    assert chooser.acceptance_ratio == 1.4
+    assert chooser.acceptance.ratio == 1.4
 
 
 def test_a_fixed_shape_is_always_chosen():

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from redrafter.config import Shape
 from redrafter.core.chain import Chain, append_chain, extend_with_chain
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
@@ -30,10 +31,11 @@ class Beam:
     follows: Tensor | None = None  # (B, W) bool: which path of the last depth has followed the chain all along
 
 
-Grow = Callable[[int, int, Tensor, Tensor | None, Chain | None], Beam]
-"""grow(width, length, temperature (B,), noise (B, L or more, V) or None for no noise, chain): the search at once.
+Grow = Callable[[Shape, Tensor, Tensor | None, Chain | None], Beam]
+"""grow(shape, temperature (B,), noise (B, L or more, V) or None for no noise, chain): the search at once.
 
-A drafter that has a faster way than `beam_search` over its `advance` offers this. The result must be the same search.
+A drafter that has a faster way than `beam_search` over its `advance` offers this. The result must be the same search,
+or the beginning of it where the shape's `until` ends it.
 """
 
 

@@ -1,6 +1,7 @@
 """The KV cache: one pair of tensors per layer, written by row, committed in place."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class KVCache:
         self.slots = slots
         self.extent = slots  # attention reads this many slots; a runtime that knows all lengths may set fewer
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # each (B, K, S, D)
+        self.stays: dict[str, Any] | None = None  # what a target keeps about tensors that never move
 
     def tensors(self) -> Iterator[Tensor]:
         for pair in self.layers.values():

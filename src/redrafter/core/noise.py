@@ -12,7 +12,8 @@ files together; tests/kernels/test_verify.py and test_verify_seeded.py compare t
 import torch
 from torch import Tensor
 
-from redrafter.kernels import runs_triton, verify
+from redrafter.kernels import runs_cpp, runs_triton, verify
+from redrafter.kernels.cpu import ops
 
 SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
 """Independent streams: the target's choice; and, for `rejection`, drafting, accepting and the residual."""
@@ -78,6 +79,8 @@ def uniform(
 ) -> Tensor:
     """(B,) seeds, (B, n) positions -> (B, n, count) numbers in (0, 1)."""
     keys = _key(seeds, stream, positions)  # (B, n)
+    if dtype == torch.float32 and runs_cpp(keys.device) and not torch.compiler.is_compiling():
+        return ops.uniform(keys, count)  # the same bits in a tenth of the time
     bits = _shift(mix(keys[..., None] + _offsets(count, keys.device)), 11)  # (B, n, count), 53 bits
     return ((bits.to(dtype) + 0.5) * 2.0**-53).clamp(max=1 - torch.finfo(dtype).eps / 2)
 

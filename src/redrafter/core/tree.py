@@ -4,6 +4,8 @@ A beam search knows each node's parent, so the W·L nodes it visited are unique 
 share prefixes, which must be found first (`dedup_prefix`, as in the papers). `pack` then keeps the N best nodes.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,6 +51,40 @@ def root_tree(last: Tensor) -> Tree:
     tokens = last[:, None]
     zero = torch.zeros_like(tokens)
     return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
+
+
+def chain_tree(last: Tensor, chains: Sequence[Sequence[int]]) -> Tree:
+    """(B,) last tokens, and one guess for each row -> trees without branches; a shorter guess gets empty nodes.
+
+    >>> tree = chain_tree(torch.tensor([4, 5]), [[6, 7], []])
+    >>> tree.tokens.tolist(), tree.parents.tolist(), tree.valid.tolist()
+    ([[4, 6, 7], [5, 0, 0]], [[0, 0, 1], [0, 0, 1]], [[True, True, True], [True, False, False]])
+    """
+    length = max(map(len, chains))
+    padded = torch.tensor([[*chain, *[0] * (length - len(chain))] for chain in chains], device=last.device)
+    real = torch.tensor([[i < len(chain) for i in range(length)] for chain in chains], device=last.device)
+    return path_tree(last, padded, real)
+
+
+def path_tree(last: Tensor, path: Tensor, real: Tensor) -> Tree:
+    """(B,) last tokens, one path (B, L) below each, and which of its nodes (B, L) are no empty ones -> trees."""
+    batch, length = path.shape
+    place, parents, mask, root = path_layout(length, last.device)
+    return Tree(
+        tokens=torch.cat([last[:, None], path], 1),
+        parents=parents.expand(batch, -1),
+        depths=place.expand(batch, -1),
+        valid=torch.cat([root.expand(batch, 1), real], 1),
+        mask=mask.expand(batch, -1, -1),
+        length=length,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def path_layout(length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What all trees of one path have in common: depths, parents (L+1,), mask (L+1, L+1), and that the root is real."""
+    place = torch.arange(length + 1, device=device)
+    return place, (place - 1).clamp(min=0), place <= place[:, None], place[:1] == 0
 
 
 def dedup_prefix(beam: Tensor) -> Tensor:

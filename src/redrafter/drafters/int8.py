@@ -4,6 +4,7 @@ Rounding changes some guesses and never the text. The network keeps its own weig
 saved, and they are used for inputs that are not a few tokens in fp32.
 """
 
+import functools
 from collections.abc import Callable
 from types import MethodType
 
@@ -57,10 +58,10 @@ def usable_for(weight: Tensor) -> bool:
 
 def product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """x -> x · weightᵀ, with int8 weights where x has few rows."""
-    packed, scale = round_rows(weight)
+    rounded = functools.cache(lambda: round_rows(weight))  # when first needed: a compiled search needs none
 
     def multiply(x: Tensor) -> Tensor:
-        return ops.linear_int8(x, packed, scale) if ops.usable(x) else F.linear(x, weight)
+        return ops.linear_int8(x, *rounded()) if ops.usable(x) else F.linear(x, weight)
 
     return multiply
 
@@ -73,11 +74,11 @@ def replace_linears(net: nn.Module) -> None:
 
 
 def _linear(weight: Tensor) -> Callable[[nn.Linear, Tensor], Tensor]:
-    packed, scale = round_rows(weight)
+    rounded = functools.cache(lambda: round_rows(weight))
 
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
         if ops.usable(input):
-            return ops.linear_int8(input, packed, scale, self.bias)
+            return ops.linear_int8(input, *rounded(), self.bias)
         return F.linear(input, self.weight, self.bias)
 
     return forward

@@ -1,6 +1,6 @@
 """The drafter as one step of a running batch sees it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from redrafter.core.accept import Accepted
-from redrafter.core.rules import Search
+from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter, Rows
 from redrafter.core.tree import Tree, root_tree
+from redrafter.drafters.copied import Copied, as_chain, as_tree
 
 
 class StepDrafter:
@@ -25,19 +26,26 @@ class StepDrafter:
         self.lengths, self.history = rows.lengths, history
         self.layers, self.default_shape = drafter.layers, drafter.default_shape
         self.edit: Callable[[Tree], Tree] | None = None  # changes what was guessed, before it is verified
+        self.copied: Sequence[Copied] | None = None  # by row: mixed into what the drafter guesses, or verified instead
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, hidden, slots)
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
         if not self.guesses:
-            return root_tree(last)
+            return root_tree(last) if self.copied is None else as_tree(self.copied, last)
+        if self.copied is not None and isinstance(search, BeamSearch):
+            search = replace(search, chain=as_chain(self.copied, last.device))
         tree = self.drafter.draft(state, last, search)
         tree = trimmed(tree) if self.trims else tree
         return tree if self.edit is None else self.edit(tree)
 
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
-        """Slots behind `count` get states of no meaning, and the next step overwrites them."""
+        self.remember(hidden)
+        return self.drafter.advance(state, accepted, hidden) if self.guesses else state
+
+    def remember(self, hidden: Tensor) -> None:
+        """Write hidden states (B, n, C) behind each row's length. The next step overwrites those not accepted."""
         if self.history is not None and hidden.shape[2]:
             slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
             if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
@@ -45,7 +53,6 @@ class StepDrafter:
                 self.history.numpy()[rows, slots.numpy()] = hidden.numpy()  # torch would wake threads for a small copy
             else:
                 self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
-        return self.drafter.advance(state, accepted, hidden) if self.guesses else state
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return self.drafter.keep(state, rows)
@@ -54,6 +61,8 @@ class StepDrafter:
 def trimmed(tree: Tree) -> Tree:
     """Without the columns that are empty in every row: a CPU pays for each."""
     n = int(tree.valid.sum(1).max())
+    if n == tree.tokens.shape[1]:
+        return tree
     return replace(
         tree,
         tokens=tree.tokens[:, :n],

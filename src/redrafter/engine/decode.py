@@ -16,6 +16,7 @@ from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.targets import Target
+from redrafter.tuning.policy import StepPolicy
 
 
 class RequestWriter:
@@ -74,8 +75,12 @@ def decode(
     processors: Sequence[Any],
     rows: int,
     promise: Promise,
+    policy: StepPolicy | None = None,
 ) -> Iterator[list[Part]]:
-    """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request."""
+    """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request.
+
+    Without a policy, every step drafts in this shape.
+    """
     waiting = deque(enumerate(requests))
     writers: dict[Row, RequestWriter] = {}
     opened: dict[Row, float] = {}
@@ -92,8 +97,7 @@ def decode(
         if fresh:
             outputs = batch.read_all(fresh)
         else:
-            for result in batch.step(True, shape):
-                outputs += result.rows
+            outputs = batch_step(batch, shape) if policy is None else chosen_step(batch, policy, writers)
         elapsed += time.perf_counter() - began
         parts = []
         for row, output in outputs:
@@ -103,12 +107,35 @@ def decode(
                 raise output.error
             part = writers[row].take(output, elapsed - opened[row])
             parts.append(part)
+            if policy is not None and not output.steps:
+                policy.open(part.row, row.ids, sampled=row.request.sampling.temperature > 0)
             if part.finish_reason is not None:
                 batch.close(row)
+                if policy is not None:
+                    policy.close(part.row)
                 del writers[row], opened[row]
         if parts:
             yield sorted(parts, key=lambda part: part.row)
         began = time.perf_counter()
+
+
+def batch_step(batch: Batch, shape: Shape | None) -> list[tuple[Row, RowOutput]]:
+    """What a step of this shape gave the rows; of recorded steps, what the one before gave."""
+    return [found for result in batch.step(True, shape) for found in result.rows]
+
+
+def chosen_step(batch: Batch, policy: StepPolicy, writers: dict[Row, RequestWriter]) -> list[tuple[Row, RowOutput]]:
+    """A step that the policy plans and learns from.
+
+    The policy learns CPU time: other programs that take a core make some steps many times as long on the clock.
+    """
+    began = time.process_time()
+    plan = policy.choose({w.index: row.request.max_new_tokens - w.stats.tokens for row, w in writers.items()})
+    copied = {row: plan.copied[w.index] for row, w in writers.items() if w.index in plan.copied}
+    outputs = [found for result in batch.step(True, plan.shape, copied=copied) for found in result.rows]
+    gained = {writers[row].index: output.tokens for row, output in outputs}
+    policy.learn(plan, gained, time.process_time() - began)
+    return outputs
 
 
 def room(target: Target, prompt: Sequence[int]) -> int:

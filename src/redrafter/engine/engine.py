@@ -3,7 +3,6 @@
 import difflib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +16,7 @@ from redrafter.engine.decode import decode, room
 from redrafter.engine.exactness import Exact, Exactness, Promise, check_exact, make_promise
 from redrafter.engine.grammar import Grammars
 from redrafter.engine.processors import check_processor
-from redrafter.engine.request import Completion, Part, Request
+from redrafter.engine.request import Completion, Part, Request, as_list, request_options
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
@@ -25,6 +24,7 @@ from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import use_kv_dtype
 from redrafter.targets.cuda.layer_compile import start_workers
+from redrafter.tuning.policy import MOST_COPIED, Experience, policy_for
 from redrafter.tuning.store import apply_profile
 
 Prompt = str | Sequence[int]
@@ -81,9 +81,10 @@ def load(
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     use_kv_dtype(target, kv_dtype)
     guesses = resolve_drafter(drafter, target, gamma)
-    if shape is None and gamma is None and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
+    adapts = shape is None and gamma is None
+    if adapts and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = apply_profile(target, guesses, runtime)
-    return Engine(target, guesses, shape=shape, rule=rule, runtime=runtime, exact=exact)
+    return Engine(target, guesses, shape=shape, adapts=adapts, rule=rule, runtime=runtime, exact=exact)
 
 
 class Engine:
@@ -95,11 +96,15 @@ class Engine:
         drafter: Drafter,
         *,
         shape: Shape | None = None,
+        adapts: bool | None = None,
         rule: RuleConfig | None = None,
         runtime: Runtime = "auto",
         exact: Exact | None = "auto",
     ) -> None:
-        """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised."""
+        """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised.
+
+        adapts: let each step on a CPU choose whether to draft (`tuning.policy`); by default where no shape is given.
+        """
         check_exact(exact)
         if runtime not in get_args(Runtime):
             raise ConfigError(f"runtime must be one of {', '.join(get_args(Runtime))}, got {runtime!r}")
@@ -109,6 +114,8 @@ class Engine:
         self.shape = shape or drafter.default_shape
         self.rule_config = rule or RuleConfig()
         config = self.rule_config
+        adapts = (shape is None if adapts is None else adapts) and target.device.type == "cpu"
+        self.experience = Experience() if adapts and config.name == "seeded" and self.drafts else None
 
         def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
             return make_rule(config, shape, target.vocab_size, target.dtype)
@@ -127,6 +134,15 @@ class Engine:
             self.promise().check()
 
     @property
+    def drafts(self) -> bool:
+        return type(self.drafter) is not NoDrafter
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """All that may be verified in a step."""
+        return [self.shape] if self.experience is None else [self.shape, Shape(width=1, length=MOST_COPIED)]
+
+    @property
     def exactness(self) -> Exactness | None:
         """ "bitwise" or "ties": how far texts equal those of plain decoding. None if the rule promises no tokens."""
         return self.promise().exactness
@@ -139,7 +155,7 @@ class Engine:
             self.target,
             self.drafter,
             self.rule_config,
-            [self.shape] if shapes is None else shapes,
+            self.shapes if shapes is None else shapes,
             recorded=self.recorded,
             compiles=self.compiles_step,
             required=self.exact == "require",
@@ -178,10 +194,10 @@ class Engine:
         `stream`. Returns one Completion, or a list in the order of the prompts,
         each followed by its further choices where n > 1.
         """
-        single, many = _as_list(prompts)
+        single, many = as_list(prompts)
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-        requests = self.requests(many, **_request_options(options))
+        requests = self.requests(many, **request_options(options))
         done = self.complete(requests, options.get("logits_processor") or (), rows=batch_size)
         return done[0] if single and len(done) == 1 else done
 
@@ -196,8 +212,8 @@ class Engine:
         n: choices per prompt. stop: strings that end the text. ignore_eos: write on past its end.
         logits_processor: transformers LogitsProcessors that look at (ids, scores) only.
         """
-        _, many = _as_list(prompts)
-        requests = self.requests(many, **_request_options(options))
+        _, many = as_list(prompts)
+        requests = self.requests(many, **request_options(options))
         for parts in self.run(requests, options.get("logits_processor") or ()):
             yield from parts
 
@@ -273,10 +289,12 @@ class Engine:
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
-        batch = self._batch(requests, rows)
-        shape, keep = None if type(self.drafter) is NoDrafter else self.shape, True
+        shape, keep, policy, drafter = self.shape if self.drafts else None, True, None, self.drafter
+        if self.experience is not None and not processors and all(r.constraint is None for r in requests):
+            policy, drafter = policy_for(drafter, self.shape, self.experience)
+        batch = self._batch(requests, rows, drafter)
         try:
-            yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise)
+            yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise, policy)
         except torch.OutOfMemoryError as error:
             keep = False  # room is needed
             self._idle.clear()
@@ -286,7 +304,7 @@ class Engine:
             if keep and batch.recorded and not self._closed:
                 self._idle.append(batch)
 
-    def _batch(self, requests: Sequence[Request], rows: int) -> Batch:
+    def _batch(self, requests: Sequence[Request], rows: int, drafter: Drafter) -> Batch:
         """A batch with room for these requests: an idle recorded one, or a new one."""
         context = max(len(r.prompt) + min(r.max_new_tokens, room(self.target, r.prompt)) for r in requests)
         endings = max(1, *(len(r.eos) for r in requests)) if requests else 1
@@ -298,22 +316,22 @@ class Engine:
                 self._idle.remove(batch)
                 return batch
         try:
-            return self._new_batch(rows, context, endings)
+            return self._new_batch(rows, context, endings, drafter)
         except torch.OutOfMemoryError:
             self._idle.clear()
         torch.cuda.empty_cache()  # outside the handler: the failed attempt holds memory until then
         try:
-            return self._new_batch(rows, context, endings)
+            return self._new_batch(rows, context, endings, drafter)
         except torch.OutOfMemoryError as error:
             raise no_room(f"a KV cache for {rows} rows of {context} tokens") from error
 
-    def _new_batch(self, rows: int, context: int, endings: int) -> Batch:
+    def _new_batch(self, rows: int, context: int, endings: int, drafter: Drafter) -> Batch:
         return Batch(
             self.target,
-            self.drafter,
+            drafter,
             rows=rows,
             context=context,
-            shapes=[self.shape],
+            shapes=self.shapes,
             rules=self.make_rule,
             endings=endings,
             runtime=self.runtime,
@@ -377,23 +395,3 @@ def no_room(what: str) -> OutOfMemory:
     return OutOfMemory(
         f"{what} does not fit: {free:.1f} of {total:.0f} GiB are free; use fewer rows at once or fewer new tokens"
     )
-
-
-def _request_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k != "logits_processor"}
-
-
-def _as_list(prompts: Any) -> tuple[bool, list[Any]]:
-    """(was it one prompt?, prompts). One prompt is text, a list of ids, or a list of messages."""
-    if isinstance(prompts, str):
-        return True, [prompts]
-    if isinstance(prompts, Mapping):
-        raise ConfigError('give the ids alone: tokenizer(...)["input_ids"], not all that the tokenizer returns')
-    if not hasattr(prompts, "__iter__"):
-        raise ConfigError(f"a prompt is text, token ids or chat messages, not {prompts!r}")
-    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
-    if not items:
-        raise ConfigError("no prompt given")
-    if isinstance(items[0], Integral | dict):
-        return True, [items]
-    return False, items

@@ -1,12 +1,15 @@
 """What goes in and what comes out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal
 
 from redrafter.engine.exactness import Exactness
+from redrafter.errors import ConfigError
 from redrafter.runtime.row import Request
 
-__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats"]
+__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "request_options"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -65,3 +68,23 @@ class Completion:
     finish_reason: FinishReason
     seed: int
     stats: Stats
+
+
+def request_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k != "logits_processor"}
+
+
+def as_list(prompts: Any) -> tuple[bool, list[Any]]:
+    """(was it one prompt?, prompts). One prompt is text, a list of ids, or a list of messages."""
+    if isinstance(prompts, str):
+        return True, [prompts]
+    if isinstance(prompts, Mapping):
+        raise ConfigError('give the ids alone: tokenizer(...)["input_ids"], not all that the tokenizer returns')
+    if not hasattr(prompts, "__iter__"):
+        raise ConfigError(f"a prompt is text, token ids or chat messages, not {prompts!r}")
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    if not items:
+        raise ConfigError("no prompt given")
+    if isinstance(items[0], Integral | dict):
+        return True, [items]
+    return False, items

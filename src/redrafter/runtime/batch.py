@@ -1,14 +1,14 @@
 """The running batch: rows open, are read in pieces, step together and close, between any two steps.
 
-`Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave, bulk writing
-opens many rows and drafts nothing. Rows that draft are recorded at the lower places, rows that decode plainly at the
-upper ones, so that each kind is one view of the batch's tensors. A closed row's keys and hidden states are kept until
-its place is needed: a prompt that begins like any row, open or closed, copies that part instead of reading it.
+`Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave. Recorded rows
+that draft have the lower places, those that do not the upper ones: each kind is one view of the tensors. A closed row
+stays until its place is needed, and a prompt that begins like any row copies that part instead of reading it.
 """
 
+import functools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,18 +20,17 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.copied import Copied
 from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.places import arrange, first_place
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
-from redrafter.runtime.row import Request, Row, RowOutput, common_prefix, logprobs_of, padded
+from redrafter.runtime.row import Request, Row, RowOutput, best_source, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from redrafter.targets.cuda.tree_target import TreeTarget
 
-WORTH_COPYING = 8
-"""A shorter prefix is read again rather than copied from another row."""
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
 """Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
 
@@ -65,10 +64,9 @@ class Batch:
         compiles = runtime in ("auto", "compiled")
         on_gpu = target.device.type == "cuda"
         recorded = (on_gpu and runtime != "eager") if recorded is None else recorded
-        self.ahead = 1  # recorded steps that may be unread while the next one is launched
-        places = rows + kept
+        self.ahead, places = 1, rows + kept  # ahead: recorded steps that may be unread while the next one is launched
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
-        self.rules = rules
+        self.rules = functools.cache(rules)
         self.slack = max((max(self._nodes(s), DEEPEST) for s in shapes), default=0) + 1  # a grammar may force tokens
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
         self.executor = Executor(
@@ -252,9 +250,14 @@ class Batch:
 
     @torch.no_grad()
     def step(
-        self, drafts: bool = True, shape: Shape | None = None, count: int = 1, watched: bool | None = None
+        self,
+        drafts: bool = True,
+        shape: Shape | None = None,
+        count: int = 1,
+        watched: bool | None = None,
+        copied: Mapping[Row, Copied] | None = None,
     ) -> list[StepResult]:
-        """Launch a step of one kind of rows; without a shape nothing is guessed.
+        """Launch a step of one kind of rows. Without a shape, nothing but what was `copied` for rows is verified.
 
         Returns the results that have come: an eager or watched step's own; of other steps those of the launch before.
         A step that needs these results to be known is launched by the next call.
@@ -281,9 +284,12 @@ class Batch:
                 return self.drain()
             start, stop = self._gather(rows, len(rows))
             guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
-            nodes = self.slack - 1 if guided else self.executor.rule(shape).nodes
-            extent = max(row.known for row in rows) + 1 + (nodes if guesses else 0)
-            launched = self.executor.run(start, stop, drafts, shape, self._sampling(start, stop), extent, heard)
+            chains = [copied.get(row, Copied()) for row in sorted(rows, key=lambda r: r.place)] if copied else None
+            drafted = self.slack - 1 if guided else self.executor.rule(shape).nodes
+            nodes = drafted if guesses else max((len(chain.tokens) for chain in chains or ()), default=0)
+            assert nodes < self.slack, "a chain would not fit behind a row"
+            extent = max(row.known for row in rows) + 1 + nodes
+            launched = self.executor.run(start, stop, drafts, shape, self._sampling(start, stop), extent, heard, chains)
         self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
         unread = self.ahead if launched.late else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
@@ -365,13 +371,7 @@ class Batch:
 
     def _reuse(self, row: Row) -> None:
         """Copy what any row has already read of this prompt; its last token is always read, for its logits."""
-        wanted = row.ids[: len(row.request.prompt) - 1]
-        best, most = None, row.known + WORTH_COPYING - 1
-        for other in self.at:
-            if other is not None and other is not row:
-                shared = common_prefix(other.ids[: other.shared], wanted)
-                if shared > most:
-                    best, most = other, shared
+        best, most = best_source(self.at, row)
         if best is not None:
             self.state.copy(best.place, row.place, row.known, most)
             row.reused += most - row.known

@@ -1,7 +1,7 @@
 """The KV cache of the running batch: one allocation for all layers, so that one kernel commits them all."""
 
-import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Arena(KVCache):
         layers = target.kv_layout()
         kinds = {kind for pair in layers.values() for kind in pair}
         self.whole: Tensor | None = None
-        self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None]] = {}
+        self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None, dict[str, Any]]] = {}
         if len(kinds) == 1:
             heads, size, dtype, device = kinds.pop()
             self.whole = lazy_zeros((len(layers), 2, rows, heads, slots, size), dtype, device)
@@ -35,10 +35,10 @@ class Arena(KVCache):
         """Rows start..stop-1, in the same memory."""
         if (start, stop) not in self._parts:  # the tensors never move, and slicing all layers takes a while
             layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
-            self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop])
-        made = copy.copy(self)
-        layers, made.whole = self._parts[start, stop]
-        made.layers, made._parts = dict(layers), {}
+            self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop], {})
+        layers, whole, stays = self._parts[start, stop]
+        made = Arena.__new__(Arena)  # `copy.copy` takes as long as a tensor operation
+        made.__dict__.update(self.__dict__, layers=dict(layers), whole=whole, stays=stays, _parts={})
         return made
 
     def row_first(self) -> list[Tensor]:

@@ -5,7 +5,7 @@ a step in which the host takes part is read at once.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
@@ -22,10 +22,12 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.copied import Copied
 from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.runtime.graph import recorded, unrecorded
 from redrafter.runtime.guide import RowProcessors
+from redrafter.runtime.host_step import host_step, runs_on_host
 from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
 from redrafter.runtime.steps import GuidedStep, Step, WholeStep, run_step
@@ -111,17 +113,33 @@ class Executor:
         return self.verifier if exact else self.target
 
     def run(
-        self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, extent: int, heard: bool
+        self,
+        start: int,
+        stop: int,
+        drafts: bool,
+        shape: Shape | None,
+        sampling: Sampling,
+        extent: int,
+        heard: bool,
+        copied: Sequence[Copied] | None = None,
     ) -> Launched:
-        """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included."""
+        """One eager step of places start..stop-1, whose rows fill at most `extent` slots, the tree's included.
+
+        What was `copied` for each place is mixed into the draft; without a shape, it is verified alone.
+        """
         rows, drafter, cache = self._parts(start, stop, drafts, shape, sampling, trims=True)
         cache.extent = extent
+        drafter.copied = copied
         if isinstance(sampling.processor, RowProcessors):
             drafter.edit = sampling.processor.guess
         target = _LogitsKept(self.unrecorded)
-        out, width = run_step(rows, cache, sampling, self.rule(shape), drafter, target)
-        results = [out.tolist()]
-        return Launched(lambda: results, width, drafter.guesses, target.logits if heard else None)
+        rule = self.rule(shape)
+        if runs_on_host(rows, rule):
+            lines, width = host_step(rows, cache, sampling, rule, drafter, target)
+        else:
+            out, width = run_step(rows, cache, sampling, rule, drafter, target)
+            lines = out.tolist()
+        return Launched(lambda: [lines], width, drafter.guesses, target.logits if heard else None)
 
     def launch(
         self,

@@ -10,6 +10,9 @@ from torch import Tensor
 from redrafter.config import SamplingParams
 from redrafter.core.sampling import Processor
 
+WORTH_COPYING = 8
+"""A shorter prefix is read again rather than copied from another row."""
+
 Logprobs = list[list[tuple[int, float]]]
 """For each token: the token itself and the most probable ones, with their log-probabilities."""
 
@@ -122,6 +125,21 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def best_source(rows: Sequence[Row | None], row: Row) -> tuple[Row | None, int]:
+    """The row with the longest prefix of this row's prompt that is worth copying, and the length; None if none is.
+
+    The prompt's last token is not part of it: that token is always read, for its logits.
+    """
+    wanted = row.ids[: len(row.request.prompt) - 1]
+    best, most = None, row.known + WORTH_COPYING - 1
+    for other in rows:
+        if other is not None and other is not row:
+            shared = common_prefix(other.ids[: other.shared], wanted)
+            if shared > most:
+                best, most = other, shared
+    return best, most
 
 
 def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

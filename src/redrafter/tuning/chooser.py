@@ -1,16 +1,11 @@
 """Chooses the tree shape of the server's next step, from measured step costs and recent acceptance."""
 
 from redrafter.config import Shape
+from redrafter.tuning.acceptance import Acceptance
 from redrafter.tuning.profile import MIN_SPEEDUP, Profile
 
-DECAY = 0.96
-"""Weight of the old acceptance ratio in its moving average, for each row of a step."""
 RECOVERY = 0.0005
-"""Share of the gap to 1 that the acceptance ratio regains in each plain step.
-
-Plain steps say nothing about drafts. Without recovery a server that once stopped drafting would never try again.
-"""
-MAX_RATIO = 2.0
+"""Share of the gap to 1 that the acceptance ratio regains in each plain step."""
 
 
 class ShapeChooser:
@@ -21,7 +16,7 @@ class ShapeChooser:
 
     def __init__(self, profile: Profile | None, fixed: Shape | None = None) -> None:
         self.profile, self.fixed = profile, fixed
-        self.acceptance_ratio = 1.0  # accepted tokens per step, relative to the profile's
+        self.acceptance = Acceptance(1.0, RECOVERY)  # relative to the profile's tokens/step
 
     def choose(self, rows: int) -> Shape | None:
         """The fastest shape for this many rows. None is plain decoding."""
@@ -51,22 +46,19 @@ class ShapeChooser:
     def tokens_per_ms(self, shape: Shape | None, rows: int) -> float:
         """Expected tokens per millisecond and row."""
         assert self.profile is not None
-        tokens = 1 + self.acceptance_ratio * (self.profile.tokens_per_step(shape) - 1)
+        tokens = 1 + self.acceptance.ratio * (self.profile.tokens_per_step(shape) - 1)
         return tokens / self.profile.step_ms(shape, rows)
 
     def learn(self, shape: Shape | None, tokens: float, rows: int) -> None:
-        """Update the acceptance ratio after a step of this shape that gave `tokens` tokens to `rows` rows."""
+        """Update the acceptance after a step of this shape that gave `tokens` tokens to `rows` rows."""
         if self.profile is None or not rows:
             return
         if shape is None:
-            self.acceptance_ratio += RECOVERY * max(0.0, 1 - self.acceptance_ratio)
+            self.acceptance.recover()
             return
         expected = self.profile.tokens_per_step(shape) - 1
         if expected > 0:
-            seen = (tokens / rows - 1) / expected
-            weight = DECAY**rows
-            ratio = weight * self.acceptance_ratio + (1 - weight) * seen
-            self.acceptance_ratio = min(MAX_RATIO, max(0.0, ratio))
+            self.acceptance.learn((tokens / rows - 1) / expected, rows)
 
     def _measured_rows(self, rows: int) -> int:
         """The next larger measured number of rows: a step costs more with more rows."""

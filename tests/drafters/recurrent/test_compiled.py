@@ -60,7 +60,7 @@ def in_torch(made, call):
 def test_it_drafts_and_advances_as_in_torch(monkeypatch, memory, temperature):
     made = drafter(monkeypatch, memory_heads=memory, **({} if memory else {"draft_vocab_size": None}))
     assert made.compiled is not None
-    assert made.default_shape == Shape(width=1, length=2)
+    assert made.default_shape == Shape(width=1, length=4, until=0.5)
     context = made.net.context(torch.randn(ROWS, 64))
     state = RecurrentState(context, torch.randn(ROWS, 2, 32, 32) if memory else None)
     last, lengths, seeds = torch.tensor([1, 2, 3]), torch.tensor([7, 9, 30]), torch.tensor([4, 5, 6])
@@ -105,6 +105,25 @@ def test_a_chain_is_mixed_in_as_in_torch(monkeypatch, temperature):
             assert torch.equal(ours.tokens[1, : alone.tokens.shape[1]], alone.tokens[1]), "a row without a chain"
             seen.add(torch.equal(ours.tokens[0, : alone.tokens.shape[1]], alone.tokens[0]))
     assert False in seen, "twin: the chain was not ignored"
+
+
+@torch.no_grad()
+def test_a_search_ends_where_its_best_path_is_unlikely(monkeypatch):
+    made = drafter(monkeypatch)
+    state = RecurrentState(made.net.context(torch.randn(ROWS, 64)), torch.randn(ROWS, 2, 32, 32))
+    how = {"width": 2, "length": 6, "temperature": torch.zeros(ROWS), "noise": None}
+    odds = torch.tensor([0.9, 0.9, 0.6, 0.9, 0.9, 0.9]).expand(ROWS, -1)
+    how["chain"] = (torch.randint(VOCAB, (ROWS, 6)), odds)
+    tokens, parents, scores, _ = made.compiled.search(state.context, state.memory, torch.tensor([1, 2, 3]), **how)
+    best = scores[:, :, 0].exp().amax(0)  # of the most probable row, by depth
+    assert best[0] > best[2] > best[5]
+    for depth in range(6):
+        until = float(best[depth]) * 1.001
+        some = made.compiled.search(state.context, state.memory, torch.tensor([1, 2, 3]), **how, until=until)
+        assert some[0].shape[1] == depth + 1, "all rows go on until the last of them is unlikely"
+        assert torch.equal(some[0], tokens[:, : depth + 1])
+        assert torch.equal(some[1], parents[:, : depth + 1])
+        assert torch.equal(some[2], scores[:, : depth + 1])
 
 
 def test_twin_another_bias_is_seen(monkeypatch):

@@ -15,7 +15,7 @@ from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.noise import SEEDED, gumbel
 from redrafter.core.rules.protocols import Search
 from redrafter.core.sampling import Sampling, floor
-from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack, select_rows
+from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack, path_tree, select_rows
 from redrafter.errors import ConfigError
 from redrafter.kernels import verify
 from redrafter.kernels.argmax import argmax
@@ -77,7 +77,10 @@ class BeamSearch:
             beam = self.beam(advance, state, last, token_ids)
         else:
             noise = self.noise(self.shape.length + 1) if self.sampling.samples else None
-            beam = grow(self.shape.width, self.shape.length, self.sampling.temperature, noise, self.chain)
+            beam = grow(self.shape, self.sampling.temperature, noise, self.chain)
+            if self.shape.width == 1:  # nothing to choose among, and a budget of at most the beam's length
+                path, budget = beam.tokens[:, :, 0], self.shape.budget
+                return path_tree(last, path[:, :budget], beam.scores[:, :budget, 0] > -torch.inf)
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
         return self._pack(visited_nodes(beam, chain), last)
 

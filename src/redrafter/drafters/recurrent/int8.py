@@ -34,12 +34,13 @@ def _ones(size: int) -> Tensor:
 
 def _columns(net: RecurrentNet) -> Callable[..., Tensor]:
     assert net.input_proj is not None
-    packed, scale = round_rows(net.input_proj.weight)
+    rounded = functools.cache(functools.partial(round_rows, net.input_proj.weight))
     parts: dict[int, Tensor] = {}
 
     def columns(self: RecurrentNet, x: Tensor, start: int, bias: Tensor | None = None) -> Tensor:
         if not ops.usable(x):
             return RecurrentNet.columns(self, x, start, bias)
+        packed, scale = rounded()
         if start not in parts:
             parts[start] = packed[:, start : start + x.shape[-1]].contiguous()
         return ops.linear_int8(x, parts[start], scale, bias)

@@ -28,6 +28,7 @@ SIGNATURES = {
     "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
     "block": [POINTER] * 8 + [LONG] * 2 + [POINTER] + [LONG] * 6,
     "move_path": [POINTER] * 3 + [LONG] * 8,
+    "uniform": [POINTER, POINTER, LONG, LONG, FLOAT],
     "attend": [
         *[POINTER, LONG, LONG, LONG],
         *[POINTER, LONG, LONG] * 3,

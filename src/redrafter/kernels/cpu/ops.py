@@ -123,6 +123,14 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     )
 
 
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Keys (...) -> (..., count) numbers in (0, 1) in fp32: `core.noise.uniform` behind its keys."""
+    y = torch.empty(*keys.shape, count)
+    most = 1 - torch.finfo(torch.float32).eps / 2
+    _lib().uniform(_at(keys.contiguous()), _at(y), keys.numel(), count, most)
+    return y
+
+
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """q (B, H, n, D), keys and values (B, K, S, D), additive mask (B, 1, n, S) -> (B, n, H, D)."""
     batch, heads, n, size = q.shape

@@ -14,7 +14,7 @@ class Drafter {
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
         x(new float[most * n.exit]), out(new float[most * n.width]), share(new float[d.rows * n.exit]),
         logits(new float[most * room()]), tokens(most), from(most), follows(d.rows, d.chain ? 0 : -1), totals(most),
-        found(most) {
+        found(most), ends(d.length) {
     for (long row = 0; row < d.rows; row++) tokens[row] = d.last[row];
   }
 
@@ -27,9 +27,12 @@ class Drafter {
         long beams = depth ? d.beams : 1, count = d.rows * beams;
         network(member, depth, beams, count, part.data());
         member.share(count, [&](long i) { score(depth, beams, i); });
-        member.share(d.rows, [&](long row) { choose(depth, beams, row); });
+        member.share(d.rows, [&](long row) { choose(depth, beams, row); }, [&] { ends[depth] = hopeless(); });
+        if (ends[depth]) break;
       }
     });
+    for (long depth = d.length; depth-- > 0;)
+      if (ends[depth]) *d.found = depth + 1;
     if (d.chain) std::copy(follows.begin(), follows.end(), d.follows);
   }
 
@@ -43,6 +46,14 @@ class Drafter {
   std::vector<long> follows;       // by row: the beam that has followed the chain so far; -1: none
   std::vector<float> totals;
   std::vector<std::vector<Scored>> found;
+  std::vector<char> ends;  // by depth: whether the search ends there
+
+  // Whether no row has a path that is probable enough to go on.
+  bool hopeless() const {
+    for (long row = 0; row < d.rows; row++)
+      if (!(std::exp(totals[row * d.beams]) < d.until)) return false;
+    return true;
+  }
 
   long room() const { return (n.guesses + LANES - 1) / LANES * LANES; }
 

@@ -30,6 +30,8 @@ struct Draft {
   int64_t *tokens, *parents;  // (rows, length, beams)
   float* scores;
   int64_t* follows;  // (rows,): the beam of the last depth that has followed the chain all along; -1: none
+  long* found;       // depths that were searched
+  float until;       // the search ends where every row's best path is less probable than this
 };
 
 // What a step accepted. The memory takes in the first `count` of `tokens` tokens of each row.

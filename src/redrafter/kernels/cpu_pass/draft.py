@@ -36,7 +36,8 @@ class _Draft(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         *fields(POINTER, "context", "memory", "last", "temperature", "noise", "chain", "odds"),
         *fields(LONG, "noise_row", "noise_step", "rows", "beams", "length", "chain_length", "threads"),
-        *fields(POINTER, "tokens", "parents", "scores", "follows"),
+        *fields(POINTER, "tokens", "parents", "scores", "follows", "found"),
+        ("until", FLOAT),
     ]
 
 
@@ -105,11 +106,13 @@ class DraftModel:
         temperature: Tensor,
         noise: Tensor | None,
         chain: tuple[Tensor, Tensor] | None = None,
+        until: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Contexts (B, C), memories, last tokens (B,), noise (B, L or more, V) -> tokens, parents, scores (B, L, W).
 
         A chain, tokens and odds (B, D), is mixed in. With a chain at least as long as the search, the last result tells
-        which paths (B, W) have followed it.
+        which paths (B, W) have followed it. The search ends before `length` where every row's best path is less
+        probable than `until`.
         """
         rows = last.shape[0]
         context, last = context.contiguous(), last.contiguous()
@@ -117,6 +120,7 @@ class DraftModel:
         temperature = temperature.float().contiguous()
         tokens, parents = (torch.empty(rows, length, width, dtype=torch.long) for _ in range(2))
         scores, follows = torch.empty(rows, length, width), torch.empty(rows, dtype=torch.long)
+        found = ctypes.c_long(length)
         ids, odds = (None, None) if chain is None else (chain[0].contiguous(), chain[1].float().contiguous())
         call = _Draft(
             context=context.data_ptr(),
@@ -137,8 +141,13 @@ class DraftModel:
             parents=parents.data_ptr(),
             scores=scores.data_ptr(),
             follows=follows.data_ptr(),
+            found=ctypes.addressof(found),
+            until=until,
         )
         self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
+        if found.value < length:  # what would follow is too unlikely, the rest of a chain too
+            tokens, parents, scores = (x[:, : found.value] for x in (tokens, parents, scores))
+            return tokens, parents, scores, None
         if ids is None or ids.shape[1] < length:
             return tokens, parents, scores, None
         return tokens, parents, scores, follows[:, None] == torch.arange(width)

@@ -1,6 +1,7 @@
 """A model's weights for the compiled pass, and the pass on tensors."""
 
 import ctypes
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,6 +168,7 @@ class PassModel:
         key_positions: Tensor | None = None,
         wanted: Sequence[int] = (),
         keep: Tensor | None = None,
+        known: tuple[Any, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
@@ -174,22 +176,20 @@ class PassModel:
         cosines and sines (positions, head size / 2) of each kind of layer; other threads may use others at the same
         time. visible: (B, n, S) bool, which slots each token sees; without it, all up to its own. key_positions:
         (B, S), for layers with a window. wanted: hidden states, as transformers numbers them. keep: columns whose
-        logits are wanted.
+        logits are wanted. known: what `cache_pointers` found for this cache before.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
-        columns = torch.arange(n) if keep is None else keep
-        kept = (torch.arange(batch)[:, None] * n + columns).contiguous()
-        states = torch.tensor([i % (self.layer_count + 1) for i in wanted], dtype=torch.long)
+        kept = _every(batch, n) if keep is None else (torch.arange(batch)[:, None] * n + keep).contiguous()
+        states = _numbers(tuple(i % (self.layer_count + 1) for i in wanted))
         hidden = torch.empty(batch, n, len(states) * self.sizes.hidden)
         logits = torch.empty(*kept.shape, self.head.shape[0])
         first = cache[0][0]
         if visible is not None:
             visible = visible if visible.stride(2) == 1 else visible.contiguous()
         where = None if key_positions is None else key_positions.contiguous()
-        keys, values, cos, sin = (
-            _pointers([pair[i] for pair in pairs]) for pairs in (cache, rotations) for i in (0, 1)
-        )
+        cos, sin = (_pointers([pair[i] for pair in rotations]) for i in (0, 1))
+        keys, values = (_pointers([pair[i] for pair in cache]) for i in (0, 1)) if known is None else known
         call = library.Pass(
             tokens=tokens.data_ptr(),
             positions=positions.data_ptr(),
@@ -218,6 +218,22 @@ class PassModel:
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden
+
+
+def cache_pointers(cache: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
+    """Where the keys and values of each layer are, for passes over tensors that never move."""
+    return _pointers([keys for keys, _ in cache]), _pointers([values for _, values in cache])
+
+
+@functools.lru_cache(maxsize=256)
+def _every(batch: int, n: int) -> Tensor:
+    """(B, n): the numbers of all tokens of a pass."""
+    return torch.arange(batch * n).view(batch, n)
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(values: tuple[int, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:

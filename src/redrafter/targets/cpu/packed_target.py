@@ -9,18 +9,21 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
+from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
-from redrafter.kernels.cpu_pass.model import PassModel
+from redrafter.kernels.cpu_pass.model import PassModel, cache_pointers
 from redrafter.kernels.cpu_pass.packed import PackedMatrix
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.target import KVLayout, Target
 
 CPU = torch.device("cpu")
+POINTERS = "pointers of a packed pass"
 KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 """What keys and values may be kept in."""
 
@@ -131,18 +134,37 @@ class PackedTarget(Target):
     ) -> tuple[Tensor, Tensor]:
         """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
         self._allocate(cache, tokens.shape[0])
-        positions = self.clamp_positions(positions)
+        where = positions.numpy().clip(max=self.max_positions - 1)  # numpy: torch takes longer for few numbers
+        pairs = [cache.layers[i] for i in range(self.layer_count)]
+        known = None
+        if cache.stays is not None:
+            known = cache.stays.get(POINTERS)
+            if known is None:
+                known = cache.stays[POINTERS] = cache_pointers(pairs)
         return self.packed.run(
             tokens,
-            positions,
+            torch.from_numpy(where),
             slots,
-            [cache.layers[i] for i in range(self.layer_count)],
-            self._rotations.up_to(int(positions.max())),
+            pairs,
+            self._rotations.up_to(int(where.max())),
             visible=visible,
             key_positions=key_positions if self.attention.window is not None else None,
             wanted=layers,
             keep=keep,
+            known=known,
         )
+
+    def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `Target.verify`. Masks are made by numpy, which takes a tenth of torch's time for so few numbers."""
+        if self.attention.window is not None:
+            return super().verify(tree, lengths, cache, layers)
+        start, mask, n = lengths.numpy()[:, None], tree.mask.numpy(), tree.tokens.shape[1]
+        visible = np.zeros((len(mask), n, cache.extent), dtype=bool)
+        for row, length in enumerate(lengths.tolist()):
+            visible[row, :, :length] = True
+            visible[row, :, length : length + n] = mask[row, :, : cache.extent - length]
+        positions, slots = (torch.from_numpy(start + x) for x in (tree.depths.numpy(), np.arange(n)))
+        return self.forward(tree.tokens, positions, slots, torch.from_numpy(visible), None, cache, layers)
 
     def _allocate(self, cache: KVCache, rows: int) -> None:
         """Layers of a KV cache that was never written."""

@@ -1,0 +1,223 @@
+"""What the next step of `generate` does on a CPU, where each verified node and each draft has its price.
+
+A step decodes plainly, verifies tokens copied from the text (`drafters.ngram_index`), or lets the drafter guess. The
+policy takes what promises the most tokens for its time. It knows the odds of a copied chain, how many drafted tokens a
+row accepted lately, and what steps cost relative to a plain step. No decision changes a text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from redrafter.config import Shape
+from redrafter.core.step import Drafter
+from redrafter.drafters.copied import Copied
+from redrafter.drafters.ngram import NgramDrafter
+from redrafter.drafters.ngram_index import NgramIndex
+from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, WithNgrams
+from redrafter.tuning.acceptance import Acceptance
+from redrafter.tuning.profile import MIN_SPEEDUP
+
+MOST_COPIED = 10
+"""Tokens of a copied chain that are verified at once."""
+TABLE_WEIGHT = 3.0
+"""How many copied tokens of a row count as much as the table of odds."""
+RECOVERY = 0.005
+"""As `chooser.RECOVERY`. A text is shorter than a server's day, so a row tries its drafter again sooner."""
+LEAST_NODE = 0.01
+EXPECTED = 0.8
+"""Accepted tokens of a drafted step that a drafter is tried with."""
+COMPARE_EVERY = 24
+"""After this many steps a plain step is taken, to know what the others cost in comparison."""
+LEARNING_RATE, SURPRISE = 0.2, 1.3
+"""How fast costs follow the clock, and how far from the known cost a measured one counts: on a machine with other
+programs, some steps take many times as long."""
+FIRST, FIRST_SURPRISE = 4, 3.0
+"""The first few steps of a kind count for more, since another machine or model may have quite other costs."""
+
+
+class StepCosts:
+    """The cost of steps relative to a plain step, learned while they run.
+
+    node: what one more verified node adds. drafted: a step with a draft, whatever it verifies. Both begin with what
+    SmolLM2-135M in 4 bits costs on two AVX-512 cores (benchmarks/results/cpu.json).
+    """
+
+    def __init__(self, node: float = 0.17, drafted: float = 1.7) -> None:
+        self.node, self.drafted = node, drafted
+        self.first = (node, drafted)
+        self.plain = 0.0  # seconds of recent plain steps; 0: none yet
+        self.since_plain = 0  # steps
+        self.seen = {"plain": 0, "drafted": 0, "chain": 0}  # steps that were learned from
+
+    def of_chain(self, nodes: int) -> float:
+        return 1 + self.node * nodes
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is time for a plain step."""
+        return not self.plain or self.since_plain >= COMPARE_EVERY
+
+    def learn(self, drafted: bool, nodes: int, seconds: float) -> None:
+        """A step that verified `nodes` nodes beside the last token took this long.
+
+        Costs that the step tells nothing about return slowly to their first values, so that what once seemed slow is
+        tried again.
+        """
+        if drafted or not nodes:
+            self.node *= (self.first[0] / self.node) ** RECOVERY
+        if not drafted:
+            self.drafted *= (self.first[1] / self.drafted) ** RECOVERY
+        if not drafted and not nodes:
+            self.plain = self._moved("plain", self.plain or seconds, seconds)
+            self.since_plain = 0
+            return
+        self.since_plain += 1
+        if not self.plain:
+            return
+        cost = seconds / self.plain
+        if drafted:
+            self.drafted = self._moved("drafted", self.drafted, cost)
+        else:
+            self.node = max(LEAST_NODE, (self._moved("chain", self.of_chain(nodes), cost) - 1) / nodes)
+
+    def _moved(self, kind: str, known: float, seen: float) -> float:
+        """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out."""
+        times = self.seen[kind] = self.seen[kind] + 1
+        most = SURPRISE if times > FIRST else FIRST_SURPRISE
+        factor = min(max(seen / known, 1 / most), most)
+        return float(known * factor ** max(LEARNING_RATE, 1 / (1 + times)))
+
+
+@dataclass
+class RowRecord:
+    """What the policy knows of one row."""
+
+    accepted: Acceptance  # drafted tokens of a step
+    sampled: bool
+    index: NgramIndex | None  # None: nothing is copied
+    chain: list[int] = field(default_factory=list)  # what followed the text's end before
+    match: int = 0  # tokens of the match
+    right: float = 0.0  # recent copied tokens that the text took
+    decided: float = 0.0  # recent copied tokens, right or wrong, that the text has passed
+
+    def look_up(self) -> None:
+        if self.index is not None:
+            self.chain, self.match = self.index.chain(MOST_COPIED)
+
+    def odds(self) -> list[float]:
+        """The probability of each token of the chain if all before are right: the table's, corrected by the row's."""
+        if not self.match:
+            return []
+        first, second, later = ODDS["sampled" if self.sampled else "greedy"][self.match - SHORTEST]
+        table = [first, second] + [later] * (len(self.chain) - 2)
+        whole = TABLE_WEIGHT + self.decided
+        return [(TABLE_WEIGHT * odds + self.right) / whole for odds in table]
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """New tokens of the text: count the copied tokens that they decided."""
+        if self.match and tokens:
+            right = 0
+            while right < min(len(tokens), len(self.chain)) and tokens[right] == self.chain[right]:
+                right += 1
+            self.right = FORGETS * self.right + right
+            self.decided = FORGETS * self.decided + min(right + 1, len(tokens), len(self.chain))
+        if self.index is not None:
+            self.index.extend(tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step: a draft of this shape, mixed with the copied tokens; without a shape, the copied tokens alone."""
+
+    shape: Shape | None
+    copied: Mapping[int, Copied] = field(default_factory=dict)  # by row; empty: nothing
+
+
+@dataclass
+class Experience:
+    """What an engine keeps from text to text."""
+
+    costs: dict[tuple[int, bool], StepCosts] = field(default_factory=dict)  # by rows, and whether one of them samples
+    accepted: float = 1.0  # drafted tokens of a step that recent texts took, relative to EXPECTED
+
+
+class StepPolicy:
+    """Decides for the rows of one run.
+
+    shape: of a draft; None if nothing but n-grams guesses. copies: whether the text's n-grams are a source of guesses.
+    """
+
+    def __init__(self, shape: Shape | None, experience: Experience, *, copies: bool) -> None:
+        self.shape, self.experience, self.copies = shape, experience, copies
+        self.rows: dict[int, RowRecord] = {}
+
+    def open(self, row: int, tokens: Sequence[int], *, sampled: bool) -> None:
+        """A row begins: its prompt and first token."""
+        index = NgramIndex(tokens, SHORTEST, LONGEST) if self.copies else None
+        self.rows[row] = RowRecord(Acceptance(self.experience.accepted, RECOVERY), sampled, index)
+
+    def close(self, row: int) -> None:
+        ratio = self.rows.pop(row).accepted.ratio
+        self.experience.accepted += 0.5 * (ratio - self.experience.accepted)
+
+    def costs_of(self, rows: Sequence[int]) -> StepCosts:
+        key = (len(rows), any(self.rows[row].sampled for row in rows))
+        return self.experience.costs.setdefault(key, StepCosts())
+
+    def choose(self, room: Mapping[int, int]) -> Plan:
+        """The next step of these rows, each with room for so many more tokens."""
+        rows, costs = list(room), self.costs_of(list(room))
+        for row in rows:
+            self.rows[row].look_up()
+        if costs.stale:
+            return Plan(None)
+        odds = {row: self.rows[row].odds() for row in rows}
+        length, speed = best_chain([odds[row][: room[row] - 1] for row in rows], costs)
+        if self.shape is not None:
+            accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
+            if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
+                return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
+        if not length:
+            return Plan(None)
+        return Plan(None, {row: Copied(self.rows[row].chain[: min(length, room[row] - 1)]) for row in rows})
+
+    def learn(self, plan: Plan, gained: Mapping[int, Sequence[int]], seconds: float) -> None:
+        """The step of this plan gave its rows these tokens and took this long."""
+        nodes = max((len(copied.tokens) for copied in plan.copied.values()), default=0)
+        self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
+        for row, tokens in gained.items():
+            record = self.rows[row]
+            record.take(tokens)
+            if plan.shape is not None:
+                record.accepted.learn((len(tokens) - 1) / EXPECTED)
+            else:
+                record.accepted.recover()
+
+
+def best_chain(odds: Sequence[Sequence[float]], costs: StepCosts) -> tuple[int, float]:
+    """How many copied tokens of each row to verify, from their odds, and the speed relative to plain decoding.
+
+    >>> best_chain([[0.9, 0.9, 0.2]], StepCosts(node=0.2))
+    (2, 1.9357142857142857)
+    >>> best_chain([[0.1, 0.9]], StepCosts(node=0.2))
+    (0, 1.0)
+    """
+    best, speed, tokens = 0, 1.0, float(len(odds))
+    reached = [1.0] * len(odds)
+    for depth in range(max(map(len, odds), default=0)):
+        for i, row in enumerate(odds):
+            reached[i] *= row[depth] if depth < len(row) else 0.0
+        tokens += sum(reached)
+        found = tokens / len(odds) / costs.of_chain(depth + 1)
+        if found > speed:
+            best, speed = depth + 1, found
+    return best, speed
+
+
+def policy_for(drafter: Drafter, shape: Shape, experience: Experience) -> tuple[StepPolicy, Drafter]:
+    """The policy of a drafter whose drafts have this shape, and what drafts: the host looks up n-grams itself."""
+    if isinstance(drafter, NgramDrafter):
+        return StepPolicy(None, experience, copies=True), drafter
+    if isinstance(drafter, WithNgrams):
+        return StepPolicy(shape, experience, copies=True), drafter.inner
+    return StepPolicy(shape, experience, copies=False), drafter

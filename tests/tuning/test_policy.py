@@ -1,0 +1,236 @@
+"""What a step on a CPU does: never slower than plain decoding, and the text stays the same whatever is decided."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from redrafter import Engine, Shape
+from redrafter.drafters import NgramDrafter, WithNgrams
+from redrafter.drafters import copied as module
+from redrafter.drafters.copied import Copied
+from redrafter.targets import load_target
+from redrafter.tuning.policy import (
+    COMPARE_EVERY,
+    MOST_COPIED,
+    Experience,
+    Plan,
+    StepCosts,
+    StepPolicy,
+    best_chain,
+    policy_for,
+)
+from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
+
+SHAPE = Shape(width=1, length=2)
+
+
+class World:
+    """Texts whose drafts are right with a given probability, and steps of given costs."""
+
+    def __init__(self, skill: float, period: int = 0, *, node: float = 0.2, drafted: float = 1.7) -> None:
+        self.draw, self.skill = random.Random(1), skill
+        self.costs = StepCosts(node, drafted)
+        fresh = itertools.count(10)
+        self.text: Iterator[int] = itertools.cycle(range(period)) if period else fresh
+        self.seconds = self.tokens = 0.0
+
+    def run(self, policy: StepPolicy, tokens: int) -> list[Plan]:
+        text = [next(self.text) for _ in range(tokens)]
+        policy.open(0, text[:8], sampled=False)
+        done, plans = 8, []
+        while done < tokens:
+            plan = policy.choose({0: tokens - done})
+            copied = list(plan.copied.get(0, Copied()).tokens)
+            right = 0
+            if plan.shape is not None:
+                while right < plan.shape.length and self.draw.random() < self.skill:
+                    right += 1
+                cost = self.costs.drafted
+            else:
+                while right < len(copied) and copied[right : right + 1] == text[done + right : done + right + 1]:
+                    right += 1
+                cost = self.costs.of_chain(len(copied))
+            gained = text[done : done + right + 1]
+            policy.learn(plan, {0: gained}, 0.01 * cost * self.draw.uniform(0.95, 1.05))
+            done += len(gained)
+            self.seconds += cost
+            self.tokens += len(gained)
+            plans.append(plan)
+        policy.close(0)
+        return plans
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / self.seconds
+
+
+def policy(copies: bool = True) -> StepPolicy:
+    return StepPolicy(SHAPE, Experience(), copies=copies)
+
+
+def test_drafts_that_are_wrong_cost_little():
+    world = World(skill=0.0)
+    plans = world.run(policy(), 2000)
+    drafted = [plan.shape is not None for plan in plans]
+    assert world.speedup > 0.98
+    assert 0 < sum(drafted[-500:]) < 25, "the drafter is tried again now and then"
+
+
+def test_drafts_that_are_right_are_used():
+    world = World(skill=0.9)
+    plans = world.run(policy(), 1000)
+    assert sum(plan.shape is not None for plan in plans) > 0.9 * len(plans)
+    assert world.speedup > 1.4
+
+
+def test_a_draft_that_costs_more_than_it_gives_is_given_up():
+    world = World(skill=0.6, drafted=3.0)
+    mine = policy()
+    world.run(mine, 400)
+    late = World(skill=0.6, drafted=3.0)
+    late.run(mine, 1000)
+    assert late.speedup > 0.97
+
+
+def test_a_draft_that_became_cheaper_is_found_out():
+    mine = policy()
+    World(skill=0.7, drafted=4.0).run(mine, 300)
+    world = World(skill=0.9, drafted=1.4)
+    assert not any(plan.shape for plan in world.run(mine, 20)), "still thought to be slow"
+    plans = world.run(mine, 2000)
+    assert sum(plan.shape is not None for plan in plans[-200:]) > 150
+
+
+def test_repeated_text_is_copied_in_long_chains():
+    world = World(skill=0.0, period=30)
+    plans = world.run(policy(), 600)
+    assert max(len(plan.copied.get(0, Copied()).tokens) for plan in plans) == MOST_COPIED
+    assert world.speedup > 2
+    alone, _ = policy_for(NgramDrafter(), SHAPE, Experience())
+    again = World(skill=1.0, period=30)
+    assert all(plan.shape is None for plan in again.run(alone, 600)), "n-grams alone have no network to ask"
+    assert again.speedup > 2
+
+
+def test_nothing_is_copied_where_the_drafter_has_no_ngrams():
+    target = load_target(make_model())
+    drafter = recurrent_drafter(target)
+    mine, guesses = policy_for(drafter, SHAPE, Experience())
+    assert (mine.copies, guesses) == (False, drafter)
+    mine, guesses = policy_for(WithNgrams(drafter), SHAPE, Experience())
+    assert (mine.copies, guesses) == (True, drafter), "the host looks up n-grams itself"
+
+
+def test_a_chain_ends_where_the_text_must():
+    mine = policy()
+    mine.experience.costs[1, False] = costs = StepCosts()
+    costs.learn(False, 0, 0.01)
+    mine.open(0, [1, 2, 3, 4] * 4, sampled=False)
+    assert mine.choose({0: 3}).copied == {0: Copied([1, 2])}
+    assert mine.choose({0: 1}) == Plan(None)
+
+
+def test_a_plain_step_is_taken_now_and_then_to_compare():
+    plans = World(skill=0.9).run(policy(), 400)
+    plain = [i for i, plan in enumerate(plans) if plan == Plan(None)]
+    assert plain[0] == 0
+    assert all(b - a <= COMPARE_EVERY + 1 for a, b in itertools.pairwise(plain))
+
+
+def test_costs_follow_the_steps_and_not_one_that_was_disturbed():
+    costs = StepCosts(node=0.1, drafted=1.2)
+    for i in range(300):
+        costs.learn(False, 0, 0.01)
+        costs.learn(True, 0, 0.02 if i != 200 else 9.0)
+        costs.learn(False, 4, 0.018)
+    assert costs.drafted == pytest.approx(2.0, rel=0.05)
+    assert costs.node == pytest.approx(0.2, rel=0.05)
+    assert costs.plain == pytest.approx(0.01)
+
+
+def test_quite_other_costs_are_known_after_a_few_steps():
+    costs = StepCosts(node=0.1, drafted=1.5)
+    costs.learn(False, 0, 0.01)
+    for _ in range(3):
+        costs.learn(True, 0, 0.04)
+        costs.learn(False, 4, 0.04)
+    assert costs.drafted > 3
+    assert costs.node > 0.5
+
+
+def test_the_best_chain_is_the_best_of_all_lengths():
+    draw = random.Random(2)
+    for _ in range(50):
+        odds = [[draw.random() for _ in range(draw.randrange(6))] for _ in range(draw.randrange(1, 4))]
+        costs = StepCosts(node=draw.random() / 2)
+
+        def speed(length: int, odds: list[list[float]] = odds, costs: StepCosts = costs) -> float:
+            tokens = 0.0
+            for row in odds:
+                reached = 1.0
+                tokens += 1
+                for chance in row[:length]:
+                    reached *= chance
+                    tokens += reached
+            return tokens / len(odds) / costs.of_chain(length)
+
+        length, found = best_chain(odds, costs)
+        assert found == pytest.approx(max(speed(n) for n in range(7)))
+        assert found == pytest.approx(speed(length))
+
+
+def test_a_twin_with_the_same_past_decides_the_same():
+    mine, twin = policy(), policy()
+    assert World(0.5, period=40).run(mine, 500) == World(0.5, period=40).run(twin, 500)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_same_whatever_is_decided(monkeypatch, temperature):
+    """Random plans: drafts, chains right and wrong, plain steps; the drafter catches up with what it has missed."""
+    draw, kinds = random.Random(3), set()
+    target = load_target(make_model())
+    engine = Engine(target, WithNgrams(recurrent_drafter(target)))
+    assert engine.experience is not None
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 5}
+    texts = [c.tokens for c in engine.plain().generate(PROMPTS, **options)]
+
+    def choose(self, room):
+        kind = draw.choice(["draft", "plain", "chain"])
+        kinds.add(kind)
+        copied = {}
+        for row, left in room.items() if kind != "plain" else ():
+            so_far = len(texts[row]) - left
+            right = texts[row][so_far : so_far + draw.randrange(MOST_COPIED)]
+            tokens = [*right, draw.randrange(VOCAB)][:MOST_COPIED]
+            if draw.random() < 0.7:
+                copied[row] = Copied(tokens, [draw.random() for _ in tokens])
+        return Plan(self.shape if kind == "draft" else None, copied)
+
+    monkeypatch.setattr(StepPolicy, "choose", choose)
+    for size in (1, 3):
+        assert [c.tokens for c in engine.generate(PROMPTS, batch_size=size, **options)] == texts
+    true = module.chain_tree
+
+    def blind(last, chains):
+        tree = true(last, chains)
+        return replace(tree, mask=tree.mask & tree.mask.transpose(1, 2))
+
+    monkeypatch.setattr(module, "chain_tree", blind)
+    wrong = [c.tokens for c in engine.generate(PROMPTS, **options)]
+    assert wrong != texts, "chains whose tokens do not see each other must show"
+    assert kinds == {"draft", "plain", "chain"}
+
+
+def test_a_fixed_shape_is_always_drafted():
+    target = load_target(make_model())
+    engine = Engine(target, WithNgrams(recurrent_drafter(target)), shape=SHAPE)
+    assert engine.experience is None
+    done = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
+    assert done.stats.nodes == 2 * done.stats.steps
+    free = Engine(target, engine.drafter)
+    assert free.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens == done.tokens
+    assert free.experience is not None
+    assert free.experience.costs[1, False].plain > 0
