@@ -24,11 +24,11 @@ def test_the_default(capsys, monkeypatch):
     for words in (
         "torch", "transformers", "cache folder", "profiles none", "one C++ call a pass", "rule seeded",
         "would run SmolLM2-135M-Instruct on cpu in float32, eager runtime",
-        "drafter recurrent+ngram, W=1, L=2, N=2 (default shape)",
+        "drafter recurrent+ngram, W=1, L=4, N=4 (default shape)",
         "text equals plain decoding token for token; logits have the same bits",
     ):  # fmt: skip
         assert words in out
-    assert "drafter recurrent, W=1, L=2" in doctor(capsys, "--device", "cpu", "--drafter", "recurrent")
+    assert "drafter recurrent, W=1, L=4" in doctor(capsys, "--device", "cpu", "--drafter", "recurrent")
     assert "drafter recurrent, W=3" in doctor(capsys, "--device", "cpu", "--drafter", "recurrent", "--dtype", "fp32")
 
 
