@@ -34,6 +34,7 @@ class Req:
     kv: list[int] = field(default_factory=list)  # tokens whose keys are in the cache
     req_pool_idx: int = -1
     steps: int = 0
+    hidden: list[Tensor] = field(default_factory=list)  # the hidden states that chose the text's tokens but the first
 
     @property
     def sampling_params(self) -> Params:
@@ -54,8 +55,8 @@ class Req:
 class Engine:
     """Schedules requests over a worker. `chunk` bounds the prompt tokens of a pass, `slots` the running requests."""
 
-    def __init__(self, worker: Any, *, slots: int = 4, chunk: int = 6) -> None:
-        self.worker, self.chunk = worker, chunk
+    def __init__(self, worker: Any, *, slots: int = 4, chunk: int = 6, returns_hidden: bool = False) -> None:
+        self.worker, self.chunk, self.returns_hidden = worker, chunk, returns_hidden
         self.free = list(range(1, slots + 1))
         self.waiting: list[Req] = []
         self.running: list[Req] = []
@@ -123,6 +124,13 @@ class Engine:
         self.sizes.append(batch.spec_info.draft_token_num)
         stride = result.speculative_num_draft_tokens
         result.next_token_ids = result.next_token_ids.view(len(reqs), stride)
+        if self.returns_hidden:
+            for req, rows, count in zip(
+                reqs, result.logits_output.hidden_states.split(stride), result.accept_lens, strict=True
+            ):
+                req.hidden += rows[:count]
+        else:
+            assert result.logits_output.hidden_states is None, "SGLang would copy them to the host"
         self.worker.on_verify_complete_cpu((result.accept_lens - 1).tolist(), batch_size=len(reqs))
         self.late.append((reqs, result))
 
@@ -149,7 +157,7 @@ class Engine:
             spec_info=None,
             has_grammar=False,
             return_logprob=False,
-            return_hidden_states=False,
+            return_hidden_states=self.returns_hidden,
             chunked_req=None,
         )
         info.adjusted_from_schedule_batch(batch, 0)

@@ -43,11 +43,13 @@ class ParallelLMHead(VocabParallelEmbedding):
 
 
 class GraphRunner:
-    """SGLang's recorded passes for one size of tree; here only their sizes."""
+    """SGLang's recorded passes for one size of tree; here only their sizes, and the room for masks."""
 
-    def __init__(self, runner: Any, *, speculative_num_draft_tokens: int, **_: Any) -> None:
+    def __init__(self, runner: Any, *, speculative_num_draft_tokens: int, attn_backend: Any = None, **_: Any) -> None:
         self.capture_bs = list(runner.server_args.cuda_graph_config.decode.bs)
         self.max_bs, self.width = max(self.capture_bs), speculative_num_draft_tokens
+        room = torch.zeros(self.max_bs * self.width * CONTEXT, dtype=torch.uint8)
+        (attn_backend or runner.attn_backend).cuda_graph_custom_mask = room
 
 
 class BaseSpecWorker:
@@ -296,7 +298,9 @@ class TargetWorker:
         n = spec.draft_token_num
         if recorded is not None:
             assert recorded.width == n, "the pass was recorded for another size of tree"
-            self.recorded += rows <= recorded.max_bs
+            if rows <= recorded.max_bs:
+                self.recorded += 1
+                assert len(spec.custom_mask) <= len(self.model_runner.attn_backend.cuda_graph_custom_mask)
         tokens, positions = batch.input_ids.view(rows, n), spec.positions.view(rows, n)
         texts, at = [], 0
         for req, own, where in zip(batch.reqs, tokens.tolist(), positions.tolist(), strict=True):

@@ -208,6 +208,29 @@ def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
     assert set(run.sizes) == {8, 4, 1}
 
 
+def test_a_batch_above_the_recorded_ones(target, monkeypatch):
+    """Its mask may be longer than the room of recorded passes."""
+    prompts = [[*p, *range(20)] for p in PROMPTS]
+    texts = []
+    for batches in ((), (1,)):
+        made = make_worker(target, monkeypatch, batches=batches, graphs=False)
+        requests, _ = write(made, 0.0, prompts=prompts, slots=5, chunk=200)
+        texts.append([r.output_ids for r in requests])
+    assert texts[0] == texts[1]
+
+
+def test_returned_hidden_states(target, plain, monkeypatch):
+    """A request that asks for hidden states gets those that chose its tokens, whatever the tree looked like."""
+    texts = [p + plain[0.0, seed] for seed, p in enumerate(PROMPTS)]
+    made = make_worker(target, monkeypatch, adaptive=False, drafter_is=KnowingDrafter(texts), drafter="recurrent")
+    requests, run = write(made, 0.0, slots=2, returns_hidden=True)
+    assert sum(run.accepted) > 6
+    for req in requests:
+        tokens = torch.tensor([req.origin_input_ids + req.output_ids[:-1]])
+        states = target.states(tokens, (-1,))[0, len(req.origin_input_ids) :]
+        assert torch.allclose(torch.stack(req.hidden[: len(states)]), states)
+
+
 def test_the_state_is_that_of_the_whole_text(target, monkeypatch):
     """A prompt in pieces gives the memory of the prompt at once; a cached prefix is missing in it."""
     made = make_worker(target, monkeypatch, adaptive=False)

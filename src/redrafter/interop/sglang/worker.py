@@ -5,6 +5,7 @@ drafted, so that it prepares the next step while the GPU drafts. Between steps n
 """
 
 import functools
+import logging
 import time
 from collections import deque
 from dataclasses import replace
@@ -28,6 +29,8 @@ from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
+
+log = logging.getLogger(__name__)
 
 NGRAM_WINDOW = 8192
 """The most recent tokens of a text that n-grams are looked up in."""
@@ -98,9 +101,7 @@ def make_worker() -> type:
                 fill_seeds()
                 self.model_runner.sampler = make_sampler()()
             self.size = 0  # of the trees that are drafted: an index into `widths`
-            self.in_flight: deque[int] = deque(
-                maxlen=16
-            )  # sizes of the trees whose results SGLang has not reported yet
+            self.in_flight: deque[int] = deque(maxlen=16)  # sizes of trees whose results SGLang has not reported yet
 
         @property
         def draft_worker(self) -> None:
@@ -141,6 +142,12 @@ def make_worker() -> type:
             self.recorded = RecordedFollow(self.trees, self.depth, self.context_size, self.target.dtype)
             if self.settings.graphs:
                 self.recorded.record(self.runners.batch_sizes(), self.chooser.usable)
+            log.info(
+                "redrafter: trees of %s nodes, verification recorded for batches up to %s, %d recordings of drafting",
+                self.widths,
+                self.chooser.most_rows,
+                len(self.recorded.graphs),
+            )
 
         def clear_cache_pool(self) -> None:
             self.trees.reading.clear()
@@ -222,11 +229,11 @@ def make_worker() -> type:
                 compute_spec_v2_logprobs(batch, result.logits_output, predict, index, self.depth - 1)
             if on_publish is not None:
                 on_publish(after)
-            along = accepted.path[..., None].expand(-1, -1, hidden.shape[2])
+            hidden = hidden.gather(1, accepted.path[..., None].expand(-1, -1, hidden.shape[2]))
+            if batch.return_hidden_states:  # SGLang reads as many rows for each request as it reads tokens
+                result.logits_output.hidden_states = hidden.flatten(0, 1)
             self.size = self._size(rows)
-            self.recorded(
-                self._requests(batch, after), accepted.tokens, accepted.count, hidden.gather(1, along), self.size
-            )
+            self.recorded(self._requests(batch, after), accepted.tokens, accepted.count, hidden, self.size)
             batch.forward_mode = ForwardMode.DECODE
             return self._result(result, accepted.tokens.flatten().int(), lens, after)
 
@@ -251,9 +258,10 @@ def make_worker() -> type:
                 device=device,
             )
             numbers = (most + rows * n) * n
+            recorded = self.model_runner.decode_cuda_graph_runner
             room = getattr(self.model_runner.attn_backend, "cuda_graph_custom_mask", None)
-            if room is not None:  # a recorded pass copies the mask there
-                numbers = min(numbers, room.numel())
+            if room is not None and recorded is not None and rows <= recorded.max_bs:
+                numbers = min(numbers, room.numel())  # a recorded pass copies the mask there
             spec = VerifyInput(
                 draft_token=tokens,
                 custom_mask=full_mask(tree.mask, batch.seq_lens, numbers),
