@@ -16,6 +16,7 @@ if not __package__:  # run as `python benchmarks/engines_gpu.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse
+import itertools
 import json
 import subprocess
 import time
@@ -47,6 +48,9 @@ FALLBACKS: tuple[dict[str, Any], ...] = (
     {"adaptive": False, "graphs": False, "host_lengths": True},
 )
 """Settings of the plug-in, tried in this order until it starts and writes the right texts."""
+MOST_PARTINGS = 50
+"""Of 1000 tokens. In bf16 a correct engine's texts part at ties about 14 times (bf16_divergence.json), a wrong mask's
+or position's within a few tokens of each text."""
 
 
 class EnginesBenchmark:
@@ -121,20 +125,21 @@ class EnginesBenchmark:
         raise ConfigError("REDRAFTER wrote the texts of plain SGLang with no settings; see the rows of the results")
 
     def compare(self, plain: Writer, speculative: Writer, settings: dict[str, Any]) -> bool:
-        """Whether at least half of all texts are equal: in bf16 texts may part at ties."""
-        total = same = 0
+        """Whether texts part no more often than ties explain."""
+        partings = tokens = 0
         for kind, count, concurrency in (("greedy", 2, 1), ("seeded", 2, 1), ("greedy", 8, 8)):
             prompts = self.prompts(count)
             sampling = self.sampling(count, 0.0 if kind == "greedy" else 1.0)
             one, two = (w.write(prompts, sampling, concurrency) for w in (plain, speculative))
             found = parted(one.texts, two.texts)
             row = {"part": "small", "engine": ENGINE, "texts": kind, "concurrency": concurrency, "settings": settings}
-            row |= {"count": count, "equal": count - len(found), "parted_at": found}
+            agree = sum(agreeing(a, b) for a, b in zip(one.texts, two.texts, strict=True))
+            row |= {"count": count, "equal": count - len(found), "parted_at": found, "agreeing_tokens": agree}
             row |= {"tokens_per_step": two.tokens_per_step, "tokens": two.tokens}
             print(row, flush=True)
             self.rows.append(row)
-            total, same = total + count, same + count - len(found)
-        return same >= total / 2
+            partings, tokens = partings + len(found), tokens + agree
+        return 1000 * partings <= MOST_PARTINGS * tokens
 
     def wide(self) -> None:
         """tokens/s of both engines at every level."""
@@ -201,6 +206,10 @@ class EnginesBenchmark:
         headline: dict[str, float] = {}
         if texts:
             headline["small_equal"] = sum(r["equal"] for r in texts) / sum(r["count"] for r in texts)
+            partings = sum(len(r["parted_at"]) for r in texts)
+            headline["small_partings_per_1000_tokens"] = (
+                1000 * partings / max(1, sum(r["agreeing_tokens"] for r in texts))
+            )
         for r in levels:
             headline[f"ratio_at_{r['concurrency']}"] = r["ratio"]
             if r["concurrency"] == 1:
@@ -226,12 +235,12 @@ def parted(one: Sequence[list[int]], two: Sequence[list[int]]) -> list[int]:
     >>> parted([[1, 2], [3, 4]], [[1, 2], [3, 5]])
     [1]
     """
-    found = []
-    for a, b in zip(one, two, strict=True):
-        if a != b:
-            same = [x == y for x, y in zip(a, b, strict=False)]
-            found.append(same.index(False) if False in same else len(same))
-    return found
+    return [agreeing(a, b) for a, b in zip(one, two, strict=True) if a != b]
+
+
+def agreeing(one: list[int], two: list[int]) -> int:
+    """How many tokens two texts have in common from their beginning."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
 
 
 def own_pair(model: Path, drafter: str, beam: str) -> tuple[OwnWriter, OwnWriter]:

@@ -1,5 +1,6 @@
 """Engines that write texts for benchmarks/engines_gpu.py: SGLang in another process, or redrafter's own in this one."""
 
+import contextlib
 import json
 import os
 import signal
@@ -94,7 +95,7 @@ class SglangWriter:
 
     def close(self) -> None:
         """End the process and those it started."""
-        if self.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # an engine that failed may leave its scheduler behind
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._scratch.cleanup()

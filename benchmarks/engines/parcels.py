@@ -115,9 +115,12 @@ def unpack(folder: Path) -> None:
 
 def environment(folder: Path, repository: Path) -> dict[str, str]:
     """The environment variables of an SGLang process."""
-    paths = [folder / "site", folder / "stubs", repository / "src", repository]
+    paths = [folder / "site", folder / "stubs", repository / "src"]
     (folder / "lib").mkdir(exist_ok=True)
-    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    compiler = Path(
+        shutil.which("nvcc", path=f"/usr/local/cuda/bin:{os.environ['PATH']}") or "/usr/local/cuda/bin/nvcc"
+    )
+    home = Path(os.environ.get("CUDA_HOME") or compiler.resolve().parents[1])
     if not (home / "lib64" / "libcudart.so").exists():  # SGLang links what it compiles with -lcudart
         found = [p for d in sys.path for p in Path(d).glob("nvidia/*/lib/libcudart.so.1[0-9]")]
         link = folder / "lib" / "libcudart.so"
