@@ -60,6 +60,7 @@ class Engine:
         self.free = list(range(1, slots + 1))
         self.waiting: list[Req] = []
         self.running: list[Req] = []
+        self.between: Any = None  # what the worker hands from step to step, a row for each running request
         self.lengths: dict[str, int] = {}  # published
         self.late: list[tuple[list[Req], Any]] = []  # results that are not processed yet
         self.accepted: list[int] = []  # drafted tokens of every request's step
@@ -85,9 +86,14 @@ class Engine:
         raise AssertionError("the engine does not come to an end")
 
     def _leave(self, req: Req) -> None:
+        self._filter(self.between, [i for i, r in enumerate(self.running) if r is not req])
         self.running.remove(req)
         self.free.append(req.req_pool_idx)
         req.kv, req.req_pool_idx = [], -1
+
+    def _filter(self, between: Any, keep: list[int]) -> None:
+        if keep:
+            between.filter_batch(new_indices=torch.tensor(keep), has_been_filtered=False, new_indices_cpu=keep)
 
     def extend(self) -> None:
         """One pass over the beginnings of waiting requests; the last one's prompt may end in a later pass."""
@@ -112,15 +118,24 @@ class Engine:
         batch.prefix_lens, batch.extend_lens, batch.chunked_req = prefixes, counts, chunked
         result = self._forward(batch)
         done = [r for r in reqs if r is not chunked]
-        self.running += done
         keep = [i for i, r in enumerate(reqs) if r is not chunked]
+        if done:
+            self._filter(result.next_draft_input, keep)
+            if self.running:
+                self.between.merge_batch(result.next_draft_input)
+            else:
+                self.between = result.next_draft_input
+        self.running += done
         result.next_token_ids, result.accept_lens = result.next_token_ids[keep][:, None], result.accept_lens[keep]
         self.late.append((done, result))
 
     def decode(self) -> None:
         reqs = list(self.running)
-        batch = self._batch(ForwardMode.DECODE, reqs, [self.lengths[r.rid] for r in reqs])
+        batch = self._batch(ForwardMode.DECODE, reqs, self.between.new_seq_lens.tolist())
+        assert self.between.future_indices.tolist() == batch.req_pool_indices.tolist()
+        batch.spec_info = self.between
         result = self._forward(batch)
+        self.between = result.next_draft_input
         self.sizes.append(batch.spec_info.draft_token_num)
         stride = result.speculative_num_draft_tokens
         result.next_token_ids = result.next_token_ids.view(len(reqs), stride)
@@ -168,6 +183,7 @@ class Engine:
             self.lengths.update(zip([r.rid for r in batch.reqs], lengths.tolist(), strict=True))
 
         result = self.worker.forward_batch_generation(batch, publish)
+        result.next_draft_input.future_indices = batch.req_pool_indices
         assert result.new_seq_lens.tolist() == [self.lengths[r.rid] for r in batch.reqs]
         assert [len(r.kv) for r in batch.reqs] == result.new_seq_lens.tolist()
         return result

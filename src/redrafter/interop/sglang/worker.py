@@ -72,12 +72,12 @@ def make_worker() -> type:
         """What SGLang carries from step to step. The drafter's own state stays in its slots."""
 
         def filter_batch(self, new_indices: Tensor, *_: Any, **__: Any) -> None:
-            for name in ("future_indices", "new_seq_lens", "accept_lens"):
+            for name in ("future_indices", "new_seq_lens"):
                 if getattr(self, name) is not None:
                     setattr(self, name, getattr(self, name)[new_indices])
 
         def merge_batch(self, spec_info: Any) -> None:
-            for name in ("future_indices", "new_seq_lens", "accept_lens"):
+            for name in ("future_indices", "new_seq_lens"):
                 mine, other = getattr(self, name), getattr(spec_info, name)
                 if mine is not None and other is not None:
                     setattr(self, name, torch.cat([mine, other]))
@@ -365,9 +365,7 @@ def make_worker() -> type:
                 can_run_cuda_graph=result.can_run_cuda_graph,
                 accept_lens=accept_lens,
                 new_seq_lens=lengths,
-                next_draft_input=Between(
-                    draft_token_num=self.depth, new_seq_lens=lengths, accept_tokens=None, accept_lens=accept_lens
-                ),
+                next_draft_input=Between(draft_token_num=self.depth, new_seq_lens=lengths),
                 speculative_num_draft_tokens=self.depth,
             )
 
