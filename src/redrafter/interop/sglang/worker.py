@@ -321,9 +321,9 @@ def make_worker() -> type:
                     "SGLang returned no hidden states; start it with --enable-return-hidden-states, and with a model "
                     "whose hidden states it can return"
                 )
-            if not batch.return_hidden_states:
-                result.logits_output.hidden_states = None
-            return self.hidden_states(hidden)
+            hidden = self.hidden_states(hidden)
+            result.logits_output.hidden_states = hidden if batch.return_hidden_states else None
+            return hidden
 
         def _size(self, rows: int) -> int:
             size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
