@@ -173,7 +173,7 @@ def test_ranks_follow_the_first_one(target, plain, monkeypatch):
     """What is sent between ranks is put together again as it was."""
     made = make_worker(target, monkeypatch, adaptive=False)
     made.tp_size = 2
-    check(write(made, 1.0)[0], plain)
+    check(write(made, 1.0, prompts=PROMPTS[:2])[0], plain)
 
 
 def test_texts_do_not_depend_on_the_size_of_tree(target, plain, monkeypatch):
@@ -273,13 +273,13 @@ class TestTwins:
 
         monkeypatch.setattr(TreeBatch, "accept", by_step)
         with pytest.raises(AssertionError):
-            check(write(made, 1.0)[0], plain)
+            check(write(made, 1.0, prompts=PROMPTS[:2])[0], plain)
 
     def test_first_token_by_the_engines_own_draw(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)
         made.model_runner.sampler = stub.Sampler()
         with pytest.raises(AssertionError):
-            check(write(made, 1.0)[0], plain)
+            check(write(made, 1.0, prompts=PROMPTS[:2])[0], plain)
 
     def test_causal_mask(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)
@@ -291,7 +291,7 @@ class TestTwins:
     def test_a_state_that_is_not_reset_costs_guesses_only(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)
         monkeypatch.setattr(TreeBatch, "_fresh_where", lambda self, goes_on, slots: self._rows(slots))
-        check(write(made, 1.0, retract={"request-0": 6}, slots=2)[0], plain)
+        check(write(made, 1.0, retract={"request-0": 6}, prompts=PROMPTS[:3], slots=2)[0], plain)
 
 
 class TestLoad:
