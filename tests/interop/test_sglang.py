@@ -11,7 +11,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.interop.sglang import load, plugin, recorded, settings, worker
+from redrafter.interop.sglang import checks, load, plugin, recorded, settings, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.targets import load_target
@@ -337,12 +337,12 @@ class TestRefusals:
     def test_version(self, monkeypatch):
         stub.install(monkeypatch, version="0.5.23")
         with pytest.raises(ConfigError, match=r"tested with SGLang 0\.5\.16, not with 0\.5\.23"):
-            plugin.check(server_args())
+            checks.check(server_args())
 
     def test_hidden_states_not_asked_for(self, monkeypatch):
         stub.install(monkeypatch)
         with pytest.raises(UnsupportedTarget, match="--enable-return-hidden-states"):
-            plugin.check(server_args(enable_return_hidden_states=False))
+            checks.check(server_args(enable_return_hidden_states=False))
 
     def test_hidden_states_not_returned(self, target, monkeypatch):
         made = make_worker(target, monkeypatch)
