@@ -34,7 +34,7 @@ class Shape:
     """Beam length L: tokens guessed ahead."""
     nodes: int | None = None
     """Node budget N: how many of the W·L nodes are verified (all when not given)."""
-    until: float = 0.0
+    until: float = field(default=0.0, repr=False)
     """A draft ends below a best path that is less probable than this, if the search can end (a CPU's compiled one)."""
 
     def __post_init__(self) -> None:
