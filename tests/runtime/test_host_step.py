@@ -63,3 +63,34 @@ def test_the_same_texts_and_statistics(monkeypatch, temperature):
             found.append([(c.tokens, c.stats.steps, c.stats.nodes, c.stats.accepted_per_step) for c in done])
         assert found[0] == found[1]
         assert [tokens for tokens, *_ in found[0]] == texts
+
+
+def test_trees_with_empty_nodes(monkeypatch):
+    """A drafter may use fewer nodes than the shape allows; it is given one hidden state for each new token."""
+    target = load_target(make_model())
+    options = {"max_new_tokens": 16, "temperature": 1.0, "seed": 4}
+    found = []
+    for on_host in (True, False):
+        drafter = recurrent_drafter(target, memory_heads=2)
+        draft, advance, widths = drafter.draft, drafter.advance, []
+
+        def shallow(*given, draft=draft):
+            tree = draft(*given)
+            return within(tree, torch.ones_like(tree.tokens[:, 0]))
+
+        def take(state, accepted, hidden, advance=advance, widths=widths):
+            widths.append((accepted.tokens.shape[1], hidden.shape[1]))
+            return advance(state, accepted, hidden)
+
+        monkeypatch.setattr(drafter, "draft", shallow)
+        monkeypatch.setattr(drafter, "advance", take)
+        engine = Engine(target, drafter, shape=Shape(width=2, length=3))
+        with monkeypatch.context() as patch:
+            if not on_host:
+                patch.setattr(executor, "runs_on_host", lambda *_: False)
+            done = engine.generate(PROMPTS, batch_size=2, **options)
+        found.append([(c.tokens, c.stats.steps, c.stats.nodes, c.stats.accepted_per_step) for c in done])
+        assert all(tokens == states for tokens, states in widths)
+    assert found[0] == found[1]
+    assert [tokens for tokens, *_ in found[0]] == [c.tokens for c in engine.plain().generate(PROMPTS, **options)]
+    assert any(1 in accepted for *_, accepted in found[0])

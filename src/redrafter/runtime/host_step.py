@@ -53,7 +53,7 @@ def host_step(
         cut(walked(*row), left, over, ends)
         for *row, left, over, ends in zip(choices, tokens, parents, valid, remaining, done, eos, strict=True)
     ]
-    width = tree.length + 1
+    width = min(tree.length, tree.nodes) + 1  # empty nodes were trimmed, and a path needs a node for each depth
     straight = all(walk.path == list(range(len(walk.path))) for walk in walks)
     path = None if straight else torch.tensor([padded(walk.path, width) for walk in walks])
     if path is not None:
