@@ -108,6 +108,8 @@ def test_log_probabilities_are_those_of_eager_steps(target: Target) -> None:
             told += [output for result in batch.step(True, SHAPE) for _, output in result.rows]
         found.append([pair for output in told for token in output.logprobs for pair in token])
         assert bool(batch.executor.steps) == is_recorded
+    with pytest.raises(AssertionError, match="one at a time"):  # the host would look at the last step alone
+        batch.step(True, SHAPE, count=2)
     assert [t for t, _ in found[1]] == [t for t, _ in found[0]]
     assert [p for _, p in found[1]] == pytest.approx([p for _, p in found[0]])
 

@@ -156,6 +156,7 @@ class Executor:
 
         `watched`: the host takes part, by the sampling's `RowProcessors` or since it wants the logits.
         """
+        assert count == 1 or not watched, "the host takes part in each step: launch one at a time"
         processors = sampling.processor
         sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
         key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises, watched)
