@@ -9,7 +9,7 @@ class Acceptance:
     """A moving average of accepted tokens per step, relative to the expected ones.
 
     recovery: the share of the gap to 1 that the ratio regains in each step without a draft. Such steps say nothing
-    about drafts. Without recovery, whoever once stopped drafting would never try again.
+    about drafts. Without recovery, a drafter that once seemed useless would never be tried again.
     """
 
     def __init__(self, ratio: float, recovery: float) -> None:

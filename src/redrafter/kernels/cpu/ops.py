@@ -125,9 +125,9 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
 
 def uniform(keys: Tensor, count: int) -> Tensor:
     """Keys (...) -> (..., count) numbers in (0, 1) in fp32: `core.noise.uniform` behind its keys."""
-    y = torch.empty(*keys.shape, count)
+    keys, y = keys.contiguous(), torch.empty(*keys.shape, count)
     most = 1 - torch.finfo(torch.float32).eps / 2
-    _lib().uniform(_at(keys.contiguous()), _at(y), keys.numel(), count, most)
+    _lib().uniform(_at(keys), _at(y), keys.numel(), count, most)
     return y
 
 
