@@ -18,7 +18,7 @@ from redrafter.texts import Texts
 from redrafter.train import trainer
 from redrafter.train.batches import epoch_groups, make_batch, sum_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.hidden_states import StateSource
+from redrafter.train.hidden_states import StateSource, read_layers
 from redrafter.train.run import TrainingFailed
 from redrafter.train.setup import make_net
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
@@ -138,20 +138,32 @@ def test_kept_states_are_those_recomputed(kind: str, tmp_path: Path, target: Tar
     assert passed == {"disk": [2, 2], "memory": [2, 1], "memory for two texts": [2, 1, 1, 1]}.get(kind, [2, 2, 2, 3])
 
 
-def test_states_in_memory_need_a_gpu_and_are_given_up_first(
-    tmp_path: Path, target: Target, texts: Texts, monkeypatch
-) -> None:
+def test_states_that_could_not_be_stored_are_computed_again(target: Target, texts: Texts, monkeypatch) -> None:
+    store = MemoryStore(texts, target.hidden_size, target.dtype, target.device, 1 << 30)
+    source, batch = StateSource(target, (-1,), store), make_batch(texts, [2, 0])
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_slots", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("x")))
+        with pytest.raises(torch.OutOfMemoryError):
+            source.fetch(batch, [2, 0])
+    wanted = StateSource(target, (-1,)).fetch(batch, [2, 0]).last
+    real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+    for _ in range(2):  # training goes on after it had too little memory
+        assert torch.equal(source.fetch(batch, [2, 0]).last[real], wanted[real])
+
+
+def test_states_in_memory_need_a_gpu(tmp_path: Path, target: Target, texts: Texts) -> None:
     with pytest.raises(ConfigError, match="--states memory needs a GPU"):
         train(target, texts, tmp_path / "a", options=OPTIONS, config=replace(CONFIG, states="memory"))
-    store = MemoryStore(texts, 2 * target.hidden_size, target.dtype, target.device, 1 << 30)
-    source = StateSource(target, (0, -1), store)
-    assert source.free_memory()
-    assert not source.free_memory()
 
 
 def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, target: Target, texts: Texts, monkeypatch):
+    """Hidden states in memory are given up first."""
     gradient = trainer._Training._gradient
     notes: list[str] = []
+
+    def keep_states(_: Any, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path) -> StateSource:
+        width = target.hidden_size * len(read_layers(layers))
+        return StateSource(target, layers, MemoryStore(texts, width, target.dtype, target.device, 1 << 30))
 
     def small_machine(self: Any, rows: list[int], total: int, is_last: bool) -> Any:
         if sum_positions(self.texts, rows) > 40:
@@ -164,10 +176,12 @@ def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, targ
         def note(self, text: str) -> None:
             notes.append(text)
 
+    monkeypatch.setattr(trainer, "open_states", keep_states)
     monkeypatch.setattr(trainer._Training, "_gradient", small_machine)
     done = train(target, texts, tmp_path, options=OPTIONS, config=CONFIG, watcher=Watcher())
     assert done.updates == 12
-    assert [re.sub(r"\d+", "N", n) for n in notes] == ["out of memory: going on with N positions at once"] * 2
+    smaller = ["out of memory: going on with N positions at once"] * 2
+    assert [re.sub(r"\d+", "N", n) for n in notes] == ["out of memory: hidden states are no longer kept", *smaller]
     monkeypatch.setattr(
         trainer._Training, "_gradient", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
     )

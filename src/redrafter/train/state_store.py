@@ -80,7 +80,9 @@ class MemoryStore:
         stored = (self.begin[chosen] >= 0).nonzero()[:, 0]
         whole = self.states.new_empty(*batch.tokens.shape, self.states.shape[1])
         if len(stored):
-            whole[stored.to(device)] = self.states[self._slots(chosen[stored], batch.tokens.shape[1]).to(device)]
+            known = chosen[stored]
+            slots = self._slots(known, self.begin[known], batch.tokens.shape[1])
+            whole[stored.to(device)] = self.states[slots.to(device)]
         if len(missing):
             fresh = compute(batch.tokens[missing.to(device)])
             whole[missing.to(device)] = fresh
@@ -91,15 +93,16 @@ class MemoryStore:
         """Store the states of texts while there is room."""
         ends = self.used + self.lengths[rows].cumsum(0)
         fits = ends < len(self.states)
-        self.begin[rows[fits]] = (ends - self.lengths[rows])[fits]
+        begin = torch.where(fits, ends - self.lengths[rows], -1)
+        self.states[self._slots(rows, begin, fresh.shape[1]).to(fresh.device)] = fresh
+        self.begin[rows] = begin  # after the states: too little memory must not leave a mark without them
         self.used = int(ends[fits].max()) if bool(fits.any()) else self.used
-        self.states[self._slots(rows, fresh.shape[1]).to(fresh.device)] = fresh
 
-    def _slots(self, rows: Tensor, width: int) -> Tensor:
+    def _slots(self, rows: Tensor, begin: Tensor, width: int) -> Tensor:
         """(R, S) the slot of each token; the last slot, which no text owns, for padding and for texts not stored."""
         place = torch.arange(width)
-        real = (place < self.lengths[rows][:, None]) & (self.begin[rows] >= 0)[:, None]
-        return torch.where(real, self.begin[rows][:, None] + place, len(self.states) - 1)
+        real = (place < self.lengths[rows][:, None]) & (begin >= 0)[:, None]
+        return torch.where(real, begin[:, None] + place, len(self.states) - 1)
 
 
 def gpu_room(device: torch.device) -> int:
