@@ -1,4 +1,7 @@
-"""A training run on disk: its settings, and checkpoints from which it goes on bit for bit."""
+"""A training run on disk: its settings, and checkpoints from which it goes on bit for bit.
+
+With `--states memory` a resumed run computes hidden states again, in other batches: the last bits may differ on a GPU.
+"""
 
 import contextlib
 import errno
