@@ -18,8 +18,8 @@ from redrafter.targets.cuda.layer_compile import LayerForwards
 from redrafter.targets.cuda.tree_attention import PassThroughCache, use_tree_attention
 from redrafter.targets.target import Target
 
-PIECE = 8192
-"""Prompt tokens per pass, over all rows."""
+PIECE = 4096
+"""Prompt tokens per pass, over all rows: bounds the logits of a pass in which every prompt ends at another column."""
 
 
 class TreeTarget:
