@@ -7,11 +7,11 @@ import torch
 
 from redrafter import RuleConfig, SamplingParams, Shape
 from redrafter.core import beam as beam_module
-from redrafter.core.chain import Chain, extend_with_chain
+from redrafter.core.chain import Chain
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.tree import Tree
-from redrafter.kernels.beam_topk import extend
+from redrafter.kernels.beam_topk import extend, extend_with_chain
 
 VOCAB, ROWS, WIDTH, LENGTH, DEEP = 11, 6, 4, 3, 7
 IDS = torch.tensor([9, 0, 3, 7, 4, 1])

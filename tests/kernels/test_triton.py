@@ -56,6 +56,38 @@ def test_topw(case, mapped):
     assert (got[2] == want[2]).float().mean() > 0.99
 
 
+CHAINED = [(1, 40, 4, True), (2, 600, 4, False)]
+LARGE_CHAINED = [(16, 16384, 16, True), (16, 49152, 32, False), (64, 16384, 64, True)]
+
+
+@pytest.mark.parametrize("case", CHAINED + (LARGE_CHAINED if BIG else []), ids=str)
+def test_topw_with_a_chain(case):
+    """A token that the beam finds, tokens that it does not find, one with odds of 0, and a row off the chain."""
+    beams, vocab, width, mapped = case
+    torch.manual_seed(vocab)
+    logits = torch.randn(6, beams, vocab, device=DEVICE) * 3
+    total = -torch.rand(6, beams, device=DEVICE)
+    heat = torch.tensor([0.0, 0.7] * 3, device=DEVICE)
+    ids = torch.randperm(vocab + 50, device=DEVICE)[:vocab] if mapped else None
+    noise = torch.randn(6, vocab + 50, device=DEVICE)[:, : vocab + 50 if mapped else vocab]
+    follows = torch.zeros(6, beams, dtype=torch.bool, device=DEVICE)
+    follows[:5, beams // 2] = True
+    best, worst = logits[:, beams // 2].argmax(1), logits[:, beams // 2].argmin(1)
+    token = torch.where(torch.tensor([1, 0, 1, 0, 1, 1], device=DEVICE) > 0, best, worst)
+    token = token if ids is None else ids[token]
+    if mapped:
+        token[3] = next(t for t in range(vocab + 50) if t not in ids)
+    odds = torch.tensor([0.7, 0.6, 0.1, 1e-6, 0.0, 0.9], device=DEVICE)
+    beam = (logits, total, heat, noise, ids, width)
+    want = topw_naive.extend_with_chain(*beam, token, odds, follows)
+    got = topw_triton.extend(*beam, topw_triton.Chain(token, odds, follows))
+    torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-4)
+    for mine, theirs in zip(got[1:], want[1:], strict=True):
+        assert torch.equal(mine, theirs)
+    assert want[3].any(1).tolist() == [True, True, True, False, False, False]
+    assert not torch.equal(want[0], topw_naive.extend(*beam)[0]), "else the chain had no effect"
+
+
 @pytest.mark.parametrize("vocab", [20, 600])
 def test_topw_among_too_few_guesses_names_tokens_that_exist(vocab):
     """Two tokens of each beam are possible, sixteen are asked for."""
@@ -65,7 +97,7 @@ def test_topw_among_too_few_guesses_names_tokens_that_exist(vocab):
     ids = torch.arange(vocab, device=DEVICE) + 1000
     noise = torch.zeros(1, vocab + 1000, device=DEVICE)
     want = topw_naive.extend(logits, total, heat, noise, ids, 16)
-    best, parents, tokens = topw_triton.extend(logits, total, heat, noise, ids, 16)
+    best, parents, tokens, _ = topw_triton.extend(logits, total, heat, noise, ids, 16)
     torch.testing.assert_close(best, want[0])
     assert torch.equal(parents[:, :6], want[1][:, :6])
     assert torch.equal(tokens[:, :6], want[2][:, :6])
@@ -80,7 +112,7 @@ def test_topw_at_no_noise_reads_one_zero():
     noise = torch.zeros(1, device=DEVICE).expand(2, 600)
     want = topw_naive.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
     got = topw_triton.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
-    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got, want, strict=True))
+    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got[:3], want, strict=True))
 
 
 NARROW = [(1, 1, 24, 40), (2, 3, 33, 17), (1, 16, 100, 60)]

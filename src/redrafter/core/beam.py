@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from redrafter.config import Shape
-from redrafter.core.chain import Chain, append_chain, extend_with_chain
+from redrafter.core.chain import Chain, append_chain
 from redrafter.core.tree import Nodes
 from redrafter.errors import ConfigError
-from redrafter.kernels.beam_topk import extend
+from redrafter.kernels.beam_topk import extend, extend_with_chain
 
 State = TypeVar("State")
 Advance = Callable[[State, Tensor, Tensor], tuple[Tensor | None, State]]

@@ -1,4 +1,4 @@
-"""Launches Triton kernels, those of a decoder layer one behind the other without a gap; or only compiles them.
+"""Launches Triton kernels, those of decoder layers and of drafts without a gap between them; or only compiles them.
 
 Programmatic dependent launch: a kernel's programs start while the kernel before it still runs. Such a kernel has a
 parameter EARLY and calls `wait_for_previous` before it reads or writes what the kernel before it may still use. Only

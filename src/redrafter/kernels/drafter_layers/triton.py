@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redrafter.kernels.launch import submit
+from redrafter.kernels.launch import launch, wait_for_previous
 
 EPSILON = torch.finfo(torch.float32).eps
 """The default epsilon of F.rms_norm in fp32."""
@@ -47,8 +47,10 @@ def _layer(
     x, w, bias, share, extra, w_extra, out, count, width, size, extra_size, per_share, x_row, w_row, e_row, we_row, eps,
     NORMED: tl.constexpr, RESIDUAL: tl.constexpr, SHARED: tl.constexpr, EXTRA: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """N columns of a residual block or of the input layer."""
+    wait_for_previous(EARLY)
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < width
     here = real[:, None] & cols[None, :]
@@ -81,8 +83,10 @@ def _cell(
     x, w, bias, heard, parents, tokens, places, out, count, width, old_width, size, x_row, w_row, h_row,
     PICKS: tl.constexpr, GATED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STREAMS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """N columns of the next state."""
+    wait_for_previous(EARLY)
     rows, col = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     real, cols = rows < count, col < size
     here = real[:, None] & cols[None, :]
@@ -118,9 +122,10 @@ def _cell(
 @triton.jit
 def _read(
     query, memory, out, width, heads, size, q_row, q_beam, m_row, m_head,
-    W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+    W: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The memory readings of all beams, for one head of one row."""
+    wait_for_previous(EARLY)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     beam, d = tl.arange(0, W), tl.arange(0, D)
     here = (beam < width)[:, None] & (d < size)[None, :]
@@ -157,8 +162,8 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, normed: bool) -> Tensor:
     out = torch.empty_like(x)
     count, n = x.numel() // x.shape[-1], x.shape[-1]
     tiles = _tiles(x, n)
-    submit(
-        _layer, (triton.cdiv(n, tiles["N"]),),
+    launch(
+        _layer, (triton.cdiv(n, tiles["N"]),), x.device,
         x, weight, bias, x, x, weight, out, count, n, n, 0, 1, n, weight.stride(0), n, weight.stride(0),
         EPSILON, NORMED=normed, RESIDUAL=True, SHARED=False, EXTRA=False, **tiles,
     )  # fmt: skip
@@ -171,8 +176,8 @@ def joint(state: Tensor, weight: Tensor, share: Tensor, reading: Tensor | None, 
     out = state.new_empty(batch, beams, n)
     tiles = _tiles(state, n)
     more, w = (state, weight) if reading is None or columns is None else (reading, columns)
-    submit(
-        _layer, (triton.cdiv(n, tiles["N"]),),
+    launch(
+        _layer, (triton.cdiv(n, tiles["N"]),), state.device,
         state, weight, share, share, more, w, out, batch * beams, n, size, more.shape[-1], beams,
         size, weight.stride(0), more.shape[-1], w.stride(0), 0.0,
         NORMED=False, RESIDUAL=False, SHARED=True, EXTRA=reading is not None, **tiles,
@@ -187,8 +192,8 @@ def cell(
     size = state.shape[-1]
     out = state.new_empty(*(state.shape[:-1] if parents is None else parents.shape), size)
     tiles = _tiles(out, size, gated=True)
-    submit(
-        _cell, (triton.cdiv(size, tiles["N"]),),
+    launch(
+        _cell, (triton.cdiv(size, tiles["N"]),), state.device,
         state, weight, bias, heard, parents, tokens, places, out, out.numel() // size,
         out.shape[-2], state.shape[-2], size, size, weight.stride(0), heard.shape[-1],
         PICKS=parents is not None, GATED=weight.shape[0] != size, **tiles,
@@ -200,8 +205,8 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     batch, beams, _ = query.shape
     heads, size = memory.shape[1:3]
     out = torch.empty_like(query)
-    submit(
-        _read, (heads, batch),
+    launch(
+        _read, (heads, batch), query.device,
         query, memory, out, beams, heads, size, query.stride(0), query.stride(1), memory.stride(0), memory.stride(1),
         W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # more precise than the result's dtype
