@@ -31,6 +31,7 @@ from benchmarks.common import QUESTIONS, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import load_wide
 from redrafter.config import SamplingParams, Shape
+from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine, load
 from redrafter.results import check_new, command
 from redrafter.serve.config import GuardConfig, ServeConfig
@@ -53,7 +54,7 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
         engine = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=Shape())
         return engine, Path(engine.target.name).name
     target, drafter, label = load_wide(args.shape, drafter_budget=args.drafter or "120M", model=args.model)
-    return Engine(target, drafter, runtime=args.runtime), label
+    return Engine(target, WithNgrams(drafter), runtime=args.runtime), label
 
 
 def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
