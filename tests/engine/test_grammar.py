@@ -283,3 +283,18 @@ def test_what_a_grammar_needs(target: Target, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(ConfigError, match="pip install llguidance"):
         engine.generate("a", grammar=PERSON)
+
+
+def test_a_tokenizer_that_the_library_misreads_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    import llguidance.hf
+
+    class Raw:
+        """Takes the names of byte-level tokens for their bytes."""
+
+        @staticmethod
+        def decode_bytes(ids: list[int]) -> bytes:
+            return "".join(target.tokenizer.convert_ids_to_tokens(ids)).encode()
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", lambda *_, **__: Raw)
+    with pytest.raises(ConfigError, match="llguidance reads"):
+        made(target, "ngram").generate("a", grammar=PERSON)

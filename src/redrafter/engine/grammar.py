@@ -41,6 +41,8 @@ MULTIPLES = 10_000
 
 llguidance makes a state for each remainder, outside its own limits: 999983 takes ten seconds and 370 MB.
 """
+PROBE = 'a {"b": 1}'
+"""llguidance must read the same characters from this text's tokens as the tokenizer does."""
 KEPT = 64
 """Compiled grammars that are kept for the next request with the same one."""
 
@@ -79,12 +81,18 @@ class Grammars:
             import llguidance.hf
         except ModuleNotFoundError as error:
             raise ConfigError("a grammar needs the package llguidance: pip install llguidance") from error
+        refused = f"the tokenizer of {self.target.name} cannot be used with a grammar"
         try:
-            return llguidance.hf.from_tokenizer(
+            made = llguidance.hf.from_tokenizer(
                 self.target.tokenizer, n_vocab=self.target.vocab_size, eos_token=list(self.eos)
             )
         except Exception as error:  # a tokenizer that is slow, or of a kind that llguidance does not know
-            raise ConfigError(f"the tokenizer of {self.target.name} cannot be used with a grammar: {error}") from error
+            raise ConfigError(f"{refused}: {error}") from error
+        probe = self.target.tokenizer.encode(PROBE, add_special_tokens=False)
+        read = made.decode_bytes(probe).strip()
+        if self.target.tokenizer.decode(probe).strip() == PROBE and read != PROBE.encode():
+            raise ConfigError(f"{refused}: llguidance reads {read!r} from the tokens of {PROBE!r}")
+        return made
 
 
 def make_matcher(tokenizer: Any, grammar: Grammar) -> Any:
