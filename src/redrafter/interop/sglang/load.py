@@ -1,9 +1,11 @@
 """How many nodes to verify in a step: the size of tree that writes most tokens per second at this load.
 
-Every node costs time once the GPU computes as long as it reads weights, and the more requests run, the sooner. Nothing
-is assumed about the machine: step times are measured while serving, per batch size and size of tree.
+Every node costs time once the GPU computes as long as it reads weights, and the more requests run, the sooner. Step
+times are measured while serving, per batch size and size of tree. What was not measured yet is predicted from what was,
+so at a new load only the sizes next to the best one are tried.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,17 +14,17 @@ from statistics import median
 from redrafter.config import Shape, require
 
 TRIED = 8
-"""Measured steps after which a size of tree is judged."""
+"""Measured steps after which a time is known."""
 KEPT = 15
 """Step times that a median is taken over."""
-AGAIN = 500
-"""Steps after which a size of tree next to the best one is measured again."""
-CLEARLY = 0.9
-"""A size of tree with less than this part of the best rate ends the search for larger ones."""
+AGAIN = 250
+"""Steps after which a size of tree next to the best one is tried, since costs and texts change."""
 REMEMBERED = 50
 """Steps that the mean of accepted tokens is taken over, about."""
 SETTLED = 2
 """Steps of one kind in a row before the time between two is that kind's: an overlapped engine reports one late."""
+DOUBLES = 240
+"""Tokens in a pass that take twice the time of one token, until times are measured: a 7B model on an H200."""
 
 
 SHAPES = ("2x2:3", "4x3:7", "8x4:15", "8x5:31", "16x5:63")
@@ -73,7 +75,7 @@ class Chooser:
         require(len(widths) > 0, "give at least one size of tree")
         self.widths, self.most_tokens = list(widths), most_tokens
         self.times: dict[tuple[int, int], deque[float]] = {}  # (bucket, size) -> seconds of recent steps
-        self.tokens = [1.0] * len(widths)  # mean new tokens of a request's step
+        self.guessed = [0.0] * len(widths)  # mean accepted guesses of a request's step
         self.counted = [0] * len(widths)  # steps in that mean
         self.most_rows: list[int | None] = [None] * len(widths)  # None: no limit
         self.steps = 0
@@ -91,21 +93,44 @@ class Chooser:
         """The size of tree for the next step, as an index into `widths`."""
         self.steps += 1
         at, usable = bucket(rows), self.usable(rows)
-        best = usable[-1]
-        for size in reversed(usable):  # from the smallest: where a larger tree is slower, still larger ones are too
-            if len(self.times.get((at, size), ())) < TRIED:
-                return size
-            if self.rate(at, size) < CLEARLY * self.rate(at, best):
-                break
-            best = max(best, size, key=lambda i: self.rate(at, i))
-        if self.steps % AGAIN >= AGAIN - SETTLED - TRIED:  # a neighbour of the best, since costs and texts change
-            other = usable.index(best) + (1 if self.steps // AGAIN % 2 else -1)
+        best = max(usable, key=lambda size: self.tokens(size) / self.seconds(at, size))
+        here = usable.index(best)
+        if self._known(at, best):  # predictions may be wrong: compare with the next smaller and the next larger tree
+            for size in usable[here + 1 : here + 2] + usable[max(0, here - 1) : here]:
+                if not self._known(at, size):
+                    return size
+        if self.steps % AGAIN >= AGAIN - SETTLED - TRIED:
+            other = here + (1 if self.steps // AGAIN % 2 else -1)
             return usable[other] if 0 <= other < len(usable) else best
         return best
 
-    def rate(self, at: int, size: int) -> float:
-        """New tokens of one request per second."""
-        return self.tokens[size] / median(self.times[at, size])
+    def tokens(self, size: int) -> float:
+        """New tokens of a request's step. Twice the nodes find about one step more of a path."""
+
+        def found(i: int) -> float:
+            return math.log2(self.widths[i])
+
+        if self.counted[size] >= TRIED or not found(size):
+            return 1 + self.guessed[size]
+        known = sum(self.counted[i] * found(i) for i in range(len(self.widths)))
+        accepted = sum(n * mean for n, mean in zip(self.counted, self.guessed, strict=True))
+        return 1 + found(size) * (accepted / known if known else 0.5)
+
+    def seconds(self, at: int, size: int) -> float:
+        """The time of a step: measured, or predicted from the measured pass of the nearest number of tokens."""
+        if self._known(at, size):
+            return median(self.times[at, size])
+        known = {kind: median(t) for kind, t in self.times.items() if len(t) >= TRIED}
+        if not known:
+            return self._relative(at, size)
+        near = min(known, key=lambda kind: abs(math.log2(self._relative(*kind) / self._relative(at, size))))
+        return known[near] * self._relative(at, size) / self._relative(*near)
+
+    def _known(self, at: int, size: int) -> bool:
+        return len(self.times.get((at, size), ())) >= TRIED
+
+    def _relative(self, at: int, size: int) -> float:
+        return 1 + at * self.widths[size] / DOUBLES
 
     def began(self, rows: int, size: int, now: float) -> None:
         """A step of this kind begins; the time since the step before is that step's, if both are of one kind."""
@@ -122,4 +147,4 @@ class Chooser:
     def accepted(self, size: int, tokens_per_request: float) -> None:
         """A step with this size of tree gave so many new tokens per request."""
         self.counted[size] = min(REMEMBERED, self.counted[size] + 1)
-        self.tokens[size] += (tokens_per_request - self.tokens[size]) / self.counted[size]
+        self.guessed[size] += (tokens_per_request - 1 - self.guessed[size]) / self.counted[size]
