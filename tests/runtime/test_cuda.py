@@ -123,6 +123,23 @@ def test_a_step_never_waits_for_the_host(rule, draft):
     assert int(rows.lengths.min()) > len(PROMPTS[1]) + 3
 
 
+def test_rows_join_and_leave_while_steps_are_under_way():
+    """A wait here would cost every text one step, and a server's other rows too."""
+    batch = Batch(cuda_target(), NoDrafter(), rows=2, context=99, shapes=[], runtime="graphs")
+    requests = [Request(prompt=p, max_new_tokens=40, sampling=SamplingParams(temperature=0.5)) for p in PROMPTS[:3]]
+    rows = [batch.open(r) for r in requests[:2]]
+    batch.read_all(rows)
+    batch.step(True, None)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch.close(rows[0])
+        batch.open(requests[2])
+        batch._sampling(0, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    batch.drain()
+
+
 def test_a_step_never_waits_for_the_host_twin():
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -41,7 +41,9 @@ class Sampling:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device | str) -> "Sampling":
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+            # From pinned memory: a GPU's steps under way go on meanwhile.
+            pinned = torch.device(device).type == "cuda"
+            return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
 
         bias = None
         if any(p.logit_bias for p in params):

@@ -142,7 +142,7 @@ class Batch:
         row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor)
         row.asks_prompt = prompt_logprobs
         self.at[place] = row
-        self.state.rows.lengths[place] = 0
+        self.state.rows.lengths[place].fill_(0)  # not `= 0`: torch would wait for all steps under way
         self._touch(row)
         return row
 
@@ -164,7 +164,7 @@ class Batch:
         logits, hidden = found
         self.state.history[row.place, begin:stop] = hidden[0]
         row.known = stop
-        self.state.rows.lengths[row.place] = stop
+        self.state.rows.lengths[row.place].fill_(stop)
         self._touch(row)
         return self._begin([row], logits)[0] if stop == prompt else None
 
@@ -320,8 +320,8 @@ class Batch:
             return
         row.open = row.live = False
         row.processor = None
-        self.state.rows.done[row.place] = True
-        self.state.rows.lengths[row.place] = row.known
+        self.state.rows.done[row.place].fill_(True)
+        self.state.rows.lengths[row.place].fill_(row.known)
         self._touch(row)
 
     def reset(self) -> None:

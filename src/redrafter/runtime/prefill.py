@@ -42,7 +42,8 @@ class PromptReader:
         if self.failed or size is None or begin + size > self.cache.slots:
             return None
         piece = self.pieces.get(size) or _Piece(size, self.verifier.target.device)
-        piece.given.copy_(torch.tensor([*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]))
+        given = [*tokens, *[0] * (size - len(tokens)), begin, place, len(tokens) - 1]
+        piece.given.copy_(torch.tensor(given, pin_memory=piece.given.is_cuda), non_blocking=True)
         try:
             piece.run(self)
         except torch.OutOfMemoryError:
