@@ -33,7 +33,7 @@ from redrafter.interop.find import WITH_NGRAMS, find
 
 log = logging.getLogger(__name__)
 
-TESTED = ("0.32.0",)
+TESTED = ("0.26.0", "0.32.0")
 SECTION = "redrafter"
 """Our part of vLLM's `--additional-config`."""
 
