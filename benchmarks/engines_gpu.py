@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import HERE, arguments, first_turns, parse
-from benchmarks.engines.client import EngineFailed, HereWriter, Writer
+from benchmarks.engines.client import EngineFailed, HereWriter, PlainWriter, Writer
 from benchmarks.engines.kinds import KINDS, REQUESTS, Kind, Pair
 from benchmarks.engines.own_process import Own
 from benchmarks.engines.twin import write_twin
@@ -90,8 +90,9 @@ class EnginesBenchmark:
         """Plain and speculative decoding of one model."""
         if self.args.device != "cpu":
             return kind.start(pair, self.args.engines, name, self.args.patience)
-        both = {"model": pair.model, "device": "cpu", "dtype": "fp32", "rows": 8, "context": 256, "shape": pair.beam}
-        return tuple(HereWriter(Own(both | {"drafter": drafter})) for drafter in (None, pair.drafter))  # type: ignore[return-value]
+        own = {"model": pair.model, "drafter": pair.drafter, "device": "cpu", "dtype": "fp32", "runtime": "auto"}
+        engine = HereWriter(Own(own | {"rows": 8, "context": 256, "shape": pair.beam}))
+        return PlainWriter(engine), engine
 
     def small(self) -> None:
         """Texts of the default model, with settings that work. The twin is written meanwhile."""
@@ -147,7 +148,7 @@ class EnginesBenchmark:
 
     def own(self) -> None:
         """tokens/s of redrafter's own engine at every level."""
-        plain, speculative = self.wide_pair(KINDS["own"], {}, "own")
+        plain, speculative = self.wide_pair(KINDS["own"], json.loads(self.args.own), "own")
         try:
             self.levels("own", KINDS["own"], plain, speculative)
         finally:
@@ -207,8 +208,10 @@ class EnginesBenchmark:
 
     def row(self, part: str, kind: Kind) -> dict[str, Any]:
         """The first columns of a row of figures."""
-        given = {"part": part, "engine": kind.label, "model": label(self.args.shape), "settings": self.settings}
-        return given | (self.shapes if part != "own" else {})
+        given = {"part": part, "engine": kind.label, "model": label(self.args.shape)}
+        if part == "own":
+            return given | {"settings": json.loads(self.args.own)}
+        return given | {"settings": self.settings, **self.shapes}
 
     def keep(self, row: dict[str, Any]) -> None:
         print({k: v for k, v in row.items() if k != "parted_at"}, flush=True)
@@ -319,6 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--beam", default="16x5:63", help="shape of the largest tree")
     parser.add_argument("--depth", type=int, default=4, help="tokens drafted per step in vLLM, which verifies a chain")
     parser.add_argument("--settings", default="{}", help="settings of the plug-in (default: tried until one works)")
+    parser.add_argument("--own", default="{}", help='settings of the part `own`, such as {"runtime": "graphs"}')
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
     parser.add_argument("--tokens", type=int, default=128)

@@ -128,6 +128,25 @@ class ProcessWriter:
         self._scratch.cleanup()
 
 
+class PlainWriter:
+    """Plain decoding by an engine that drafts or not as each request asks. The engine belongs to the other writer."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+
+    def write(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+    ) -> Written:
+        return self.writer.write(prompts, [{**s, "drafts": False} for s in sampling], concurrency, arrivals)
+
+    def close(self) -> None:
+        pass
+
+
 class HereWriter:
     """An engine in this process."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.client import ProcessWriter
+from benchmarks.engines.client import PlainWriter, ProcessWriter, Writer
 from benchmarks.engines.parcels import Parcels
 from benchmarks.engines.sglang_parcels import SGLANG
 from benchmarks.engines.vllm_parcels import VLLM
@@ -55,15 +55,15 @@ class Kind:
     label: str
     """Name of the engine in the results, with what was chosen for it."""
     script: str
-    options: Callable[[Pair], tuple[Started, Started]]
-    """Of plain and of speculative decoding."""
+    options: Callable[[Pair], tuple[Started | None, Started]]
+    """Of plain and of speculative decoding; None: the same engine decodes plainly if a request asks for it."""
     parcels: Parcels | None = None
     fallbacks: tuple[dict[str, Any], ...] = ({},)
     """Settings, tried in this order until the engine starts and writes the right texts."""
     seeded: bool = True
     """Whether a seed gives the same sampled text with and without speculation."""
 
-    def start(self, pair: Pair, folder: Path, name: str, patience: float) -> tuple[ProcessWriter, ProcessWriter]:
+    def start(self, pair: Pair, folder: Path, name: str, patience: float) -> tuple[Writer, Writer]:
         """Start plain and speculative decoding at once, each in a process of its own with a log in `folder`."""
         if self.parcels is not None:
             environment = self.parcels.environment(folder, REPOSITORY)
@@ -76,7 +76,8 @@ class Kind:
             return ProcessWriter(HERE / self.script, given.options, environment | given.variables, log, patience)
 
         plain, speculative = self.options(pair)
-        return process(plain, "plain"), process(speculative, "redrafter")
+        drafting = process(speculative, "redrafter")
+        return PlainWriter(drafting) if plain is None else process(plain, "plain"), drafting
 
 
 def sglang(pair: Pair) -> tuple[Started, Started]:
@@ -152,11 +153,10 @@ def bytes_per_token(model: Path) -> int:
     return int(2 * 2 * config["num_hidden_layers"] * heads * size)
 
 
-def own(pair: Pair) -> tuple[Started, Started]:
-    """The server's own way: shapes are chosen by step times that are measured at the start."""
-    both = {"model": str(pair.model), "device": "cuda", "dtype": "bf16", "rows": REQUESTS, "context": CONTEXT // 2}
-    both["shape"] = pair.settings.get("shape")
-    return Started(both | {"drafter": None}), Started(both | {"drafter": pair.drafter})
+def own(pair: Pair) -> tuple[None, Started]:
+    """As `redrafter serve`: shapes are chosen by step times that are measured at the start. Settings: `runtime`."""
+    given = {"model": str(pair.model), "drafter": pair.drafter, "device": "cuda", "dtype": "bf16", "shape": None}
+    return None, Started(given | {"rows": REQUESTS, "context": CONTEXT // 2, "runtime": "auto"} | pair.settings)
 
 
 KINDS = {
