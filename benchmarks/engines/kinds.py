@@ -111,7 +111,7 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
 
 
 def vllm(pair: Pair) -> tuple[Started, Started]:
-    """`graphs` false in the settings: no CUDA graphs with speculation. Other settings are the plug-in's."""
+    """Settings are the plug-in's. With `graphs` false, vLLM records no CUDA graphs of verification either."""
     both: dict[str, Any] = {
         "model": str(pair.model),
         "dtype": "bfloat16",
@@ -133,7 +133,7 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
             "num_speculative_tokens": depth,
         }
     }
-    speculative |= graphs(depth + 1) if settings.pop("graphs", True) else {"enforce_eager": True}
+    speculative |= graphs(depth + 1) if settings.get("graphs", True) else {"enforce_eager": True}
     speculative["additional_config"] = {"redrafter": {"drafter": pair.drafter} | settings}
     return Started(both | graphs(1)), Started(both | speculative)
 

@@ -226,7 +226,7 @@ def test_vllm_records_steps_of_whole_requests(tmp_path: Path) -> None:
     eager = KINDS["vllm"].options(pair)[1].options
     assert eager["enforce_eager"]
     assert "compilation_config" not in eager
-    assert eager["additional_config"] == {"redrafter": {"drafter": "auto"}}
+    assert eager["additional_config"] == {"redrafter": {"drafter": "auto", "graphs": False}}
 
 
 def test_a_failed_part_leaves_the_others(tmp_path: Path) -> None:
