@@ -1,12 +1,19 @@
-"""SGLang on a GPU: REDRAFTER against its own plain decoding, texts compared, at a larger model's cost.
+"""Production engines on a GPU: redrafter's drafter inside SGLang or vLLM against their own plain decoding.
 
-    python benchmarks/engines_gpu.py --parts parcels --engines FOLDER     where there is a network: FOLDER/p1, FOLDER/p2
-    python benchmarks/engines_gpu.py --engines FOLDER --model MODEL       on the GPU machine, with p1 and p2 in FOLDER
+    python benchmarks/engines_gpu.py --engine vllm --parts parcels --engines FOLDER     where there is a network
+    python benchmarks/engines_gpu.py --engine vllm --engines FOLDER --model MODEL       on the GPU machine
 
-Parts: `unpack`; `small` (the default model: greedy and seeded texts of REDRAFTER against SGLang's plain ones); `wide`
-(the same at 7B cost: tokens/s with 1 to 32 concurrent requests). Both engines of a part run at once and take turns, so
-that one start is waited for. Plain SGLang has its CUDA graphs and overlapped scheduling on; both use the Triton
-attention backend, because the kernels of the others are too large to send. Results are written after each level.
+Parts:
+    parcels     make FOLDER/p1, FOLDER/p2, ...: the engine, without what is not used
+    unpack      the parcels as a folder of packages
+    small       the default model: texts with the drafter against plain ones
+    wide        the same at 7B cost: tokens/s with 1 to 32 concurrent requests
+    arrivals    at 7B cost: requests that arrive at random, by requests per second (not by default)
+    own         redrafter's own engine, plain and speculative, at the same levels (not by default)
+
+The engines of a part run at once and take turns, so that one start is waited for. Plain decoding has its CUDA graphs
+and overlapped scheduling on. In SGLang both use the Triton attention backend, because the kernels of the others are too
+large to send. Results are written after each level. A part that fails leaves the others running.
 """
 
 import sys
@@ -20,34 +27,28 @@ import itertools
 import json
 import subprocess
 import time
+import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import HERE, arguments, first_turns, parse
-from benchmarks.engines import parcels
-from benchmarks.engines.client import EngineFailed, OwnWriter, SglangWriter, Writer
+from benchmarks.engines.client import EngineFailed, HereWriter, PlainWriter, Writer
+from benchmarks.engines.kinds import KINDS, REQUESTS, Kind, Pair
+from benchmarks.engines.own_process import Own
 from benchmarks.engines.twin import write_twin
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import SMOKE, label
-from redrafter import Engine, Shape
-from redrafter.drafters import RecurrentDrafter
-from redrafter.drafters.none import NoDrafter
+from redrafter.bench.load_test import Load
 from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
-from redrafter.targets import load_target
 from redrafter.targets.default import default_model
 
-ENGINE = "SGLang 0.5.16, Triton attention"
-PARTS = ("parcels", "unpack", "small", "wide")
+PARTS = ("parcels", "unpack", "small", "wide", "arrivals", "own")
 LEVELS = (1, 8, 2, 4, 16, 32)
 """Concurrent requests, the most telling first: time on a GPU may end."""
-FALLBACKS: tuple[dict[str, Any], ...] = (
-    {},
-    {"adaptive": False},
-    {"adaptive": False, "graphs": False},
-    {"adaptive": False, "graphs": False, "host_lengths": True},
-)
-"""Settings of the plug-in, tried in this order until it starts and writes the right texts."""
+RATES = (1.0, 4.0, 16.0)
+"""Requests per second of the part `arrivals`."""
 MOST_PARTINGS = 50
 """Of 1000 tokens. In bf16 a correct engine's texts part at ties about 14 times (bf16_divergence.json), a wrong mask's
 or position's within a few tokens of each text."""
@@ -59,61 +60,52 @@ class EnginesBenchmark:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.rows = args, list[dict[str, Any]]()
         self.began = time.monotonic()
+        self.kind = KINDS[args.engine]
+        if args.device == "cpu":  # a smoke run
+            self.kind = replace(self.kind, label=f"redrafter in place of {self.kind.label}")
         self.settings: dict[str, Any] = json.loads(args.settings)
         self.model = Path(args.model or default_model()).expanduser()
         self.twin: subprocess.Popen[bytes] | None = None
         self.questions = tokenised(self.model, args.questions)
 
-    def pair(self, model: Path, drafter: str, settings: dict[str, Any], name: str) -> tuple[Writer, Writer]:
-        """Plain and speculative decoding of one model; both engines start at once."""
-        if self.args.device == "cpu":
-            return own_pair(model, drafter, self.args.beam)
-        plain = self.sglang(f"{name}-plain", model, {}, {})
-        speculative = {
-            "speculative_algorithm": "REDRAFTER",
-            "speculative_num_draft_tokens": Shape.of(self.args.beam).budget + 1,
-            "enable_return_hidden_states": True,
-        }
-        given = {"drafter": drafter, "shape": self.args.beam} | settings
-        return plain, self.sglang(f"{name}-redrafter", model, speculative, given)
+    def run(self) -> bool:
+        """Run all parts; return whether none failed."""
+        parts = {"small": self.small, "wide": self.wide, "arrivals": self.wide, "own": self.own}
+        failed = False
+        for part in dict.fromkeys(parts[name] for name in PARTS if name in parts and name in self.args.parts):
+            try:
+                part()
+            except Exception as error:  # an engine or a mistake of ours: time on the machine is too dear to end here
+                traceback.print_exc()
+                self.failed(part.__name__, {}, error)
+                failed = True
+        return not failed
 
-    def sglang(self, name: str, model: Path, options: dict[str, Any], settings: dict[str, Any]) -> SglangWriter:
-        environment = parcels.environment(self.args.engines, HERE.parent)
-        environment["REDRAFTER_SGLANG"] = json.dumps(settings)
-        self.ports = getattr(self, "ports", 30000) + 500
-        engine = {
-            "model_path": str(model),
-            "dtype": "bfloat16",
-            "attention_backend": "triton",
-            "sampling_backend": "redrafter",  # draws by seed, so that sampled texts can be compared
-            "grammar_backend": "none",
-            "mem_fraction_static": 0.8,
-            "max_total_tokens": 32768,  # both engines' caches fit beside each other
-            "context_length": 2048,
-            "max_running_requests": 32,
-            "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32],
-            "disable_prefill_cuda_graph": True,
-            "disable_custom_all_reduce": True,
-            "skip_server_warmup": True,
-            "random_seed": 0,
-            "log_level": "info",
-            "port": self.ports,
-        }
-        logs = self.args.engines / "logs"
-        logs.mkdir(exist_ok=True)
-        return SglangWriter(engine | options, environment, logs / f"{name}.log", self.args.patience)
+    def failed(self, part: str, settings: dict[str, Any], error: Exception) -> None:
+        first, *lines = str(error).splitlines() or [type(error).__name__]
+        self.rows.append({"part": part, "settings": settings, "failed": first, "log": lines[-15:]})
+        self.save()
+
+    def pair(self, kind: Kind, pair: Pair, name: str) -> tuple[Writer, Writer]:
+        """Plain and speculative decoding of one model."""
+        if self.args.device != "cpu":
+            return kind.start(pair, self.args.engines, name, self.args.patience)
+        own = {"model": pair.model, "drafter": pair.drafter, "device": "cpu", "dtype": "fp32", "runtime": "auto"}
+        engine = HereWriter(Own(own | {"rows": 8, "context": 256, "shape": pair.beam}))
+        return PlainWriter(engine), engine
 
     def small(self) -> None:
         """Texts of the default model, with settings that work. The twin is written meanwhile."""
-        if "wide" in self.args.parts:
+        if {"wide", "arrivals", "own"} & set(self.args.parts):
             self.start_twin()
-        for settings in FALLBACKS if not self.settings else (self.settings,):
-            plain, speculative = self.pair(self.model, self.args.drafter, settings, "small")
+        for settings in self.kind.fallbacks if not self.settings else (self.settings,):
+            pair = Pair(model=self.model, drafter=self.args.drafter, settings=settings, **self.shapes)
+            plain, speculative = self.pair(self.kind, pair, "small")
             try:
                 right = self.compare(plain, speculative, settings)
             except EngineFailed as error:
                 print(error, flush=True)
-                self.rows.append({"part": "small", "settings": settings, "failed": str(error).splitlines()[0]})
+                self.failed("small", settings, error)
                 right = False
             finally:
                 plain.close()
@@ -122,72 +114,127 @@ class EnginesBenchmark:
             if right:
                 self.settings = settings
                 return
-        raise ConfigError("REDRAFTER wrote the texts of plain SGLang with no settings; see the rows of the results")
+        raise ConfigError("no settings gave the texts of plain decoding; see the rows of the results")
 
     def compare(self, plain: Writer, speculative: Writer, settings: dict[str, Any]) -> bool:
         """Whether texts part no more often than ties explain."""
         partings = tokens = 0
-        for kind, count, concurrency in (("greedy", 2, 1), ("seeded", 2, 1), ("greedy", 8, 8)):
+        kinds = (("greedy", 2, 1), ("seeded", 2, 1), ("greedy", 8, 8))
+        for kind, count, concurrency in (k for k in kinds if self.kind.seeded or k[0] == "greedy"):
             prompts = self.prompts(count)
             sampling = self.sampling(count, 0.0 if kind == "greedy" else 1.0)
             one, two = (w.write(prompts, sampling, concurrency) for w in (plain, speculative))
             found = parted(one.texts, two.texts)
-            row = {"part": "small", "engine": ENGINE, "texts": kind, "concurrency": concurrency, "settings": settings}
+            row = {"part": "small", "engine": self.kind.label, "texts": kind, "concurrency": concurrency}
             agree = sum(agreeing(a, b) for a, b in zip(one.texts, two.texts, strict=True))
-            row |= {"count": count, "equal": count - len(found), "parted_at": found, "agreeing_tokens": agree}
-            row |= {"tokens_per_step": two.tokens_per_step, "tokens": two.tokens}
+            row |= {"settings": settings, "count": count, "equal": count - len(found), "parted_at": found}
+            row |= {"agreeing_tokens": agree, "tokens_per_step": two.tokens_per_step, "tokens": two.tokens}
             print(row, flush=True)
             self.rows.append(row)
             partings, tokens = partings + len(found), tokens + agree
         return 1000 * partings <= MOST_PARTINGS * tokens
 
     def wide(self) -> None:
-        """tokens/s of both engines at every level."""
-        self.write_twin()
-        folder = self.args.engines / "twin"
-        plain, speculative = self.pair(folder / "model", f"{folder / 'drafter'}+ngram", self.settings, "wide")
-        alone: list[list[int]] = []
+        """tokens/s of both engines at every level, and with arrivals by requests per second."""
+        plain, speculative = self.wide_pair(self.kind, self.settings, "wide")
         try:
-            for level in self.args.levels:
-                if time.monotonic() - self.began > self.args.seconds:
-                    print(f"no time for {level} requests at once", flush=True)
-                    continue
-                count = max(self.args.requests, 2 * level)
-                prompts, sampling = self.prompts(count), self.sampling(count, 0.0)
-                row: dict[str, Any] = {"part": "wide", "engine": ENGINE, "model": label(self.args.shape)}
-                row |= {"concurrency": level}
-                row |= {"settings": self.settings, "beam": self.args.beam, "texts": count}
-                texts = {}
-                for name, writer in (("plain", plain), ("redrafter", speculative)):
-                    writer.write(prompts, sampling, level)  # compiles, fills caches, measures step times
-                    done = writer.write(prompts, sampling, level)
-                    texts[name] = done.texts
-                    row |= {f"{name}_tokens_per_s": done.tokens / done.seconds, f"{name}_tokens": done.tokens}
-                    row[f"{name}_tokens_per_step"] = done.tokens_per_step
-                row["ratio"] = row["redrafter_tokens_per_s"] / row["plain_tokens_per_s"]
-                row["parted_at"] = parted(texts["plain"], texts["redrafter"])
-                row["equal"] = count - len(row["parted_at"])
-                alone = alone or texts["plain"]
-                both = min(len(alone), count)
-                row["plain_equal_to_first_level"] = both - len(parted(alone[:both], texts["plain"][:both]))
-                print({k: v for k, v in row.items() if k != "parted_at"}, flush=True)
-                self.rows.append(row)
-                self.save()
+            if "wide" in self.args.parts:
+                self.levels("wide", self.kind, plain, speculative)
+            if "arrivals" in self.args.parts:
+                self.arrivals(plain, speculative)
         finally:
             plain.close()
             speculative.close()
 
+    def own(self) -> None:
+        """tokens/s of redrafter's own engine at every level."""
+        plain, speculative = self.wide_pair(KINDS["own"], json.loads(self.args.own), "own")
+        try:
+            self.levels("own", KINDS["own"], plain, speculative)
+        finally:
+            plain.close()
+            speculative.close()
+
+    def wide_pair(self, kind: Kind, settings: dict[str, Any], name: str) -> tuple[Writer, Writer]:
+        self.write_twin()
+        model, drafter = self.args.twin / "model", f"{self.args.twin / 'drafter'}+ngram"
+        return self.pair(kind, Pair(model=model, drafter=drafter, settings=settings, **self.shapes), name)
+
+    def levels(self, part: str, kind: Kind, plain: Writer, speculative: Writer) -> None:
+        alone: list[list[int]] = []
+        for level in self.args.levels:
+            if self.too_late(0.0):
+                print(f"no time for {level} requests at once", flush=True)
+                continue
+            count = max(self.args.requests, 2 * level)
+            prompts, sampling = self.prompts(count), self.sampling(count, 0.0)
+            row = self.row(part, kind) | {"concurrency": level, "texts": count}
+            texts = {}
+            for name, writer in (("plain", plain), ("redrafter", speculative)):
+                writer.write(prompts, sampling, level)  # compiles, fills caches, measures step times
+                done = writer.write(prompts, sampling, level)
+                texts[name] = done.texts
+                row |= {f"{name}_tokens_per_s": done.tokens / done.seconds, f"{name}_tokens": done.tokens}
+                row[f"{name}_tokens_per_step"] = done.tokens_per_step
+            row["ratio"] = row["redrafter_tokens_per_s"] / row["plain_tokens_per_s"]
+            row["parted_at"] = parted(texts["plain"], texts["redrafter"])
+            row["equal"] = count - len(row["parted_at"])
+            alone = alone or texts["plain"]
+            both = min(len(alone), count)
+            row["plain_equal_to_first_level"] = both - len(parted(alone[:both], texts["plain"][:both]))
+            self.keep(row)
+
+    def arrivals(self, plain: Writer, speculative: Writer) -> None:
+        """Both engines get the same requests at the same times. A user's speed is tokens / (end - arrival)."""
+        seconds = self.args.duration
+        warm = min(REQUESTS, round(max(self.args.rates) * seconds))
+        for writer in (plain, speculative):
+            writer.write(self.prompts(warm), self.sampling(warm, 0.0), REQUESTS)
+        for rate in self.args.rates:
+            if self.too_late(2 * seconds):
+                print(f"no time for {rate:g} requests per second", flush=True)
+                continue
+            count = max(2, round(rate * seconds))
+            moments = Load(concurrency=REQUESTS, rate=rate, seed=self.args.seed).arrivals(count)
+            row = self.row("arrivals", self.kind) | {"requests_per_s": rate, "seed": self.args.seed, "texts": count}
+            for name, writer in (("plain", plain), ("redrafter", speculative)):
+                done = writer.write(self.prompts(count), self.sampling(count, 0.0), REQUESTS, moments)
+                row[f"{name}_request_tokens_per_s"] = done.tokens_per_second_of_a_request
+                row[f"{name}_under_way"] = sum(done.latencies) / done.seconds
+                row[f"{name}_latency_s"] = sum(done.latencies) / count
+                row[f"{name}_tokens_per_step"] = done.tokens_per_step
+            row["ratio"] = row["redrafter_request_tokens_per_s"] / row["plain_request_tokens_per_s"]
+            self.keep(row)
+
+    def row(self, part: str, kind: Kind) -> dict[str, Any]:
+        """The first columns of a row of figures."""
+        given = {"part": part, "engine": kind.label, "model": label(self.args.shape)}
+        if part == "own":
+            return given | {"settings": json.loads(self.args.own)}
+        return given | {"settings": self.settings, **self.shapes}
+
+    def keep(self, row: dict[str, Any]) -> None:
+        print({k: v for k, v in row.items() if k != "parted_at"}, flush=True)
+        self.rows.append(row)
+        self.save()
+
+    def too_late(self, needed: float) -> bool:
+        return bool(time.monotonic() - self.began + needed > self.args.seconds)
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        return {"beam": self.args.beam, "depth": self.args.depth}
+
     def start_twin(self) -> None:
         if self.args.device != "cpu" and self.twin is None:
-            words = [sys.executable, HERE / "engines" / "twin.py", "--out", self.args.engines / "twin"]
+            words = [sys.executable, HERE / "engines" / "twin.py", "--out", self.args.twin]
             words += ["--model", self.model, "--shape", self.args.shape, "--budget", self.args.budget]
             self.twin = subprocess.Popen(list(map(str, words)))
 
     def write_twin(self) -> None:
-        args, folder = self.args, self.args.engines / "twin"
+        args = self.args
         if args.device == "cpu":
-            drafter = Path(args.drafter)
-            return write_twin(folder, args.shape, "cpu", args.budget, str(self.model), drafter, dtype="fp32")
+            return write_twin(args.twin, args.shape, "cpu", args.budget, str(self.model), Path(args.drafter), "fp32")
         self.start_twin()
         if self.twin is not None and self.twin.wait() != 0:
             raise ConfigError("the twin could not be written; see the output above")
@@ -201,23 +248,30 @@ class EnginesBenchmark:
         return [given | {"sampling_seed": i} for i in range(count)]
 
     def save(self) -> None:
-        levels = [r for r in self.rows if r["part"] == "wide"]
-        texts = [r for r in self.rows if r["part"] == "small" and "equal" in r]
-        headline: dict[str, float] = {}
-        if texts:
-            headline["small_equal"] = sum(r["equal"] for r in texts) / sum(r["count"] for r in texts)
-            partings = sum(len(r["parted_at"]) for r in texts)
-            headline["small_partings_per_1000_tokens"] = (
-                1000 * partings / max(1, sum(r["agreeing_tokens"] for r in texts))
-            )
+        write_results(self.args.save, headline(self.rows), self.rows)
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The figures of all parts that have rows."""
+    found: dict[str, float] = {}
+    texts = [r for r in rows if r["part"] == "small" and "equal" in r]
+    if texts:
+        found["small_equal"] = sum(r["equal"] for r in texts) / sum(r["count"] for r in texts)
+        partings = sum(len(r["parted_at"]) for r in texts)
+        found["small_partings_per_1000_tokens"] = 1000 * partings / max(1, sum(r["agreeing_tokens"] for r in texts))
+    for part, before in (("wide", ""), ("own", "own_")):
+        levels = [r for r in rows if r["part"] == part and "ratio" in r]
         for r in levels:
-            headline[f"ratio_at_{r['concurrency']}"] = r["ratio"]
+            found[f"{before}ratio_at_{r['concurrency']}"] = r["ratio"]
             if r["concurrency"] == 1:
-                headline["tokens_per_step"] = r["redrafter_tokens_per_step"]
+                found[f"{before}tokens_per_step"] = r["redrafter_tokens_per_step"]
         if levels:
-            headline["min_ratio_to_plain"] = min(r["ratio"] for r in levels)
-            headline["equal"] = sum(r["equal"] for r in levels) / sum(r["texts"] for r in levels)
-        write_results(self.args.save, headline, self.rows)
+            found[f"{before}min_ratio_to_plain"] = min(r["ratio"] for r in levels)
+            found[f"{before}equal"] = sum(r["equal"] for r in levels) / sum(r["texts"] for r in levels)
+    for r in rows:
+        if r["part"] == "arrivals" and "ratio" in r:
+            found[f"ratio_at_{r['requests_per_s']:g}_per_s"] = r["ratio"]
+    return found
 
 
 def tokenised(model: Path, questions: Path) -> list[list[int]]:
@@ -243,13 +297,6 @@ def agreeing(one: list[int], two: list[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
 
 
-def own_pair(model: Path, drafter: str, beam: str) -> tuple[OwnWriter, OwnWriter]:
-    """redrafter's own engine in place of SGLang, for smoke runs."""
-    target = load_target(model, dtype="fp32", device="cpu")
-    own = RecurrentDrafter.load(drafter.removesuffix("+ngram"), target)
-    return OwnWriter(Engine(target, NoDrafter())), OwnWriter(Engine(target, own, shape=Shape.of(beam)))
-
-
 def budget(text: str) -> str | int:
     return int(text) if text.isdigit() else text
 
@@ -257,27 +304,40 @@ def budget(text: str) -> str | int:
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions, "--device", "cpu"]
     words += ["--engines", tiny.new_folder(), "--shape", SMOKE, "--budget", 200_000, "--beam", "2x2:3"]
-    return [*words, "--parts", "small", "wide", "--levels", 1, 2, "--tokens", 6, "--requests", 2]
+    words += ["--parts", "small", "wide", "arrivals", "own", "--levels", 1, 2, "--tokens", 6, "--requests", 2]
+    return [*words, "--rates", 40, "--duration", 0.1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "sglang_gpu.json")
+    parser.add_argument("--engine", choices=["sglang", "vllm"], default="sglang")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["unpack", "small", "wide"])
-    parser.add_argument("--engines", type=Path, default=Path.home() / "engines", help="folder of the parcels")
+    parser.add_argument("--engines", type=Path, default=Path.home() / "engines", help="folder of the engine's parcels")
+    parser.add_argument("--twin", type=Path, help="folder of the widened model (default: ENGINES/twin)")
     parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto", help="the small target's drafter")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target")
     parser.add_argument("--budget", type=budget, default="100M", help="parameters of the widened drafter")
     parser.add_argument("--beam", default="16x5:63", help="shape of the largest tree")
+    parser.add_argument("--depth", type=int, default=4, help="tokens drafted per step in vLLM, which verifies a chain")
     parser.add_argument("--settings", default="{}", help="settings of the plug-in (default: tried until one works)")
+    parser.add_argument("--own", default="{}", help='settings of the part `own`, such as {"runtime": "graphs"}')
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests per second")
+    parser.add_argument("--duration", type=float, default=10, help="seconds in which the requests of a rate arrive")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrival times")
     parser.add_argument("--patience", type=float, default=200, help="seconds to wait for an engine's answer")
     parser.add_argument("--seconds", type=float, default=500, help="begin no level after this time")
     args = parse(parser, argv, smoke)
     args.engines = args.engines.expanduser()
+    args.twin = (args.twin or args.engines / "twin").expanduser()
+    if args.save == parser.get_default("save"):
+        args.save = args.save.with_name(f"{args.engine}_gpu.json")
+    parcels = KINDS[args.engine].parcels
+    assert parcels is not None
     args.engines.mkdir(parents=True, exist_ok=True)
     if args.parts == ["parcels"]:
         parcels.build(args.engines)
@@ -285,11 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_new(args.save, args.overwrite)
     if "unpack" in args.parts:
         parcels.unpack(args.engines)
-    bench = EnginesBenchmark(args)
-    if "small" in args.parts:
-        bench.small()
-    if "wide" in args.parts:
-        bench.wide()
+    if not EnginesBenchmark(args).run():
+        raise SystemExit("a part failed; the results say which and the end of its log")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ from redrafter.config import SamplingParams, Shape
 from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine, load
 from redrafter.results import check_new, command
+from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.server import Server, build, ladder, make_batch
+from redrafter.serve.server import Server, build
 from redrafter.tuning.batch_cost import measure_profile, warm_up
 from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.profile import Profile

@@ -22,8 +22,9 @@ from redrafter.config import Shape
 from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
+from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.server import build, ladder, make_batch
+from redrafter.serve.server import build
 
 
 def smoke(tiny: TinyFiles) -> list[object]:

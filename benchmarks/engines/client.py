@@ -1,4 +1,4 @@
-"""Engines that write texts for benchmarks/engines_gpu.py: SGLang in another process, or redrafter's own in this one."""
+"""Engines that write texts for benchmarks/engines_gpu.py: each in a process of its own, or one in this process."""
 
 import contextlib
 import json
@@ -9,14 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from redrafter import Engine
+from benchmarks.engines.process import ServedEngine, answer
 from redrafter.errors import RedrafterError
 
-PROCESS = Path(__file__).with_name("sglang_process.py")
+TAIL = 40
+"""Lines of an engine's log that are kept when it fails."""
 
 
 class EngineFailed(RedrafterError):
@@ -30,6 +31,7 @@ class Written:
     texts: list[list[int]]
     seconds: float
     steps: int  # of speculative decoding, over all texts; 0 where plain
+    latencies: list[float] = field(default_factory=list)  # seconds from each request's arrival to its end
 
     @property
     def tokens(self) -> int:
@@ -40,27 +42,41 @@ class Written:
         """Without the first token of each text, which the prompt's pass chooses."""
         return (self.tokens - len(self.texts)) / self.steps if self.steps else 1.0
 
+    @property
+    def tokens_per_second_of_a_request(self) -> float:
+        """The speed that one user sees, waiting included, over all requests."""
+        return self.tokens / sum(self.latencies)
+
 
 class Writer(Protocol):
-    """Writes prompts (token ids), `concurrency` at once, each with SGLang's sampling parameters."""
+    """Writes prompts (token ids), at most `concurrency` at once, each with SGLang's sampling parameters.
+
+    `arrivals`: seconds after which each request comes; without them all come at once.
+    """
 
     def write(
-        self, prompts: Sequence[list[int]], sampling: Sequence[Mapping[str, Any]], concurrency: int
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
     ) -> Written: ...
 
     def close(self) -> None: ...
 
 
-class SglangWriter:
-    """SGLang in another process. It starts in the background; the first question waits for it."""
+class ProcessWriter:
+    """An engine in another process. It starts in the background; the first question waits for it."""
 
-    def __init__(self, engine: Mapping[str, Any], environment: Mapping[str, str], log: Path, patience: float) -> None:
+    def __init__(
+        self, script: Path, engine: Mapping[str, Any], environment: Mapping[str, str], log: Path, patience: float
+    ) -> None:
         self._scratch = tempfile.TemporaryDirectory()
         self.folder, self.log, self.patience, self.asked = Path(self._scratch.name), log, patience, 0
         given = json.dumps({"engine": dict(engine), "folder": str(self.folder)})
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROCESS), given],
+                [sys.executable, str(script), given],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -73,23 +89,31 @@ class SglangWriter:
         """Wait until the engine is up; return how long it took to start."""
         return float(self._answer(0)["start_seconds"])
 
-    def write(self, prompts: Sequence[list[int]], sampling: Sequence[Mapping[str, Any]], concurrency: int) -> Written:
+    def write(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+    ) -> Written:
         self.started()
         self.asked += 1
-        asked = {"prompts": list(prompts), "sampling": list(sampling), "concurrency": concurrency, "flush": True}
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        found = self._answer(self.asked)
-        return Written(found["texts"], found["seconds"], found["steps"])
+        try:
+            self.process.stdin.write(json.dumps(question(prompts, sampling, concurrency, arrivals)) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:  # the process ended; the next line says how
+            pass
+        return Written(**self._answer(self.asked))
 
     def _answer(self, number: int) -> dict[str, Any]:
         path, end = self.folder / f"{number}.json", time.monotonic() + self.patience
         while not path.exists():
-            if self.process.poll() is not None or time.monotonic() > end:
-                state = "ended" if self.process.poll() is not None else f"gave no answer in {self.patience:.0f} s"
+            ended = self.process.poll() is not None
+            if ended or time.monotonic() > end:
+                state = "ended" if ended else f"gave no answer in {self.patience:.0f} s"
                 lines = self.log.read_text(errors="replace").splitlines()
-                raise EngineFailed(f"SGLang {state}; the end of {self.log}:\n" + "\n".join(lines[-40:]))
+                raise EngineFailed(f"the engine {state}; the end of {self.log}:\n" + "\n".join(lines[-TAIL:]))
             time.sleep(0.02)
         return json.loads(path.read_text())  # type: ignore[no-any-return]
 
@@ -98,28 +122,56 @@ class SglangWriter:
         with contextlib.suppress(ProcessLookupError):  # an engine that failed may leave its scheduler behind
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         self._scratch.cleanup()
 
 
-class OwnWriter:
-    """redrafter's own engine, asked in the same way."""
+class PlainWriter:
+    """Plain decoding by an engine that drafts or not as each request asks. The engine belongs to the other writer."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
 
-    def write(self, prompts: Sequence[list[int]], sampling: Sequence[Mapping[str, Any]], concurrency: int) -> Written:
-        started, done = time.perf_counter(), []
-        for start in range(0, len(prompts), concurrency):
-            here = sampling[start]
-            done += self.engine.generate(
-                list(prompts[start : start + concurrency]),
-                batch_size=concurrency,
-                max_new_tokens=here["max_new_tokens"],
-                temperature=here["temperature"],
-                seed=[s.get("sampling_seed", 0) for s in sampling[start : start + concurrency]],
-            )
-        seconds = time.perf_counter() - started
-        return Written([d.tokens for d in done], seconds, sum(d.stats.steps for d in done))
+    def write(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+    ) -> Written:
+        return self.writer.write(prompts, [{**s, "drafts": False} for s in sampling], concurrency, arrivals)
 
     def close(self) -> None:
         pass
+
+
+class HereWriter:
+    """An engine in this process."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+
+    def write(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[Mapping[str, Any]],
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+    ) -> Written:
+        return Written(**answer(self.engine, question(prompts, sampling, concurrency, arrivals)))
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def question(
+    prompts: Sequence[list[int]],
+    sampling: Sequence[Mapping[str, Any]],
+    concurrency: int,
+    arrivals: Sequence[float] | None,
+) -> dict[str, Any]:
+    """What `process.answer` takes."""
+    asked: dict[str, Any] = {"prompts": list(prompts), "sampling": [dict(s) for s in sampling]}
+    return asked | {"concurrency": concurrency, "arrivals": None if arrivals is None else list(arrivals)}

@@ -66,6 +66,13 @@ def test_measures(name: str, tmp_path: Path) -> None:
     check_results(tmp_path / "result.json")
 
 
+def test_measures_an_engine_without_seeds(tmp_path: Path) -> None:
+    """vLLM draws its own random numbers, so that greedy texts alone are compared."""
+    run("engines_gpu", "--engine", "vllm", "--parts", "small", "--save", tmp_path / "result.json")
+    check_results(tmp_path / "result.json")
+    assert {row["texts"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]} == {"greedy"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_measures_with_another_process(name: str, tmp_path: Path) -> None:

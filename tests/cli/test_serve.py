@@ -18,9 +18,9 @@ from redrafter import Engine, Shape
 from redrafter.cli.main import main
 from redrafter.errors import ConfigError
 from redrafter.serve import measuring
+from redrafter.serve.batches import CPU_LADDER, first_shape, ladder, make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.measuring import Measuring, stored_profile
-from redrafter.serve.server import CPU_LADDER, first_shape, ladder, make_batch
 from redrafter.tuning import batch_cost, store
 from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.profile import BestShape, Profile, StepCost
@@ -125,7 +125,7 @@ def test_too_many_rows_are_said_in_one_line(
     target = make_target()
     target.model.save_pretrained(tmp_path / "toy")
     target.tokenizer.save_pretrained(tmp_path / "toy")
-    monkeypatch.setattr("redrafter.serve.server.make_batch", full)
+    monkeypatch.setattr("redrafter.serve.batches.make_batch", full)
     assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith("use fewer --rows or a smaller --context")

@@ -8,9 +8,10 @@ from typing import Any
 
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
+from redrafter.serve.batches import make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
-from redrafter.serve.server import Server, build, make_batch
+from redrafter.serve.server import Server, build
 from redrafter.targets import Target
 from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target

@@ -274,7 +274,9 @@ def test_a_missing_drafter_is_refused(tmp_path):
 def test_an_untested_version_is_refused(monkeypatch, caplog):
     check_version()
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    with pytest.raises(ConfigError, match=r"was tested with vLLM 0\.32\.0, not with 0\.99\.0; install vllm=="):
+    with pytest.raises(
+        ConfigError, match=r"tested with vLLM 0\.26\.0, 0\.32\.0, not with 0\.99\.0; install vllm==0\.32"
+    ):
         Proposer(SimpleNamespace(additional_config={}))
     assert len(caplog.text.splitlines()) == 1
 
@@ -282,10 +284,11 @@ def test_an_untested_version_is_refused(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"widht": 2}, r"has no \['widht'\]; it takes \['drafter', 'least', 'width'\]"),
+        ({"widht": 2}, r"has no \['widht'\]; it takes \['drafter', 'graphs', 'least', 'width'\]"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"least": 1.5}, r"least must be in \[0, 1\), got 1.5"),
         ({"drafter": 3}, "drafter must be a name or a folder, got 3"),
+        ({"graphs": 1}, "graphs must be true or false, got 1"),
         ([], "must be an object"),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 from redrafter import Engine, RuleConfig, Shape
 from redrafter.engine import exactness
 from redrafter.errors import NotExact
+from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.server import build, make_batch
+from redrafter.serve.server import build
 from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.profiles import TREE, make_profile

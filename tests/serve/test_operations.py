@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from redrafter import Shape
+from redrafter.serve.batches import ladder
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.measuring import Measuring, stored_profile
 from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Scheduler
-from redrafter.serve.server import Server, ladder
+from redrafter.serve.server import Server
 from redrafter.tuning import batch_cost, store
 from tests.helpers.serving import NAME, SLOW, make_served, plain, running, wait_until
 

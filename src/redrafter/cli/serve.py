@@ -73,8 +73,9 @@ def run(args: argparse.Namespace) -> None:
     from redrafter import load  # noqa: F401  (first: it imports torch and transformers without garbage collection)
 
     try:
+        from redrafter.serve.batches import first_shape, ladder, make_batch
         from redrafter.serve.measuring import Measuring, stored_profile
-        from redrafter.serve.server import Server, build, first_shape, ladder, make_batch
+        from redrafter.serve.server import Server, build
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
     from redrafter.drafters import NoDrafter

@@ -30,10 +30,13 @@ from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, Unsup
 from redrafter.interop import folders
 from redrafter.interop.embeddings import split_embeddings
 from redrafter.interop.find import WITH_NGRAMS, find
+from redrafter.interop.recorded_chains import RecordedChains
 
 log = logging.getLogger(__name__)
 
-TESTED = ("0.32.0",)
+TESTED = ("0.26.0", "0.32.0")
+MOST_RECORDED = 64
+"""Requests in the largest recording: above, the target's pass takes far longer than drafting."""
 SECTION = "redrafter"
 """Our part of vLLM's `--additional-config`."""
 
@@ -49,6 +52,8 @@ class ProposerConfig:
     """Beam width: vLLM verifies one chain, which is the best path of so many."""
     least: float = 0.0
     """Guess only as far as the whole path is at least this probable (0: always to the full depth)."""
+    graphs: bool = True
+    """On a GPU, record drafting as CUDA graphs."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.drafter, str), f"drafter must be a name or a folder, got {self.drafter!r}")
@@ -56,6 +61,7 @@ class ProposerConfig:
         require(
             isinstance(self.least, int | float) and 0 <= self.least < 1, f"least must be in [0, 1), got {self.least!r}"
         )
+        require(isinstance(self.graphs, bool), f"graphs must be true or false, got {self.graphs!r}")
 
     @classmethod
     def of(cls, additional: Any) -> "ProposerConfig":
@@ -107,6 +113,9 @@ class Proposer:
             depth = self.vllm_config.speculative_config.num_speculative_tokens
             shape = Shape(width=self.config.width, length=depth)
             self.chains = ChainDrafter(drafter, shape, self.config.least, ngrams=name.endswith(WITH_NGRAMS))
+            if self.config.graphs and target.device.type == "cuda":
+                most = self.vllm_config.scheduler_config.max_num_seqs
+                self.chains.follow = RecordedChains(self.chains, recorded_batches(most))
         self.place = {layer: i for i, layer in enumerate(earlier)}
         self.longest = self.vllm_config.model_config.max_model_len
         # No guess of ours has a position: a request near its longest stops guessing, not the whole batch with it.
@@ -236,6 +245,16 @@ def _drafter(name: str, target: VllmTarget) -> RecurrentDrafter:
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
     return RecurrentDrafter(net, target).use_int8()
+
+
+def recorded_batches(most: int) -> list[int]:
+    """Numbers of requests for which drafting is recorded. Larger batches draft eagerly.
+
+    >>> recorded_batches(24), recorded_batches(256)
+    ([1, 2, 4, 8, 16, 24], [1, 2, 4, 8, 16, 32, 64])
+    """
+    most = min(most, MOST_RECORDED)
+    return [n for n in (1, 2, 4, 8, 16, 32) if n < most] + [most]
 
 
 def _absolute(layer: int, count: int) -> int:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from redrafter.core.beam import beam_search, candidates
 from redrafter.drafters.recurrent.chain import ChainDrafter, ChainSearch, RequestPass
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
+from redrafter.interop.recorded_chains import RecordedChains
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -176,6 +178,48 @@ def test_ngrams_are_mixed_in(target, drafter):
     fresh = list(range(20, 40))
     alone, joint = (driven(target, c, "fresh", fresh[:4], fresh) for c in both)
     assert joint == alone
+
+
+@pytest.mark.parametrize("ngrams", [False, True])
+def test_a_recorded_step_is_the_same_step(target, drafter, ngrams):
+    """Recordings of fixed sizes, for batches that they fit and for larger ones: guesses and memories are equal."""
+    eager, recorded = (ChainDrafter(drafter, Shape(width=1, length=LENGTH), ngrams=ngrams) for _ in range(2))
+    replayed: list[int] = []
+
+    def record(actions):
+        def counted(action):
+            return SimpleNamespace(replay=lambda: (replayed.append(1), action()))
+
+        return [counted(action) for action in actions]
+
+    recorded.follow = RecordedChains(recorded, [1, 2], record)
+    made, seen = scheduler(target, drafter, 1), 0
+    made.texts = {name: text[:12] * 3 for name, text in made.texts.items()}  # n-grams have something to copy
+    wanted: dict[str, list[int]] = {}
+
+    def both(done):
+        wanted.update((c.request, chain) for c, chain in zip(done, eager.step(done), strict=True))
+        return done
+
+    for c, chain in busy(made, recorded, spoil=both):
+        assert chain == wanted[c.request]
+        torch.testing.assert_close(recorded.requests[c.request].memory, eager.requests[c.request].memory)
+        seen += 1
+    assert seen > 20
+    assert replayed
+
+
+def test_a_gpu_that_cannot_record_drafts_eagerly(target, drafter, caplog):
+    def record(actions):
+        raise RuntimeError("no graphs here")
+
+    chain_drafter = chains(drafter)
+    chain_drafter.follow = RecordedChains(chain_drafter, [1, 2], record)
+    assert "drafting is not recorded and runs eagerly: no graphs here" in caplog.text
+    text = scheduler(target, drafter).texts["r2"][:15]
+    states = hidden(target, drafter, text[:-1])
+    [chain] = chain_drafter.step([RequestPass("a", None, torch.tensor(text), 0, states, guess=True)])
+    assert chain == expected(target, drafter, text)[0]
 
 
 def test_a_cached_prefix_leaves_a_gap_and_nothing_else(target, drafter):

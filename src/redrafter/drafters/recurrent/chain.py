@@ -6,7 +6,7 @@ counted by position: none is added twice, and a pair that was never computed her
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,8 +21,11 @@ from redrafter.core.fixed_tree import FixedTree
 from redrafter.core.tree import Nodes, Tree, candidate_nodes, pack
 from redrafter.drafters.ngram import NgramState
 from redrafter.drafters.recurrent.drafter import RecurrentDrafter, RecurrentState
-from redrafter.drafters.with_ngrams import PRIOR, chain_odds, find_chain, odds_table, updated_hits
+from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, chain_odds, find_chain, odds_table, updated_hits
 from redrafter.errors import ConfigError
+
+WINDOW = 1024
+"""Tokens at the end of a text in which n-grams look for a match."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,12 @@ class RequestPass:
 
 @dataclass(frozen=True)
 class Copied:
-    """One row of `WithNgramsState`, and how many tokens were decided when the chain was found."""
+    """What n-grams guessed last for a request. On the CPU."""
 
-    decided: int
+    decided: int  # tokens that were decided then
     chain: Tensor  # (D,)
-    match: Tensor  # ()
-    hits: Tensor  # (2,)
+    match: Tensor  # () length of the match; 0: none
+    hits: Tensor  # (2,) as in `WithNgramsState`
 
 
 @dataclass
@@ -59,7 +62,28 @@ class RequestState:
     owner: object
     remembered: int  # the memory holds the pairs before this position, except those never computed here
     memory: Tensor | None  # (heads, size, size)
-    copied: Copied | None = None  # what n-grams guessed last
+    copied: Copied  # n-grams
+
+
+@dataclass(frozen=True)
+class ChainInputs:
+    """What drafting a chain for each of B requests starts from, on the drafter's device.
+
+    P is the number of places for new pairs of the memory, S that for a text.
+    """
+
+    hidden: Tensor  # (B, P + 1, C) the states of the new pairs, and in the last place the one that chose the last token
+    memory: Tensor | None  # (B, heads, size, size)
+    hits: Tensor  # (B, 2) as in `WithNgramsState`
+    numbers: Tensor  # (B, 3 + P + S) integers: the last token, count of new pairs, length of the text, pairs, text
+
+
+@dataclass(frozen=True)
+class ChainOutputs:
+    """Chains, and what is kept for the next step."""
+
+    memory: Tensor | None  # (B, heads, size, size)
+    numbers: Tensor  # (B, L + 1 + D) integers: the guesses (-1: none), length of the n-gram match, its chain
 
 
 @dataclass(frozen=True)
@@ -126,13 +150,17 @@ class ChainDrafter:
     ) -> None:
         if not 0 <= min_probability < 1:
             raise ConfigError(f"the least probability of a guess must be in [0, 1), got {min_probability}")
-        self.drafter = drafter
-        self.odds = odds_table().to(drafter.vocabulary.device) if ngrams else None
+        self.drafter, self.device = drafter, drafter.vocabulary.device
+        self.odds = odds_table().to(self.device) if ngrams else None
         if ngrams:
             drafter.read_every_token()
         scores = torch.promote_types(drafter.vocabulary.dtype, torch.float32)
         self.search = ChainSearch(shape, min_probability, drafter.net.config.vocab_size, scores)
+        self.pairs = shape.length + 1  # a step adds at most so many to the memory
+        self.pads = False  # give every step so many places
         self.requests: dict[str, RequestState] = {}
+        self.follow: Callable[[ChainInputs], ChainOutputs] = self.compute
+        """May be replaced by a recording of `compute`."""
 
     def keep(self, alive: Iterable[str]) -> None:
         """Forget all requests but these."""
@@ -142,70 +170,110 @@ class ChainDrafter:
     @torch.no_grad()
     def step(self, passes: Sequence[RequestPass]) -> list[list[int]]:
         """One list of guesses for each request; empty where none is wanted."""
-        self._remember(passes)
+        states = [self._state(p) for p in passes]
+        for p, state in zip(passes, states, strict=True):
+            if not p.guess or p.paired - max(state.remembered, p.start) > self.pairs:
+                self._read(p, state)
         wanting = [i for i, p in enumerate(passes) if p.guess]
         guesses: list[list[int]] = [[] for _ in passes]
         if wanting:
-            for i, chain in zip(wanting, self._chains([passes[i] for i in wanting]), strict=True):
+            chains = self._chains([passes[i] for i in wanting], [states[i] for i in wanting])
+            for i, chain in zip(wanting, chains, strict=True):
                 guesses[i] = chain
         return guesses
 
-    def _chains(self, passes: Sequence[RequestPass]) -> list[list[int]]:
-        context = torch.stack([p.hidden[len(p.tokens) - 2 - p.start] for p in passes])  # (B, C)
-        last = torch.stack([p.tokens[-1] for p in passes]).to(context.device, torch.long)
-        memories = [self.requests[p.request].memory for p in passes]
-        memory = torch.stack([m for m in memories if m is not None]) if self.drafter.net.memory is not None else None
-        search = self.search if self.odds is None else replace(self.search, chain=self._copied(passes, self.odds))
-        tree = self.drafter.draft(RecurrentState(self.drafter.net.context(context), memory), last, search)
-        tokens, valid = tree.tokens[:, 1:].tolist(), tree.valid[:, 1:].tolist()
-        return [[t for t, ok in zip(*row, strict=True) if ok] for row in zip(tokens, valid, strict=True)]
+    def _read(self, p: RequestPass, state: RequestState) -> None:
+        """Add the pairs of a prompt's piece to the memory."""
+        first = max(state.remembered, p.start)
+        count = p.paired - first
+        if count > 0 and state.memory is not None:
+            hidden = p.hidden[first - p.start : p.paired - p.start]
+            tokens = p.tokens[first + 1 : p.paired + 1].to(hidden.device, torch.long)
+            pairs = (tokens[None], hidden[None], torch.tensor([count], device=hidden.device))
+            state.memory = self.drafter.remember(state.memory[None], *pairs)[0]
+        state.remembered = max(state.remembered, p.paired)
 
-    def _copied(self, passes: Sequence[RequestPass], table: Tensor) -> Chain:
-        """What followed each text's end where it occurred before. Odds are those of greedy texts."""
-        states = [self.requests[p.request] for p in passes]
-        tokens = pad_sequence([p.tokens.long() for p in passes], batch_first=True).to(table.device)
-        text = NgramState(tokens, torch.tensor([len(p.tokens) for p in passes], device=table.device))
-        hits = torch.stack([self._hits(p, s.copied, table.device) for p, s in zip(passes, states, strict=True)])
-        chain, match = find_chain(text)
-        for p, state, *row in zip(passes, states, chain, match, hits, strict=True):
-            state.copied = Copied(len(p.tokens), *row)
+    def _chains(self, passes: Sequence[RequestPass], states: Sequence[RequestState]) -> list[list[int]]:
+        hits = self._hits(passes, states)
+        outputs = self.follow(self._inputs(passes, states, hits))
+        if outputs.memory is not None:
+            for state, memory in zip(states, outputs.memory, strict=True):
+                state.memory = memory
         length = self.search.shape.length
-        return Chain(chain, chain_odds(table, torch.zeros(len(passes), device=table.device), match, hits)).upto(length)
+        found = outputs.numbers.cpu()
+        guesses, match, chain = found[:, :length], found[:, length], found[:, length + 1 :]
+        for p, state, *copied in zip(passes, states, chain, match, hits, strict=True):
+            state.remembered = p.paired
+            state.copied = Copied(len(p.tokens), *copied)
+        return [[token for token in row if token >= 0] for row in guesses.tolist()]
 
-    def _hits(self, p: RequestPass, last: Copied | None, device: torch.device) -> Tensor:
-        """(2,) with what has been decided since the last chain."""
-        if last is None:
-            return torch.full((2,), PRIOR, device=device)
-        new = p.tokens[last.decided :][None].to(device, torch.long)
-        count = torch.tensor([new.shape[1]], device=device)
-        accepted = Accepted(torch.zeros_like(new), new, count, 0 * count, 0 * count)
-        return updated_hits(last.hits[None], last.chain[None], last.match[None], accepted)[0]
+    def _hits(self, passes: Sequence[RequestPass], states: Sequence[RequestState]) -> Tensor:
+        """(B, 2) with what has been decided since the last chains."""
+        last = [state.copied for state in states]
+        new = [p.tokens[copied.decided :].long() for p, copied in zip(passes, last, strict=True)]
+        count = torch.tensor([len(tokens) for tokens in new])
+        tokens = pad_sequence(new, batch_first=True)
+        accepted = Accepted(torch.zeros_like(tokens), tokens, count, 0 * count, 0 * count)
+        before = (torch.stack([c.hits for c in last]), torch.stack([c.chain for c in last]))
+        return updated_hits(*before, torch.stack([c.match for c in last]), accepted)
 
-    def _remember(self, passes: Sequence[RequestPass]) -> None:
-        """Add the new pairs to the memories: those of all short steps in one call, each prompt piece in its own."""
-        new = [(p, state, max(state.remembered, p.start)) for p in passes for state in [self._state(p)]]
-        if self.drafter.net.memory is not None:
-            few = self.search.shape.length + 1
-            steps = [x for x in new if 0 < x[0].paired - x[2] <= few]
-            for group in ([steps] if steps else []) + [[x] for x in new if x[0].paired - x[2] > few]:
-                self._add(group)
-        for p, state, _ in new:
-            state.remembered = max(state.remembered, p.paired)
+    def _inputs(self, passes: Sequence[RequestPass], states: Sequence[RequestState], hits: Tensor) -> ChainInputs:
+        """Few copies to the device, whatever the number of requests."""
+        numbers, places, hidden = list[list[int]](), list[list[int]](), list[Tensor]()
+        counts = [max(0, p.paired - max(s.remembered, p.start)) for p, s in zip(passes, states, strict=True)]
+        room, at = self.pairs if self.pads else max(counts), 0
+        for p, count in zip(passes, counts, strict=True):
+            end, used = p.paired - p.start, max(count, 1)  # without a new pair, the last state alone
+            pad = [0] * (room - count)
+            numbers.append([int(p.tokens[-1]), count, min(len(p.tokens), WINDOW)])
+            numbers[-1] += [*p.tokens[p.paired + 1 - count : p.paired + 1].tolist(), *pad]
+            places.append([*range(at, at + count), *pad, at + used - 1])
+            hidden.append(p.hidden[end - used : end])
+            at += used
+        given = torch.tensor(numbers)
+        if self.odds is not None:
+            texts = [p.tokens[-WINDOW:].long() for p in passes]
+            given = torch.cat([given, pad_sequence(texts, batch_first=True)], dim=1)
+        memories = [state.memory for state in states if state.memory is not None]
+        return ChainInputs(
+            torch.cat(hidden)[self._put(torch.tensor(places))],
+            torch.stack(memories) if memories else None,
+            self._put(hits),
+            self._put(given),
+        )
 
-    def _add(self, group: Sequence[tuple[RequestPass, RequestState, int]]) -> None:
-        net = self.drafter.net
-        assert net.memory is not None
-        count = [p.paired - first for p, _, first in group]
-        device = group[0][0].hidden.device
-        hidden = group[0][0].hidden.new_zeros(len(group), max(count), net.config.context_size)
-        tokens = torch.zeros(len(group), max(count), dtype=torch.long)
-        for row, ((p, _, first), n) in enumerate(zip(group, count, strict=True)):
-            hidden[row, :n] = p.hidden[first - p.start : first - p.start + n]
-            tokens[row, :n] = p.tokens[first + 1 : first + 1 + n]
-        before = torch.stack([s.memory for _, s, _ in group if s.memory is not None])
-        after = self.drafter.remember(before, tokens.to(device), hidden, torch.tensor(count, device=device))
-        for (_, state, _), memory in zip(group, after, strict=True):
-            state.memory = memory
+    def compute(self, given: ChainInputs) -> ChainOutputs:
+        """Remember the new pairs and draft. No value is needed on the host, so that a GPU can record it."""
+        last, count, length = (given.numbers[:, i].contiguous() for i in range(3))
+        text = 3 + given.hidden.shape[1] - 1  # where it begins
+        memory = given.memory
+        if memory is not None:
+            memory = self.drafter.remember(memory, given.numbers[:, 3:text].contiguous(), given.hidden[:, :-1], count)
+        search, copied = self.search, [length[:, None] * 0]
+        if self.odds is not None:
+            chain, match = find_chain(NgramState(given.numbers[:, text:].contiguous(), length))
+            odds = chain_odds(self.odds, torch.zeros_like(given.hits[:, 0]), match, given.hits)
+            search = replace(search, chain=Chain(chain, odds).upto(search.shape.length))
+            copied = [match[:, None], chain]
+        context = self.drafter.net.context(given.hidden[:, -1])
+        tree = self.drafter.draft(RecurrentState(context, memory), last, search)
+        guesses = torch.where(tree.valid[:, 1:], tree.tokens[:, 1:], -1)
+        return ChainOutputs(memory, torch.cat([guesses, *copied], dim=1))
+
+    def blank_inputs(self, batch: int) -> ChainInputs:
+        """Inputs of this many requests with empty texts and memories, large enough for any step."""
+        memory, config = self.drafter.net.memory, self.drafter.net.config
+        numbers = torch.zeros(batch, 3 + self.pairs + (0 if self.odds is None else WINDOW), dtype=torch.long)
+        return ChainInputs(
+            torch.zeros(batch, self.pairs + 1, config.context_size, dtype=self.drafter.target.dtype).to(self.device),
+            None if memory is None else memory.empty(batch).clone(),
+            torch.full((batch, 2), PRIOR).to(self.device),
+            numbers.to(self.device),
+        )
+
+    def _put(self, values: Tensor) -> Tensor:
+        """On the device, without waiting for the device."""
+        return values if self.device.type != "cuda" else values.pin_memory().to(self.device, non_blocking=True)
 
     def _state(self, p: RequestPass) -> RequestState:
         """The request's state: a new one if the request is new, or if it has lost tokens since."""
@@ -213,5 +281,7 @@ class ChainDrafter:
         if found is None or found.owner is not p.owner or found.remembered > len(p.tokens) - 1:
             memory = self.drafter.net.memory
             empty = None if memory is None else memory.empty(1)[0]
-            found = self.requests[p.request] = RequestState(p.owner, 0, empty)
+            depth = 0 if self.odds is None else DEEPEST
+            none = Copied(len(p.tokens), torch.zeros(depth, dtype=torch.long), torch.tensor(0), torch.full((2,), PRIOR))
+            found = self.requests[p.request] = RequestState(p.owner, 0, empty, none)
         return found

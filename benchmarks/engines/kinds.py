@@ -1,0 +1,184 @@
+"""How each engine is started: plain, and with redrafter's drafter."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.client import PlainWriter, ProcessWriter, Writer
+from benchmarks.engines.parcels import Parcels
+from benchmarks.engines.sglang_parcels import SGLANG
+from benchmarks.engines.vllm_parcels import VLLM
+from redrafter import Shape
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+REQUESTS = 32
+"""Most requests at once."""
+CONTEXT = 2048
+CACHE_TOKENS = 32768
+"""Of each engine: the caches of two engines fit beside each other."""
+SIZES = [1, 2, 4, 8, 16, 32]
+"""Numbers of requests for which an engine records a CUDA graph."""
+_ports = itertools.count(30500, 500)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A model and its drafter, to be started as plain and as speculative decoding."""
+
+    model: Path
+    drafter: str
+    beam: str = "16x5:63"
+    """Shape of the largest tree."""
+    depth: int = 4
+    """Tokens drafted per step where the engine verifies a chain."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the drafter in this engine."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The options of an engine and its further environment variables."""
+
+    options: dict[str, Any]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """An engine that can be measured."""
+
+    label: str
+    """Name of the engine in the results, with what was chosen for it."""
+    script: str
+    options: Callable[[Pair], tuple[Started | None, Started]]
+    """Of plain and of speculative decoding; None: the same engine decodes plainly if a request asks for it."""
+    parcels: Parcels | None = None
+    fallbacks: tuple[dict[str, Any], ...] = ({},)
+    """Settings, tried in this order until the engine starts and writes the right texts."""
+    seeded: bool = True
+    """Whether a seed gives the same sampled text with and without speculation."""
+
+    def start(self, pair: Pair, folder: Path, name: str, patience: float) -> tuple[Writer, Writer]:
+        """Start plain and speculative decoding at once, each in a process of its own with a log in `folder`."""
+        if self.parcels is not None:
+            environment = self.parcels.environment(folder, REPOSITORY)
+        else:
+            environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
+        (folder / "logs").mkdir(exist_ok=True)
+
+        def process(given: Started, how: str) -> ProcessWriter:
+            log = folder / "logs" / f"{name}-{how}.log"
+            return ProcessWriter(HERE / self.script, given.options, environment | given.variables, log, patience)
+
+        plain, speculative = self.options(pair)
+        drafting = process(speculative, "redrafter")
+        return PlainWriter(drafting) if plain is None else process(plain, "plain"), drafting
+
+
+def sglang(pair: Pair) -> tuple[Started, Started]:
+    both = {
+        "model_path": str(pair.model),
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "sampling_backend": "redrafter",  # draws by seed, so that sampled texts can be compared
+        "grammar_backend": "none",
+        "mem_fraction_static": 0.8,
+        "max_total_tokens": CACHE_TOKENS,
+        "context_length": CONTEXT,
+        "max_running_requests": REQUESTS,
+        "cuda_graph_bs_decode": SIZES,
+        "disable_prefill_cuda_graph": True,
+        "disable_custom_all_reduce": True,
+        "skip_server_warmup": True,
+        "random_seed": 0,
+        "log_level": "info",
+    }
+    speculative = {
+        "speculative_algorithm": "REDRAFTER",
+        "speculative_num_draft_tokens": Shape.of(pair.beam).budget + 1,
+        "enable_return_hidden_states": True,
+    }
+    settings = {"drafter": pair.drafter, "shape": pair.beam} | pair.settings
+    return (
+        Started(both | {"port": next(_ports)}, {"REDRAFTER_SGLANG": "{}"}),
+        Started(both | speculative | {"port": next(_ports)}, {"REDRAFTER_SGLANG": json.dumps(settings)}),
+    )
+
+
+def vllm(pair: Pair) -> tuple[Started, Started]:
+    """Settings are the plug-in's. With `graphs` false, vLLM records no CUDA graphs of verification either."""
+    both: dict[str, Any] = {
+        "model": str(pair.model),
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.3,  # only compared with the free memory, because the cache's size is given
+        "kv_cache_memory_bytes": CACHE_TOKENS * bytes_per_token(pair.model),
+        "max_model_len": CONTEXT,
+        "max_num_seqs": REQUESTS,
+        "seed": 0,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        "disable_log_stats": False,  # else nothing counts the steps
+    }
+    settings = dict(pair.settings)
+    depth = settings.pop("depth", pair.depth)
+    speculative: dict[str, Any] = {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "redrafter.interop.vllm.Proposer",
+            "num_speculative_tokens": depth,
+        }
+    }
+    speculative |= graphs(depth + 1) if settings.get("graphs", True) else {"enforce_eager": True}
+    speculative["additional_config"] = {"redrafter": {"drafter": pair.drafter} | settings}
+    return Started(both | graphs(1)), Started(both | speculative)
+
+
+def graphs(width: int) -> dict[str, Any]:
+    """vLLM's options for CUDA graphs of whole steps with `width` tokens per request, without torch.compile."""
+    sizes = [width * requests for requests in SIZES]
+    compilation = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    return {"compilation_config": compilation}
+
+
+def bytes_per_token(model: Path) -> int:
+    """Of the KV cache in bf16."""
+    config = json.loads((model / "config.json").read_text())
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * 2 * config["num_hidden_layers"] * heads * size)
+
+
+def own(pair: Pair) -> tuple[None, Started]:
+    """As `redrafter serve`: shapes are chosen by step times that are measured at the start. Settings: `runtime`."""
+    given = {"model": str(pair.model), "drafter": pair.drafter, "device": "cuda", "dtype": "bf16", "shape": None}
+    return None, Started(given | {"rows": REQUESTS, "context": CONTEXT // 2, "runtime": "auto"} | pair.settings)
+
+
+KINDS = {
+    "sglang": Kind(
+        label="SGLang 0.5.16, Triton attention",
+        script="sglang_process.py",
+        options=sglang,
+        parcels=SGLANG,
+        fallbacks=(
+            {},
+            {"adaptive": False},
+            {"adaptive": False, "graphs": False},
+            {"adaptive": False, "graphs": False, "host_lengths": True},
+        ),
+    ),
+    "vllm": Kind(
+        label="vLLM 0.26.0, FlashAttention 3, no torch.compile; plain on runner V2, redrafter on V1",
+        script="vllm_process.py",
+        options=vllm,
+        parcels=VLLM,
+        fallbacks=({}, {"graphs": False}),
+        seeded=False,
+    ),
+    "own": Kind(label="redrafter, scheduler of its server without HTTP", script="own_process.py", options=own),
+}

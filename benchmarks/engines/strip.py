@@ -1,0 +1,74 @@
+"""Leave out of a CUDA library the device code of other GPUs than one.
+
+A library holds fatbins: a header with magic number, version, header size and length, then entries (cubin or PTX), each
+with its own header. The kept entries move to the front of their fatbin, its header gets the smaller length, and zeros
+fill the rest. No address in the library changes, and the zeros compress to nothing.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAGIC = struct.pack("<I", 0xBA55ED50)
+PTX, CUBIN = 1, 2
+HEADER = 16
+
+
+class Entry(NamedTuple):
+    """Device code for one architecture, such as 90 for a Hopper GPU."""
+
+    kind: int
+    architecture: int
+    start: int
+    size: int
+
+
+def strip(library: bytes, architecture: int) -> bytes:
+    """Keep only the code that a GPU of this architecture uses; leave fatbins of an unknown form as they are."""
+    data = bytearray(library)
+    for start, end in fatbins(library):
+        entries = entries_of(library, start + HEADER, end)
+        if not entries:
+            continue
+        kept = b"".join(library[e.start : e.start + e.size] for e in used(entries, architecture))
+        struct.pack_into("<Q", data, start + 8, len(kept))
+        data[start + HEADER : end] = kept.ljust(end - start - HEADER, b"\0")
+    return bytes(data)
+
+
+def fatbins(library: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of every fatbin, header included."""
+    at = 0
+    while (at := library.find(MAGIC, at)) >= 0:
+        end = 0
+        if at + HEADER <= len(library):
+            _, version, header, size = struct.unpack_from("<IHHQ", library, at)
+            end = at + header + size if version == 1 and header == HEADER else 0
+        if at < end <= len(library):
+            yield at, end
+            at = end
+        else:
+            at += len(MAGIC)  # these bytes mean something else
+
+
+def entries_of(library: bytes, start: int, end: int) -> list[Entry]:
+    """The entries between two addresses; none if they do not fill the space exactly."""
+    found = []
+    while start + 32 <= end:
+        kind, _, header, size = struct.unpack_from("<HHIQ", library, start)
+        if kind not in (PTX, CUBIN) or not 32 <= header <= 512:
+            return []
+        (architecture,) = struct.unpack_from("<I", library, start + 28)
+        found.append(Entry(kind, architecture, start, header + size))
+        start += header + size
+    return found if start == end else []
+
+
+def used(entries: list[Entry], architecture: int) -> list[Entry]:
+    """What the driver may load: cubins of the architecture, else PTX that it can compile, else the smallest entry.
+
+    A fatbin for other GPUs alone keeps an entry, because an empty fatbin is an error when the library is loaded.
+    """
+    cubins = [e for e in entries if e.kind == CUBIN and e.architecture == architecture]
+    ptx = [e for e in entries if e.kind == PTX and e.architecture <= architecture]
+    return cubins or ptx or [min(entries, key=lambda e: e.size)]
