@@ -41,7 +41,7 @@ from redrafter.tuning.simulate import SimulatedSteps, TextBatch, text_batches
 
 KIND = "tokens/step"
 SUITES = ("mt_bench", "cnn_dm", "gsm8k", "humaneval", "alpaca_eval")
-SHAPES = {0.0: ("16x6:63", "16x8:63", "24x8:63", "4x4:7", "4x5:7"), 1.0: ("16x6:63", "24x6:63", "24x8:63", "4x4:7")}
+SHAPES = {0.0: ("16x6:63", "16x8:63", "24x8:63", "4x4:7", "4x5:7"), 1.0: ("16x6:63", "16x8:63", "4x4:7", "4x5:7")}
 FEW_SHAPES = {0.0: ("16x8:63", "4x5:7"), 1.0: ("16x6:63", "4x4:7")}
 """For all suites but the first."""
 

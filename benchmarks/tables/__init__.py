@@ -66,6 +66,7 @@ BLOCKS: dict[str, Block] = {
     "serve_cpu": (("serve_cpu.json",), decoding.serving),
     "serve_gpu": (("serve_gpu.json",), decoding.serving),
     "vllm": (("vllm_cpu.json",), decoding.vllm),
+    "sglang": (("sglang_gpu.json",), decoding.engine),
     "mlx": (("mlx_cpu.json",), decoding.mlx),
     "drafter": (("drafter_smollm2.json",), drafters.drafter),
     "ablation": (("drafter_smollm2.json",), drafters.ablations),

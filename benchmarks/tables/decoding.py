@@ -342,3 +342,18 @@ def exact_gpu(result: Result) -> str:
             f"| {r['equal']} | {r['tokens_per_step']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def engine(result: Result) -> str:
+    """Another engine, plain and with the plug-in: a line for each number of requests at once."""
+    rows = sorted((r for r in result["rows"] if r["part"] == "wide" and "ratio" in r), key=lambda r: r["concurrency"])
+    lines = [
+        f"| {rows[0]['engine']}, {rows[0]['model']}: requests at once | plain, tokens/s | redrafter, tokens/s "
+        "| speedup | tokens/step | equal to plain | plain equal to itself with one request |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        rates = f"{r['plain_tokens_per_s']:.0f} | {r['redrafter_tokens_per_s']:.0f} | **{r['ratio']:.2f}×**"
+        equal = f"{r['equal']} of {r['texts']} | {r['plain_equal_to_first_level']} of {rows[0]['texts']}"
+        lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
+    return "\n".join(lines)

@@ -39,8 +39,8 @@ def drafter(result: Result) -> str:
     made = next(r for r in result["rows"] if r["kind"] == "training")
     lines += [
         "",
-        f"Trained on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes to write the data, "
-        f"{made['minutes_of_training_command']:.1f} minutes to train, in two runs.",
+        f"The first of three training runs, on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes to write "
+        f"the data, {made['minutes_of_training_command']:.1f} minutes to train.",
     ]
     return "\n".join(lines)
 
