@@ -1,6 +1,7 @@
 """Texts with a grammar: they follow it, and they are those of plain decoding with the same grammar."""
 
 import concurrent.futures
+import copy
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ from redrafter import Engine, Grammar, RuleConfig, Shape
 from redrafter.drafters import NgramDrafter
 from redrafter.engine.decode import decode
 from redrafter.engine.exactness import Promise
-from redrafter.engine.grammar import CompiledGrammar, make_matcher
+from redrafter.engine.grammar import CompiledGrammar, make_matcher, tokenizer_json
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Branches
@@ -280,21 +281,34 @@ def test_what_a_grammar_needs(target: Target, monkeypatch: pytest.MonkeyPatch) -
     engine = made(target, "ngram")
     with pytest.raises(ConfigError, match="leave ignore_eos out"):
         engine.generate("a", grammar=PERSON, ignore_eos=True)
-    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConfigError, match="pip install llguidance"):
         engine.generate("a", grammar=PERSON)
 
 
-def test_a_tokenizer_that_the_library_misreads_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    import llguidance.hf
+def test_a_byte_level_tokenizer_with_several_decoders(target: Target) -> None:
+    """As transformers 5.17 converts the tokenizer of a GGUF file."""
+    from llguidance import LLTokenizer
+    from tokenizers import decoders
 
+    tokenizer = copy.deepcopy(target.tokenizer)
+    several = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " "), decoders.ByteLevel()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(several)
+    ids = tokenizer.encode("a b", add_special_tokens=False)
+    assert LLTokenizer(tokenizer_json(tokenizer)).decode_bytes(ids) == b"a b"
+    assert LLTokenizer(tokenizer.backend_tokenizer.to_str()).decode_bytes(ids) != b"a b", "the twin"
+
+
+def test_a_tokenizer_that_the_library_misreads_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     class Raw:
         """Takes the names of byte-level tokens for their bytes."""
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
         @staticmethod
         def decode_bytes(ids: list[int]) -> bytes:
             return "".join(target.tokenizer.convert_ids_to_tokens(ids)).encode()
 
-    monkeypatch.setattr(llguidance.hf, "from_tokenizer", lambda *_, **__: Raw)
+    monkeypatch.setattr("llguidance.LLTokenizer", Raw)
     with pytest.raises(ConfigError, match="llguidance reads"):
         made(target, "ngram").generate("a", grammar=PERSON)

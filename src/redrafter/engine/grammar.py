@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -78,14 +79,13 @@ class Grammars:
         if not self.eos:
             raise ConfigError(f"a grammar needs a token that ends the text, and {self.target.name} names none")
         try:
-            import llguidance.hf
+            from llguidance import LLTokenizer
         except ModuleNotFoundError as error:
             raise ConfigError("a grammar needs the package llguidance: pip install llguidance") from error
         refused = f"the tokenizer of {self.target.name} cannot be used with a grammar"
         try:
-            made = llguidance.hf.from_tokenizer(
-                self.target.tokenizer, n_vocab=self.target.vocab_size, eos_token=list(self.eos)
-            )
+            described = tokenizer_json(self.target.tokenizer)
+            made = LLTokenizer(described, n_vocab=self.target.vocab_size, eos_token=list(self.eos))
         except Exception as error:  # a tokenizer that is slow, or of a kind that llguidance does not know
             raise ConfigError(f"{refused}: {error}") from error
         probe = self.target.tokenizer.encode(PROBE, add_special_tokens=False)
@@ -93,6 +93,19 @@ class Grammars:
         if self.target.tokenizer.decode(probe).strip() == PROBE and read != PROBE.encode():
             raise ConfigError(f"{refused}: llguidance reads {read!r} from the tokens of {PROBE!r}")
         return made
+
+
+def tokenizer_json(tokenizer: Any) -> str:
+    """A fast tokenizer in the form that llguidance reads."""
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    made = json.loads(backend.to_str())
+    # transformers 5.17 gives a byte-level tokenizer of a GGUF file several decoders, the byte-level one last.
+    # llguidance goes by the others and reads the names of tokens as their text.
+    several = (made["decoder"] or {}).get("decoders", [])
+    made["decoder"] = next((d for d in several if d["type"] == "ByteLevel"), made["decoder"])
+    return json.dumps(made)
 
 
 def make_matcher(tokenizer: Any, grammar: Grammar) -> Any:
