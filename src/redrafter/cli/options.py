@@ -184,14 +184,15 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
     if gamma and args.drafter in BUILT_IN:
         raise ConfigError(f"--gamma is for a drafter that is a causal LM, not for {args.drafter!r}: use --length")
     drafter = find_drafter(args.drafter)
-    from redrafter import Engine, load
+    from redrafter import Engine, load, without_collection
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
     how["kv_dtype"] = args.kv_dtype
-    if tuned:
-        return load(args.model, drafter, exact=args.exact, **how)
-    engine = load(args.model, drafter, shape=asked, **how)
+    with without_collection():
+        if tuned:
+            return load(args.model, drafter, exact=args.exact, **how)
+        engine = load(args.model, drafter, shape=asked, **how)
     default = engine.drafter.default_shape
     chosen = Shape(**({"width": default.width, "length": default.length} | given)) if given else default
     return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime, exact=args.exact)

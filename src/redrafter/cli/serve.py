@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> None:
     )
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
-    from redrafter import load  # noqa: F401  (first: it imports torch and transformers without garbage collection)
+    from redrafter import without_collection
 
     try:
-        from redrafter.serve.measuring import Measuring, stored_profile
-        from redrafter.serve.server import Server, build, first_shape, ladder, make_batch
+        with without_collection():
+            from redrafter.serve.measuring import Measuring, stored_profile
+            from redrafter.serve.server import Server, build, first_shape, ladder, make_batch
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
     from redrafter.drafters import NoDrafter

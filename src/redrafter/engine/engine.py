@@ -23,7 +23,6 @@ from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import use_kv_dtype
-from redrafter.targets.cuda.layer_compile import start_workers
 from redrafter.tuning.policy import MOST_COPIED, Experience, policy_for
 from redrafter.tuning.store import apply_profile
 
@@ -124,6 +123,8 @@ class Engine:
         self.recorded = runtime != "eager" and target.device.type == "cuda"
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         if self.recorded and self.compiles_step:
+            from redrafter.targets.cuda.layer_compile import start_workers
+
             start_workers()
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._closed = False
