@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 
 from redrafter.config import Shape
+from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.engine import Engine
 from redrafter.runtime.batch import Batch
@@ -16,7 +17,8 @@ from redrafter.serve.api import make_app
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.chooser import RECOVERY, ShapeChooser
+from redrafter.tuning.policy import Experience, StepPolicy, policy_for
 
 GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
 CPU_LADDER = ("4x4:7", "3x3:5", "2x3:4", "1x3:3", "1x2:2", "1x1:1")
@@ -32,11 +34,12 @@ def ladder(engine: Engine) -> list[Shape]:
     return [Shape.of(name) for name in names]
 
 
-def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batch:
+def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape], drafter: Drafter | None = None) -> Batch:
+    """`drafter`: another than the engine's."""
     on_gpu = engine.target.device.type == "cuda"
     return Batch(
         engine.target,
-        engine.drafter,
+        drafter or engine.drafter,
         rows=config.rows or (32 if on_gpu else 8),
         context=config.context or (4096 if on_gpu else 2048),
         kept=config.kept,
@@ -54,12 +57,27 @@ def first_shape(engine: Engine, batch: Batch, shapes: list[Shape]) -> Shape | No
     return engine.shape if batch.fits(engine.shape) else shapes[0]
 
 
+def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
+    """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them.
+
+    A server that tried costly steps as often as a short text does would be slower than plain decoding.
+    """
+    policy, drafter = policy_for(engine.drafter, engine.shape, Experience(recovery=RECOVERY))
+    batch = make_batch(engine, config, engine.shapes, drafter)
+    return build(engine, batch, ShapeChooser(None), config, engine.shapes, policy)
+
+
 def build(
-    engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig, later: list[Shape] | None = None
+    engine: Engine,
+    batch: Batch,
+    chooser: ShapeChooser,
+    config: ServeConfig,
+    later: list[Shape] | None = None,
+    policy: StepPolicy | None = None,
 ) -> Served:
-    """`later`: shapes that the chooser may learn about while it serves."""
+    """`later`: shapes that may be drafted besides those of the chooser."""
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
-    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
+    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk), policy)
     promise = engine.promise([*chooser.drafted_shapes, *(later or [])])
     promise.check()
     name = config.name or Path(engine.target.name).name
