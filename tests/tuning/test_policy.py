@@ -156,6 +156,17 @@ def test_many_rows_decode_plainly_and_copy_again_when_they_are_few():
     assert mine.choose({rows[0]: 4}).copied == {rows[0]: Copied([9, 9, 9])}, "the text of plain steps is known"
 
 
+def test_costs_of_more_rows_begin_with_those_of_fewer():
+    mine = policy()
+    rows = [make_row([1]) for _ in range(4)]
+    for row in rows:
+        mine.open(row)
+    mine.costs_of(rows[:2]).drafted = 3.0
+    assert [mine.costs_of(rows[:n]).drafted for n in (3, 4, 1)] == [3.0, 3.0, 1.7]
+    mine.costs_of(rows[:3]).learn(False, 0, 0.01)
+    assert mine.costs_of(rows[:3]).drafted < 3.0, "they return slowly to the first costs, to be tried again"
+
+
 def test_nothing_is_looked_up_where_no_chain_can_pay():
     mine = policy()
     row = make_row([1, 2, 3, 4] * 4)

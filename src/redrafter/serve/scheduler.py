@@ -297,8 +297,7 @@ class Scheduler:
     def _launch(self, kind: Kind, rows: int) -> list[StepResult]:
         """A step of this kind of rows; what the steps that it knows of have given is learned."""
         if kind.drafts and self.policy is not None:
-            # The time of this thread: others answer clients meanwhile, and more so the more tokens a step gave.
-            return self.policy.step(self.batch, [row for row in self.jobs if row.live and row.drafts], time.thread_time)
+            return self.policy.step(self.batch, [row for row in self.jobs if row.live and row.drafts])
         shape = self.costs.choose(rows) if kind.drafts else None
         results = self.batch.step(kind.drafts, shape, watched=kind.watched)
         for result in results:

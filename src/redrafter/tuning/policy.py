@@ -6,7 +6,7 @@ row accepted lately, and what steps cost relative to a plain step. No decision c
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redrafter.config import Shape
@@ -163,18 +163,17 @@ class StepPolicy:
         self.shape, self.experience, self.copies = shape, experience, copies
         self.rows: dict[Row, RowRecord] = {}
 
-    def step(
-        self, batch: Batch, rows: Sequence[Row], clock: Callable[[], float] = time.process_time
-    ) -> list[StepResult]:
+    def step(self, batch: Batch, rows: Sequence[Row]) -> list[StepResult]:
         """A step of all rows that draft, planned and learned from.
 
-        The clock counts CPU time: other programs that take a core make some steps many times as long on a wall clock.
+        Costs are CPU time of all threads: other programs that take a core make some steps many times as long on a wall
+        clock, and how much of a step one thread runs varies.
         """
-        began = clock()
+        began = time.process_time()
         plan = self.choose({row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in rows})
         results = batch.step(True, plan.shape, copied=plan.copied)
         gained = {row: output.tokens for result in results for row, output in result.rows}
-        self.learn(plan, gained, clock() - began)
+        self.learn(plan, gained, time.process_time() - began)
         return results
 
     def open(self, row: Row) -> None:
@@ -191,14 +190,21 @@ class StepPolicy:
             self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
 
     def costs_of(self, rows: Sequence[Row]) -> StepCosts:
-        key = (len(rows), any(self.rows[row].sampled for row in rows))
-        return self.experience.costs.setdefault(key, StepCosts(recovery=self.experience.recovery))
+        """For this number of rows. At first they are those of fewer rows, which cost less: little is tried in vain."""
+        sampled = any(self.rows[row].sampled for row in rows)
+        known, key = self.experience.costs, (len(rows), sampled)
+        if key not in known:
+            made = known[key] = StepCosts(recovery=self.experience.recovery)
+            fewer = max((n for n, kind in known if n < len(rows) and kind == sampled), default=0)
+            if fewer:
+                made.node, made.drafted = known[fewer, sampled].node, known[fewer, sampled].drafted
+        return known[key]
 
     def choose(self, room: Mapping[Row, int]) -> Plan:
         """The next step of these rows, each with room for so many more tokens."""
-        rows, costs = list(room), self.costs_of(list(room))
-        if len(rows) > MOST_ROWS:
+        if len(room) > MOST_ROWS:
             return Plan(None)
+        rows, costs = list(room), self.costs_of(list(room))
         if costs.node < CERTAIN:
             for row in rows:
                 self.rows[row].look_up()
@@ -217,7 +223,8 @@ class StepPolicy:
     def learn(self, plan: Plan, gained: Mapping[Row, Sequence[int]], seconds: float) -> None:
         """The step of this plan gave its rows these tokens and took this long."""
         nodes = max((len(copied.tokens) for copied in plan.copied.values()), default=0)
-        self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
+        if 0 < len(gained) <= MOST_ROWS:
+            self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
         for row, tokens in gained.items():
             record = self.rows[row]
             record.take(tokens)
