@@ -216,7 +216,7 @@ class StepPolicy:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
             if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
                 return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
-        if not length:
+        if speed < MIN_SPEEDUP:
             return Plan(None)
         return Plan(None, {row: Copied(self.rows[row].chain[: min(length, room[row] - 1)]) for row in rows})
 
