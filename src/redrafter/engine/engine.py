@@ -41,7 +41,7 @@ def load(
     model: Any = None,
     drafter: Any = "auto",
     *,
-    shape: Shape | None = None,
+    shape: Shape | str | None = None,
     rule: RuleConfig | None = None,
     gamma: Gamma | str | None = None,
     runtime: Runtime = "auto",
@@ -62,8 +62,8 @@ def load(
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
         n-grams into that drafter.
-    shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
-        machine, which may be plain decoding, else what suits the drafter.
+    shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
+        this combination on this machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
         "confidence", or a `Gamma`.
@@ -75,6 +75,7 @@ def load(
         differ from that of "fp32"; it is still that of plain decoding with the same choice.
     """
     check_exact(exact)
+    shape = None if shape is None else Shape.of(shape)
     if threads is not None:
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
@@ -94,7 +95,7 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
-        shape: Shape | None = None,
+        shape: Shape | str | None = None,
         adapts: bool | None = None,
         rule: RuleConfig | None = None,
         runtime: Runtime = "auto",
@@ -110,7 +111,7 @@ class Engine:
         self.target = target
         self.runtime = runtime
         self.drafter = drafter
-        self.shape = shape or drafter.default_shape
+        self.shape = drafter.default_shape if shape is None else Shape.of(shape)
         self.rule_config = rule or RuleConfig()
         config = self.rule_config
         adapts = (shape is None if adapts is None else adapts) and target.device.type == "cpu"
