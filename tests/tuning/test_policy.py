@@ -13,12 +13,10 @@ from redrafter.drafters import copied as module
 from redrafter.drafters.copied import Copied
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import load_target
-from redrafter.tuning import chooser
 from redrafter.tuning.policy import (
     COMPARE_EVERY,
     MOST_COPIED,
     MOST_ROWS,
-    RECOVERY,
     Experience,
     Plan,
     StepCosts,
@@ -161,7 +159,8 @@ def test_costs_of_more_rows_begin_with_those_of_fewer():
     rows = [make_row([1]) for _ in range(4)]
     for row in rows:
         mine.open(row)
-    mine.costs_of(rows[:2]).drafted = 3.0
+    two = mine.costs_of(rows[:2])
+    two.drafted, two.confirmed = 3.0, (two.node, 3.0)
     assert [mine.costs_of(rows[:n]).drafted for n in (3, 4, 1)] == [3.0, 3.0, 1.7]
     mine.costs_of(rows[:3]).learn(False, 0, 0.01)
     assert mine.costs_of(rows[:3]).drafted < 3.0, "they return slowly to the first costs, to be tried again"
@@ -191,16 +190,14 @@ def test_a_row_with_a_grammar_copies_nothing_and_says_nothing_of_the_drafter():
     assert mine.experience.accepted == 1.0
 
 
-def test_a_server_tries_costly_drafts_seldom():
-    drafted = {}
-    for recovery in (chooser.RECOVERY, RECOVERY):
-        mine = StepPolicy(SHAPE, Experience(recovery=recovery), copies=False)
-        World(skill=0.5, drafted=4.0).run(mine, 1000)
-        late = World(skill=0.5, drafted=4.0)
-        drafted[recovery] = sum(plan.shape is not None for plan in late.run(mine, 4000))
-        if recovery == chooser.RECOVERY:
-            assert late.speedup > 0.995
-    assert drafted[chooser.RECOVERY] < drafted[RECOVERY]
+def test_drafts_that_cost_far_more_than_they_give_are_tried_seldom():
+    """As with several rows: the time lost is below half a percent."""
+    for cost in (2.25, 3.3, 4.1):
+        mine = StepPolicy(SHAPE, Experience(), copies=False)
+        World(skill=0.55, drafted=cost).run(mine, 500)
+        late = World(skill=0.55, drafted=cost)
+        assert any(plan.shape for plan in late.run(mine, 6000)), "tried again"
+        assert late.speedup > 0.995
 
 
 def test_a_plain_step_is_taken_now_and_then_to_compare():

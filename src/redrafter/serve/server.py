@@ -17,7 +17,7 @@ from redrafter.serve.api import make_app
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.tuning.chooser import RECOVERY, ShapeChooser
+from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.policy import Experience, StepPolicy, policy_for
 
 GPU_LADDER = ("16x5:63", "8x5:31", "8x4:15", "4x3:7", "2x2:3")
@@ -58,11 +58,8 @@ def first_shape(engine: Engine, batch: Batch, shapes: list[Shape]) -> Shape | No
 
 
 def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
-    """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them.
-
-    A server that tried costly steps as often as a short text does would be slower than plain decoding.
-    """
-    policy, drafter = policy_for(engine.drafter, engine.shape, Experience(recovery=RECOVERY))
+    """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them."""
+    policy, drafter = policy_for(engine.drafter, engine.shape, Experience())
     batch = make_batch(engine, config, engine.shapes, drafter)
     return build(engine, batch, ShapeChooser(None), config, engine.shapes, policy)
 

@@ -30,7 +30,7 @@ MOST_ROWS = 8
 CERTAIN = 0.9
 """About the best odds of a copied token. Where a node costs more of a plain step than this, nothing is copied."""
 RECOVERY = 0.005
-"""As `chooser.RECOVERY`. A text is shorter than a server's day, so a row tries its drafter again sooner."""
+"""As `chooser.RECOVERY`, and faster: costs that are learned while others use the machine may be wrong."""
 LEAST_NODE = 0.01
 EXPECTED = 0.8
 """Accepted tokens of a drafted step that a drafter is tried with."""
@@ -50,9 +50,10 @@ class StepCosts:
     SmolLM2-135M in 4 bits costs on two AVX-512 cores (benchmarks/results/cpu.json).
     """
 
-    def __init__(self, node: float = 0.17, drafted: float = 1.7, recovery: float = RECOVERY) -> None:
-        self.node, self.drafted, self.recovery = node, drafted, recovery
+    def __init__(self, node: float = 0.17, drafted: float = 1.7) -> None:
+        self.node, self.drafted = node, drafted
         self.first = (node, drafted)
+        self.confirmed = (node, drafted)  # at their last steps; since then they have moved towards the first costs
         self.plain = 0.0  # seconds of recent plain steps; 0: none yet
         self.since_plain = 0  # steps
         self.seen = {"plain": 0, "drafted": 0, "chain": 0}  # steps that were learned from
@@ -69,12 +70,12 @@ class StepCosts:
         """A step that verified `nodes` nodes beside the last token took this long.
 
         Costs that the step tells nothing about return slowly to their first values, so that what once seemed slow is
-        tried again.
+        tried again. If it is still slow, they are at once what they were.
         """
         if drafted or not nodes:
-            self.node *= (self.first[0] / self.node) ** self.recovery
+            self.node *= (self.first[0] / self.node) ** RECOVERY
         if not drafted:
-            self.drafted *= (self.first[1] / self.drafted) ** self.recovery
+            self.drafted *= (self.first[1] / self.drafted) ** RECOVERY
         if not drafted and not nodes:
             self.plain = self._moved("plain", self.plain or seconds, seconds)
             self.since_plain = 0
@@ -84,9 +85,14 @@ class StepCosts:
             return
         cost = seconds / self.plain
         if drafted:
-            self.drafted = self._moved("drafted", self.drafted, cost)
+            before = self.drafted if cost < self.drafted else max(self.drafted, self.confirmed[1])
+            self.drafted = self._moved("drafted", before, cost)
         else:
-            self.node = max(LEAST_NODE, (self._moved("chain", self.of_chain(nodes), cost) - 1) / nodes)
+            before = self.of_chain(nodes)
+            if cost > before:
+                before = max(before, 1 + self.confirmed[0] * nodes)
+            self.node = max(LEAST_NODE, (self._moved("chain", before, cost) - 1) / nodes)
+        self.confirmed = (self.confirmed[0], self.drafted) if drafted else (self.node, self.confirmed[1])
 
     def _moved(self, kind: str, known: float, seen: float) -> float:
         """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out."""
@@ -148,7 +154,6 @@ class Plan:
 class Experience:
     """What an engine or a server keeps from text to text."""
 
-    recovery: float = RECOVERY
     costs: dict[tuple[int, bool], StepCosts] = field(default_factory=dict)  # by rows, and whether one of them samples
     accepted: float = 1.0  # drafted tokens of a step that recent texts took, relative to EXPECTED
 
@@ -180,7 +185,7 @@ class StepPolicy:
         """A row begins: its prompt is read and its first token chosen."""
         # A grammar's own tokens are better guesses than copied ones, and it would forbid many of these.
         index = NgramIndex((), SHORTEST, LONGEST) if self.copies and row.processor is None else None
-        accepted = Acceptance(self.experience.accepted, self.experience.recovery)
+        accepted = Acceptance(self.experience.accepted, RECOVERY)
         self.rows[row] = RowRecord(accepted, row.request.sampling.temperature > 0, index, list(row.ids))
 
     def close(self, row: Row) -> None:
@@ -194,10 +199,10 @@ class StepPolicy:
         sampled = any(self.rows[row].sampled for row in rows)
         known, key = self.experience.costs, (len(rows), sampled)
         if key not in known:
-            made = known[key] = StepCosts(recovery=self.experience.recovery)
+            made = known[key] = StepCosts()
             fewer = max((n for n, kind in known if n < len(rows) and kind == sampled), default=0)
             if fewer:
-                made.node, made.drafted = known[fewer, sampled].node, known[fewer, sampled].drafted
+                made.node, made.drafted = made.confirmed = known[fewer, sampled].confirmed
         return known[key]
 
     def choose(self, room: Mapping[Row, int]) -> Plan:
