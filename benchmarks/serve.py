@@ -1,6 +1,7 @@
-"""Run `redrafter bench serve` against a server that this script starts, on a GPU with a widened model.
+r"""Run `redrafter bench serve` against a server that this script starts, on a GPU with a widened model.
 
-    python benchmarks/serve.py --tokens 48 --rounds 20 --seconds 120 --save benchmarks/results/serve_cpu.json
+    python benchmarks/serve.py --context 512 --tokens 48 --answers 1 --rounds 10 --seconds 150 \
+        --save benchmarks/results/serve_cpu.json
     python benchmarks/serve.py --shape vicuna-7b --save benchmarks/results/serve_gpu.json
 
 The server runs in this process, the client in another one; they communicate over HTTP. The client saves its results
