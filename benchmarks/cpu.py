@@ -46,7 +46,6 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam, root_tree
-from redrafter.engine import decode
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
@@ -168,7 +167,7 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
     seconds: dict[str, list[float]] = {}
     passes: list[float] = []
     kinds: list[str] = []
-    verify, choose, run = engine.target.verify, StepPolicy.choose, decode.chosen_step
+    verify, choose, run = engine.target.verify, StepPolicy.choose, StepPolicy.step
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -187,7 +186,7 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
         seconds.setdefault(kinds.pop(), []).append(time.perf_counter() - began - passes.pop())
         return found
 
-    patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (decode, "chosen_step", whole))
+    patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (StepPolicy, "step", whole))
     with contextlib.ExitStack() as stack:
         for where, name, replacement in patches:
             stack.enter_context(mock.patch.object(where, name, replacement))

@@ -1,10 +1,12 @@
-"""Run `redrafter bench serve` against a server that this script starts, on a GPU with a widened model.
+r"""Run `redrafter bench serve` against a server that this script starts, on a GPU with a widened model.
 
-    python benchmarks/serve.py --save benchmarks/results/serve_cpu.json
+    python benchmarks/serve.py --context 512 --tokens 48 --answers 1 --rounds 10 --seconds 150 \
+        --save benchmarks/results/serve_cpu.json
     python benchmarks/serve.py --shape vicuna-7b --save benchmarks/results/serve_gpu.json
 
 The server runs in this process, the client in another one; they communicate over HTTP. The client saves its results
-after each load. At the end, the server's measurements (the cost of a step by rows and shape) are added to the file.
+after each load. At the end, what steps cost is added to the file: on a GPU as measured beforehand by rows and shape, on
+a CPU as the server learned it.
 """
 
 import sys
@@ -36,9 +38,10 @@ from redrafter.engine import Engine, load
 from redrafter.results import check_new, command
 from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.server import Server, build
+from redrafter.serve.server import Server, build, build_adaptive
 from redrafter.tuning.batch_cost import measure_profile, warm_up
 from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.policy import StepPolicy
 from redrafter.tuning.profile import Profile
 from redrafter.tuning.store import profile_key
 
@@ -52,17 +55,19 @@ def say(what: str) -> None:
 def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
     if args.shape is None:
         # An explicit shape, so that a profile of `redrafter tune` cannot turn drafting off.
-        engine = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=Shape())
-        return engine, Path(engine.target.name).name
+        loaded = load(args.model, args.drafter or "auto", runtime=args.runtime, shape=Shape())
+        return Engine(loaded.target, loaded.drafter, runtime=args.runtime), Path(loaded.target.name).name
     target, drafter, label = load_wide(args.shape, drafter_budget=args.drafter or "120M", model=args.model)
     return Engine(target, WithNgrams(drafter), runtime=args.runtime), label
 
 
-def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
-    """Return a server, the profile it measured, and the label of its figures."""
+def serve(args: argparse.Namespace) -> tuple[Server, Profile | None, str]:
+    """Return a server, the profile it measured if it needs one, and the label of its figures."""
     say("loading")
     engine, label = make_engine(args)
     config = ServeConfig(rows=args.rows, context=args.context, queue=512, name="target")
+    if engine.experience is not None:
+        return Server(build_adaptive(engine, config), GuardConfig(), "127.0.0.1", 0, grace=2.0), None, label
     shapes = ladder(engine)
     batch = make_batch(engine, config, shapes)
     say("measuring steps")
@@ -84,6 +89,20 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile, str]:
     say(f"chosen: {[(c.rows, c.shape and c.shape.budget) for c in profile.best_shapes]}")
     server = Server(build(engine, batch, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
     return server, profile, label
+
+
+def step_rows(policy: StepPolicy | None, profile: Profile | None) -> list[dict[str, Any]]:
+    """What steps cost: as a policy learned it, relative to a plain step, or as it was measured in a profile."""
+    if policy is not None:
+        return [
+            {"part": "cost", "rows": rows, "sampled": sampled, "node": costs.node, "drafted": costs.drafted}
+            for (rows, sampled), costs in sorted(policy.experience.costs.items())
+        ]
+    assert profile is not None
+    steps = [
+        {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs
+    ]
+    return steps + [{"part": "choice", "rows": c.rows, "shape": c.shape and vars(c.shape)} for c in profile.best_shapes]
 
 
 def client(args: argparse.Namespace, url: str, label: str) -> int:
@@ -149,12 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if status == 0:
         made = json.loads(args.save.read_text())
         made["command"] = command()
-        made["rows"] += [
-            {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs
-        ]
-        made["rows"] += [
-            {"part": "choice", "rows": c.rows, "shape": c.shape and vars(c.shape)} for c in profile.best_shapes
-        ]
+        made["rows"] += step_rows(server.served.scheduler.policy, profile)
         args.save.write_text(json.dumps(made, indent=1) + "\n")
     say("done")
     if status:

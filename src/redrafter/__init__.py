@@ -1,6 +1,8 @@
 """redrafter: large language models write faster without changing a single token of what they write."""
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +40,17 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(module: str, name: str) -> Any:
-    """Import without garbage collection: torch and transformers create objects that stay, and little garbage."""
+    with without_collection():
+        return getattr(import_module(module), name)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage collection inside: imports and models create objects that stay, and little garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return getattr(import_module(module), name)
+        yield
     finally:
         if enabled:
             gc.enable()

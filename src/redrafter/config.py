@@ -51,12 +51,15 @@ class Shape:
         return visited if self.nodes is None else min(self.nodes, visited)
 
     @classmethod
-    def of(cls, text: str) -> "Shape":
-        """As the command line has it.
+    def of(cls, given: "str | Shape") -> "Shape":
+        """A shape as it is, or as the command line has it.
 
         >>> Shape.of("16x5:63")
         Shape(width=16, length=5, nodes=63)
         """
+        if isinstance(given, cls):
+            return given
+        text = str(given)
         try:
             beam, _, nodes = text.partition(":")
             width, length = beam.split("x")

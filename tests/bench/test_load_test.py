@@ -41,11 +41,21 @@ def test_figures_by_hand():
 
 def test_a_ratio_has_an_interval_around_it():
     plain, fast = [timed(20 + i % 3) for i in range(30)], [timed(10 + i % 5) for i in range(30)]
-    found, low, high = ratio(plain, fast)
+    found, low, high = ratio([plain], [fast])
     assert found == pytest.approx(21 / 12)
     assert low < found < high
-    same = ratio(plain, plain)
-    assert same == (1.0, 1.0, 1.0)
+    assert ratio([plain], [plain]) == (1.0, 1.0, 1.0)
+
+
+def test_the_interval_is_over_rounds_if_there_are_enough():
+    """Within a round all answers are alike, so drawing answers would make the interval too small."""
+    speeds = [10.0, 20.0, 12.0, 18.0, 15.0]
+    plain, fast = [[timed(20)] * 200 for _ in speeds], [[timed(ms)] * 200 for ms in speeds]
+    found, low, high = ratio(plain, fast)
+    assert found == pytest.approx(20 / 15)
+    assert high - low > 0.3
+    _, low, high = ratio([[*itertools.chain(*plain)]], [[*itertools.chain(*fast)]])
+    assert high - low < 0.1, "answers, where there is one round"
 
 
 def test_percentiles():
@@ -88,7 +98,8 @@ def test_the_command_measures_saves_and_draws(tmp_path: Path, capsys: pytest.Cap
         assert main([*asked, "--save", str(save)]) == 2, "nothing is overwritten without a word"
     made = json.loads(save.read_text())
     assert [row["concurrency"] for row in made["rows"]] == [1, 2]
-    assert set(made["headline"]) == {"min_ratio_to_plain", "ratio_at_1"}
+    least = {"min_ratio_to_plain", "min_ratio_to_plain_low", "min_ratio_to_plain_high"}
+    assert set(made["headline"]) == {*least, "ratio_at_1"}
     for row in made["rows"]:
         assert row["target"] == "a toy"
         assert row["equal_texts"] == row["speculative_answers"] == row["plain_answers"]
@@ -105,8 +116,12 @@ def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]):
 
 def test_the_headline_holds_only_what_was_measured():
     rows = [{"concurrency": c, "ratio": 3.0 - c / 32, "speculative_token_ms_p99": 7.0} for c in (1, 8, 32)]
+    for row in rows:
+        row |= {"ratio_low": row["ratio"] - 0.5, "ratio_high": row["ratio"] + 0.25}
     assert bench_serve.headline(rows) == {
         "min_ratio_to_plain": 2.0,
+        "min_ratio_to_plain_low": 1.5,
+        "min_ratio_to_plain_high": 2.25,
         "ratio_at_1": 2.9688,
         "ratio_at_32": 2.0,
         "p99_ms_per_token_at_8": 7.0,

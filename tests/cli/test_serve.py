@@ -16,16 +16,20 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.cli.main import main
+from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.serve import measuring
 from redrafter.serve.batches import CPU_LADDER, first_shape, ladder, make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.measuring import Measuring, stored_profile
+from redrafter.serve.server import Server
 from redrafter.tuning import batch_cost, store
 from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.policy import MOST_COPIED
 from redrafter.tuning.profile import BestShape, Profile, StepCost
 from tests.helpers.letters import make_target
 from tests.helpers.zoo import recurrent_drafter
+from tests.serve.test_scheduler import jobs_of, run
 
 
 def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
@@ -155,6 +159,36 @@ def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     other = make_batch(engine, ServeConfig(rows=2, context=90), shapes)
     with pytest.raises(ConfigError, match="there is no measurement yet"):
         stored_profile(engine, other, "never")
+
+
+def test_a_server_on_a_cpu_measures_nothing_and_chooses_as_generate_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a shape is given: then every step drafts."""
+    target, made = make_target(), []
+    target.model.save_pretrained(tmp_path / "toy")
+    target.tokenizer.save_pretrained(tmp_path / "toy")
+    monkeypatch.setattr(Server, "run", lambda self: made.append(self.served))
+    words = ["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram", "--rows", "2"]
+    words += ["--dtype", "fp64"]
+    assert main([*words, "--tune", "never"]) == 0
+    assert main([*words, "--length", "3", "--width", "1"]) == 0
+    (adapting, fixed) = (served.scheduler for served in made)
+    assert adapting.policy is not None
+    assert adapting.spare is None
+    assert adapting.batch.slack > MOST_COPIED
+    assert fixed.policy is None
+    assert fixed.costs.choose(1) == Shape(width=1, length=3)
+    plain = Engine(target, NoDrafter())
+    requests = plain.requests([[3, 4, 5] * 8, [7, 8]], max_new_tokens=30, ignore_eos=True)
+    heard = []
+    for request in requests:
+        ((job, told),) = jobs_of(target, [request])
+        adapting.submit([job])
+        heard.append(told)
+    run(adapting)
+    assert [told.tokens for told in heard] == [done.tokens for done in plain.complete(requests)]
+    assert not adapting.policy.rows
 
 
 def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(

@@ -51,8 +51,8 @@ def _nothing_is_loaded(monkeypatch):
     def fail(*args, **kwargs):
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr("redrafter.targets.load._load_parts", fail)
-    monkeypatch.setattr("redrafter.targets.load.default_model", fail)
+    for name in ("pretrained.load_parts", "pretrained.default_model", "load.default_gguf", "load.default_model"):
+        monkeypatch.setattr(f"redrafter.targets.{name}", fail)
     monkeypatch.setattr("redrafter.engine.speech._load", fail)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 

@@ -311,3 +311,14 @@ def test_ngram_goes_on_with_a_loop():
         search = rule.search(Sampling.of([SamplingParams()], VOCAB, "cpu"), torch.tensor([0]), torch.tensor([11]))
         tree = drafter.draft(state, torch.tensor([text[-1]]), search)
         assert tree.tokens[0, 1:].tolist() == (loop * 12)[:7]
+
+
+def test_a_shape_may_be_written_as_text(target):
+    drafter = recurrent_drafter(target)
+    engine = Engine(target, drafter, shape="3x2:4")
+    assert engine.shape == Shape(width=3, length=2, nodes=4)
+    assert engine.experience is None, "a given shape is always drafted"
+    assert redrafter.load(target.model, drafter, shape="3x2:4").shape == engine.shape
+    for given in ("3", "axb", 7):
+        with pytest.raises(ConfigError, match="a shape is written WxL or WxL:N"):
+            redrafter.load("no model is looked for", drafter, shape=given)

@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig
 from redrafter.drafters import ModelDrafter, NoDrafter
+from redrafter.drafters.copied import Copied
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.row import Row
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
 from redrafter.targets import Target
 from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.policy import MOST_COPIED, Experience, Plan, StepPolicy
 from tests.helpers.letters import END, make_target
 from tests.helpers.zoo import VOCAB, recurrent_drafter
 
@@ -48,10 +52,33 @@ def target() -> Target:
     return make_target()
 
 
-def make(target: Target, rows: int = 8, recorded: bool | None = None, **limits: Any) -> Scheduler:
+class AnyPolicy(StepPolicy):
+    """Drafts, copies and decodes plainly at random: no decision changes a text."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPES[0], Experience(), copies=True)
+        self.chance, self.planned = random.Random(4), set()
+
+    def choose(self, room: Mapping[Row, int]) -> Plan:
+        copied = {}
+        for row in room:
+            record = self.rows[row]
+            record.look_up()
+            if self.chance.random() < 0.7 and (room[row] > 1):
+                tokens = record.chain[: room[row] - 1] or [self.chance.randrange(VOCAB)]
+                copied[row] = Copied(tokens, [self.chance.random() for _ in tokens])
+        kind = self.chance.choice(["plain", "copied", "drafted"])
+        self.planned.add(kind)
+        return Plan(self.shape if kind == "drafted" else None, {} if kind == "plain" else copied)
+
+
+def make(
+    target: Target, rows: int = 8, recorded: bool | None = None, policy: StepPolicy | None = None, **limits: Any
+) -> Scheduler:
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
-    batch = Batch(target, drafter, rows=rows, context=90, kept=3, shapes=SHAPES, recorded=recorded)
-    return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)))
+    shapes = [*SHAPES, Shape(width=1, length=MOST_COPIED)]
+    batch = Batch(target, drafter, rows=rows, context=90, kept=3, shapes=shapes, recorded=recorded)
+    return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)), policy)
 
 
 class SpeechCache:
@@ -89,11 +116,12 @@ def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job,
     return [(Job(r, h, tokenizer=target.tokenizer, **options), h) for r, h in zip(group, heard, strict=True)]
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["exact", "buckets"])
-def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: Target, recorded: bool) -> None:
+@pytest.mark.parametrize("how", ["exact", "buckets", "policy"])
+def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: Target, how: str) -> None:
     """Mixed parameters, some plain, some with logprobs; a quarter is cancelled at any moment."""
     plain = Engine(target, NoDrafter())
-    scheduler = make(target, recorded=recorded)
+    policy = AnyPolicy() if how == "policy" else None
+    scheduler = make(target, recorded=how == "buckets", policy=policy)
     groups = requests(plain, 64)
     chance = random.Random(1)
     every = [
@@ -138,13 +166,17 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: T
             compared += 1
     assert compared > 50
     assert scheduler.batch.free == scheduler.batch.rows
+    if policy is not None:
+        assert policy.planned == {"plain", "copied", "drafted"}
+        assert not policy.rows, "every row was closed"
     assert scheduler.batch.used == 0
     assert not scheduler.jobs
     assert not scheduler.reading
     assert not scheduler.queue
     done = sum(scheduler.metrics.finished.values())
     assert done == sum(map(len, groups)), "every answer ended in some way"
-    assert set(scheduler.metrics.steps) == {"3x3:9", "2x2:3", "plain"}, "all three loads were met"
+    other = "2x2:3" if policy is None else "copied"
+    assert set(scheduler.metrics.steps) == {"3x3:9", other, "plain"}, "all kinds of steps were met"
     assert scheduler.metrics.reused_tokens > 0
     scheduler.stop()
 

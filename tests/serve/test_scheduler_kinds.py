@@ -9,10 +9,11 @@ from redrafter import Engine, Grammar
 from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.executor import Executor
+from redrafter.serve.scheduler import Scheduler
 from redrafter.targets import Target
 from tests.helpers.bytes import byte_target
 from tests.helpers.letters import make_target
-from tests.serve.test_scheduler import jobs_of, make, run
+from tests.serve.test_scheduler import AnyPolicy, jobs_of, make, run
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +69,36 @@ def test_a_watched_row_leaves_the_others_recorded_and_few_rows_move(target: Targ
     assert len(swaps) < 15
 
 
+def submit_some_with_grammars(scheduler: Scheduler, plain: Engine) -> tuple[list[Any], list[list[int]]]:
+    """What clients hear, and the tokens that plain decoding writes."""
+    heard, wanted = [], []
+    for i, drafts in enumerate((True, True, True, True, True, False, False)):
+        grammar = Grammar.regex("[a-f]{9,12}(yes|no)") if i in (1, 3, 5) else None
+        options: dict[str, Any] = {"max_new_tokens": 30, "seed": i, "temperature": 1.0, "grammar": grammar}
+        request = plain.requests([[9 + i, 8]], **options)
+        ((job, told),) = jobs_of(plain.target, request, drafts=drafts)
+        scheduler.submit([job])
+        heard.append(told)
+        wanted.append(plain.complete(request)[0].tokens)
+    return heard, wanted
+
+
+def test_rows_with_a_grammar_beside_free_ones_under_a_policy() -> None:
+    target, policy = byte_target(), AnyPolicy()
+    scheduler = make(target, policy=policy)
+    heard, wanted = submit_some_with_grammars(scheduler, Engine(target, NoDrafter()))
+    run(scheduler)
+    assert [told.tokens for told in heard] == wanted
+    assert policy.planned == {"plain", "copied", "drafted"}
+
+
 def test_rows_with_a_grammar_are_recorded_apart_and_few_rows_move(monkeypatch: pytest.MonkeyPatch) -> None:
     target = byte_target()
     scheduler, plain = make(target, recorded=True), Engine(target, NoDrafter())
     swaps: list[int] = []
     swap = scheduler.batch.state.swap
     scheduler.batch.state.swap = lambda *given: (swaps.append(1), swap(*given))[1]  # type: ignore
-    heard, wanted = [], []
-    for i, drafts in enumerate((True, True, True, True, True, False, False)):
-        grammar = Grammar.regex("[a-f]{9,12}(yes|no)") if i in (1, 3, 5) else None
-        options: dict[str, Any] = {"max_new_tokens": 30, "seed": i, "temperature": 1.0, "grammar": grammar}
-        request = plain.requests([[9 + i, 8]], **options)
-        ((job, told),) = jobs_of(target, request, drafts=drafts)
-        scheduler.submit([job])
-        heard.append(told)
-        wanted.append(plain.complete(request)[0].tokens)
+    heard, wanted = submit_some_with_grammars(scheduler, plain)
     monkeypatch.setattr(Executor, "run", lambda *_: pytest.fail("a step ran eagerly"))
     run(scheduler)
     assert [told.tokens for told in heard] == wanted

@@ -9,8 +9,7 @@ from redrafter import custom_generate
 from redrafter.core.cache import KVCache
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu import ops
-from redrafter.targets import Target, load_target
-from redrafter.targets import load as load_module
+from redrafter.targets import Target, load_target, pretrained
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.cuda.tree_target import TreeTarget
 from redrafter.targets.selfcheck import checked_tree_target
@@ -127,7 +126,7 @@ def test_a_refused_model_is_handed_back(monkeypatch):
         raise UnsupportedTarget("no")
 
     model = fresh().train()
-    monkeypatch.setattr(load_module, "check", refuse)
+    monkeypatch.setattr(pretrained, "check", refuse)
     with pytest.raises(UnsupportedTarget):
         load_target(model)
     assert model.training
@@ -147,7 +146,7 @@ def test_custom_generate_releases_the_model(fails, monkeypatch):
             raise ZeroDivisionError
         return prefill(self, *args, **kwargs)
 
-    monkeypatch.setattr(load_module, "check", lambda target: None)
+    monkeypatch.setattr(pretrained, "check", lambda target: None)
     monkeypatch.setattr(Target, "prefill", on_a_gpu)
     options = {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": False, "drafter": "ngram"}
     if fails:

@@ -14,8 +14,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError, UnsupportedTarget
-from redrafter.targets import Target, load_target
-from redrafter.targets import load as load_module
+from redrafter.targets import Target, load_target, pretrained
 from redrafter.targets import target as target_module
 from tests.helpers.zoo import COMMON, PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -249,8 +248,8 @@ def test_hidden_states_are_those_of_the_path_alone():
 def test_a_users_model_is_checked_once(monkeypatch):
     model = make_model("llama", vocab_size=VOCAB)
     calls = []
-    check = load_module.check
-    monkeypatch.setattr(load_module, "check", lambda t: (calls.append(t), check(t))[1])
+    check = pretrained.check
+    monkeypatch.setattr(pretrained, "check", lambda t: (calls.append(t), check(t))[1])
     load_target(model)
     load_target(model)
     assert len(calls) == 1

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu import native, ops
-from redrafter.targets import load, load_target, verdicts
+from redrafter.targets import load_target, pretrained, verdicts
 from redrafter.targets.cpu import passes
 from tests.helpers.zoo import make_model
 
@@ -25,10 +25,10 @@ def model(tmp_path):
 def checks(monkeypatch, tmp_path):
     """An empty folder of verdicts, and the attention of every model that was checked."""
     seen = []
-    whole = load.check_with_fallback
+    whole = pretrained.check_with_fallback
     monkeypatch.setattr(verdicts, "folder", lambda: tmp_path / "verdicts")
     monkeypatch.setattr(
-        load, "check_with_fallback", lambda t: (seen.append(t.config._attn_implementation), whole(t))[1]
+        pretrained, "check_with_fallback", lambda t: (seen.append(t.config._attn_implementation), whole(t))[1]
     )
     return seen
 
@@ -74,7 +74,7 @@ def test_keywords_of_from_pretrained_are_checked_every_time(model, checks):
 
 def test_a_users_own_model_is_always_checked(model, checks, monkeypatch):
     own = []
-    monkeypatch.setattr(load, "check", own.append)
+    monkeypatch.setattr(pretrained, "check", own.append)
     for _ in range(2):
         load_target(AutoModelForCausalLM.from_pretrained(model))
     assert len(own) == 2
@@ -86,7 +86,7 @@ def test_a_refusal_is_not_kept(model, checks, monkeypatch):
         checks.append("refused")
         raise UnsupportedTarget("no")
 
-    monkeypatch.setattr(load, "check_with_fallback", refuse)
+    monkeypatch.setattr(pretrained, "check_with_fallback", refuse)
     for _ in range(2):
         with pytest.raises(UnsupportedTarget):
             load_target(model, device="cpu")
@@ -98,7 +98,7 @@ def test_the_attention_that_passed_is_used_again(model, checks, monkeypatch):
         checks.append(target.config._attn_implementation)
         target.model.set_attn_implementation("eager")
 
-    monkeypatch.setattr(load, "check_with_fallback", fall_back)
+    monkeypatch.setattr(pretrained, "check_with_fallback", fall_back)
     targets = [load_target(model, device="cpu") for _ in range(2)]
     assert [t.config._attn_implementation for t in targets] == ["eager", "eager"]
     assert checks == ["sdpa"]

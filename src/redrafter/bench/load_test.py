@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 from redrafter.errors import ConfigError
 
 TIMEOUT = 600.0
+MIN_ROUNDS = 5
+"""Rounds from which on an interval is drawn from rounds; fewer say little about how rounds differ."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +198,26 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def ratio(
-    plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0, draws: int = 1000
+    plain: Sequence[Sequence[Timed]], other: Sequence[Sequence[Timed]], seed: int = 0, draws: int = 1000
 ) -> tuple[float, float, float]:
-    """Return the speedup in time per token with a 95 % bootstrap interval over pairs of answers."""
-    pairs = [(a, b) for a, b in zip(plain, other, strict=True) if min(a.tokens, b.tokens) > 1]
-    if not pairs:
-        raise ConfigError("every answer has one token: there is no time between tokens to compare")
+    """Return the speedup in time per token over all rounds, with a 95 % bootstrap interval.
 
-    def of(drawn: Sequence[tuple[Timed, Timed]]) -> float:
-        return mean_token_ms([a for a, _ in drawn]) / mean_token_ms([b for _, b in drawn])
+    The bootstrap draws rounds, since other work on the machine slows down all answers of a round. With fewer than
+    `MIN_ROUNDS` rounds it draws pairs of answers.
+    """
+    rounds = [
+        [(a, b) for a, b in zip(*both, strict=True) if min(a.tokens, b.tokens) > 1]
+        for both in zip(plain, other, strict=True)
+    ]
+    if not any(rounds):
+        raise ConfigError("every answer has one token: there is no time between tokens to compare")
+    units = rounds if len(rounds) >= MIN_ROUNDS else [[pair] for pairs in rounds for pair in pairs]
+
+    def of(drawn: Sequence[list[tuple[Timed, Timed]]]) -> float:
+        return mean_token_ms([a for pairs in drawn for a, _ in pairs]) / mean_token_ms(
+            [b for pairs in drawn for _, b in pairs]
+        )
 
     chance = random.Random(seed)
-    resampled = [of([chance.choice(pairs) for _ in pairs]) for _ in range(draws)]
-    return of(pairs), percentile(resampled, 0.025), percentile(resampled, 0.975)
+    resampled = [of([chance.choice(units) for _ in units]) for _ in range(draws)]
+    return of(units), percentile(resampled, 0.025), percentile(resampled, 0.975)

@@ -167,10 +167,11 @@ def find_drafter(name: str) -> str:
     return name if name in BUILT_IN else str(find(name))
 
 
-def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
+def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = False) -> "Engine":
     """Load the model and the drafter that `add_model` describes.
 
-    The shape is that of the arguments; else, if `tuned`, the one that `redrafter tune` chose; else the drafter's own.
+    The shape is that of the arguments; else, if `tuned`, the one that `redrafter tune` chose; else the drafter's own,
+    from which steps on a CPU may depart if the engine `adapts`.
     Bad arguments are refused before anything is loaded.
     """
     try:
@@ -184,17 +185,20 @@ def load_engine(args: argparse.Namespace, tuned: bool = True) -> "Engine":
     if gamma and args.drafter in BUILT_IN:
         raise ConfigError(f"--gamma is for a drafter that is a causal LM, not for {args.drafter!r}: use --length")
     drafter = find_drafter(args.drafter)
-    from redrafter import Engine, load
+    from redrafter import Engine, load, without_collection
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
     how["kv_dtype"] = args.kv_dtype
-    if tuned:
-        return load(args.model, drafter, exact=args.exact, **how)
-    engine = load(args.model, drafter, shape=asked, **how)
+    with without_collection():
+        if tuned:
+            return load(args.model, drafter, exact=args.exact, **how)
+        engine = load(args.model, drafter, shape=asked, **how)
     default = engine.drafter.default_shape
     chosen = Shape(**({"width": default.width, "length": default.length} | given)) if given else default
-    return Engine(engine.target, engine.drafter, shape=chosen, rule=rule, runtime=args.runtime, exact=args.exact)
+    adapts = adapts and not given and gamma is None
+    how = {"rule": rule, "runtime": args.runtime, "exact": args.exact}
+    return Engine(engine.target, engine.drafter, shape=chosen, adapts=adapts, **how)
 
 
 def as_prompt(engine: "Engine", text: str, raw: bool) -> Any:

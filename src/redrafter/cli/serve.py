@@ -17,13 +17,15 @@ from redrafter.serve.config import GuardConfig, ServeConfig
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
+    from redrafter.serve.model import Served
 
 EPILOG = """examples:
   redrafter serve
   redrafter serve --model my-model --drafter my-drafter --rows 16 --port 9000
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
-The page is at http://127.0.0.1:8000/. The first start measures the cost of steps while nobody waits; it is kept."""
+The page is at http://127.0.0.1:8000/. On a GPU, the first start measures the cost of steps while nobody waits; it is
+kept. A CPU learns the cost of steps while it serves."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="one line of JSON on standard error for each request, with its id (default json)",
     )
     server.add_argument(
-        "--tune", choices=("once", "again", "never"), default="once", help="measure the cost of steps (default once)"
+        "--tune",
+        choices=("once", "again", "never"),
+        default="once",
+        help="measure the cost of steps on a GPU (default once); a CPU learns it while it serves",
     )
     add_model(parser)
 
@@ -70,42 +75,25 @@ def run(args: argparse.Namespace) -> None:
     )
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
-    from redrafter import load  # noqa: F401  (first: it imports torch and transformers without garbage collection)
+    from redrafter import without_collection
 
     try:
-        from redrafter.serve.batches import first_shape, ladder, make_batch
-        from redrafter.serve.measuring import Measuring, stored_profile
-        from redrafter.serve.server import Server, build
+        with without_collection():
+            from redrafter.serve.server import Server, build_adaptive
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
-    from redrafter.drafters import NoDrafter
-    from redrafter.tuning.batch_cost import warm_up
-    from redrafter.tuning.chooser import ShapeChooser
 
     console = Console(highlight=False)
     if args.api_key is None and not is_loopback(args.host):
         warning = f"warning: everybody who reaches {args.host}:{port} can use the model; --api-key asks for a key"
         Console(stderr=True, highlight=False).print(warning, style="yellow", soft_wrap=True)
     with console.status("loading"):
-        engine = load_engine(args, tuned=False)
+        engine = load_engine(args, tuned=False, adapts=True)
         if engine.target.tokenizer is None:
             raise ConfigError(f"{engine.target.name} has no tokenizer, and clients send text")
-        given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
-        shapes = [engine.shape] if given else ladder(engine)
     with enough_room():
-        batch = make_batch(engine, config, shapes)
-        profile, unmeasured = None, False
-        if not given and not isinstance(engine.drafter, NoDrafter):
-            profile = stored_profile(engine, batch, args.tune)
-            unmeasured = profile is None
-        chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))
-        if batch.recorded:
-            with stages(console) as report:
-                warm_up(batch, chooser.shapes, progress=report)
-    served = build(engine, batch, chooser, config, shapes if unmeasured else None)
-    if unmeasured:
-        served.scheduler.spare = Measuring(engine, batch, shapes, chooser)
-        console.print("[dim]the cost of steps is measured once, while nobody waits; --tune again repeats it[/dim]")
+        served = build_adaptive(engine, config) if engine.experience is not None else measured(engine, config, args)
+    batch = served.scheduler.batch
     where = f"http://{args.host}:{port}"
 
     def ready() -> None:
@@ -116,6 +104,34 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"page {where}/   API {where}/v1   Ctrl-C stops the server", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
+
+
+def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) -> "Served":
+    """A server that chooses the shape of a step by measured costs: those of an earlier start, or of its spare time."""
+    from redrafter.drafters import NoDrafter
+    from redrafter.serve.batches import first_shape, ladder, make_batch
+    from redrafter.serve.measuring import Measuring, stored_profile
+    from redrafter.serve.server import build
+    from redrafter.tuning.batch_cost import warm_up
+    from redrafter.tuning.chooser import ShapeChooser
+
+    console = Console(highlight=False)
+    given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
+    shapes = [engine.shape] if given else ladder(engine)
+    batch = make_batch(engine, config, shapes)
+    profile, unmeasured = None, False
+    if not given and not isinstance(engine.drafter, NoDrafter):
+        profile = stored_profile(engine, batch, args.tune)
+        unmeasured = profile is None
+    chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))
+    if batch.recorded:
+        with stages(console) as report:
+            warm_up(batch, chooser.shapes, progress=report)
+    served = build(engine, batch, chooser, config, shapes if unmeasured else None)
+    if unmeasured:
+        served.scheduler.spare = Measuring(engine, batch, shapes, chooser)
+        console.print("[dim]the cost of steps is measured once, while nobody waits; --tune again repeats it[/dim]")
+    return served
 
 
 @contextlib.contextmanager

@@ -46,13 +46,15 @@ class StepDrafter:
 
     def remember(self, hidden: Tensor) -> None:
         """Write hidden states (B, n, C) behind each row's length. The next step overwrites those not accepted."""
-        if self.history is not None and hidden.shape[2]:
-            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-            if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
-                rows = np.arange(len(hidden))[:, None]
-                self.history.numpy()[rows, slots.numpy()] = hidden.numpy()  # torch would wake threads for a small copy
-            else:
-                self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
+        if self.history is None or not hidden.shape[2]:
+            return
+        if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
+            # numpy: torch takes longer for few numbers, and would wake threads for a small copy.
+            slots = self.lengths.numpy()[:, None] + np.arange(hidden.shape[1])
+            self.history.numpy()[np.arange(len(hidden))[:, None], slots] = hidden.numpy()
+        else:
+            at = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
+            self.history.scatter_(1, at[..., None].expand_as(hidden), hidden)
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return self.drafter.keep(state, rows)

@@ -97,7 +97,8 @@ def decode(
         if fresh:
             outputs = batch.read_all(fresh)
         else:
-            outputs = batch_step(batch, shape) if policy is None else chosen_step(batch, policy, writers)
+            results = batch.step(True, shape) if policy is None else policy.step(batch, list(writers))
+            outputs = [found for result in results for found in result.rows]  # of recorded steps, the one before
         elapsed += time.perf_counter() - began
         parts = []
         for row, output in outputs:
@@ -108,34 +109,15 @@ def decode(
             part = writers[row].take(output, elapsed - opened[row])
             parts.append(part)
             if policy is not None and not output.steps:
-                policy.open(part.row, row.ids, sampled=row.request.sampling.temperature > 0)
+                policy.open(row)
             if part.finish_reason is not None:
                 batch.close(row)
                 if policy is not None:
-                    policy.close(part.row)
+                    policy.close(row)
                 del writers[row], opened[row]
         if parts:
             yield sorted(parts, key=lambda part: part.row)
         began = time.perf_counter()
-
-
-def batch_step(batch: Batch, shape: Shape | None) -> list[tuple[Row, RowOutput]]:
-    """What a step of this shape gave the rows; of recorded steps, what the one before gave."""
-    return [found for result in batch.step(True, shape) for found in result.rows]
-
-
-def chosen_step(batch: Batch, policy: StepPolicy, writers: dict[Row, RequestWriter]) -> list[tuple[Row, RowOutput]]:
-    """A step that the policy plans and learns from.
-
-    The policy learns CPU time: other programs that take a core make some steps many times as long on the clock.
-    """
-    began = time.process_time()
-    plan = policy.choose({w.index: row.request.max_new_tokens - w.stats.tokens for row, w in writers.items()})
-    copied = {row: plan.copied[w.index] for row, w in writers.items() if w.index in plan.copied}
-    outputs = [found for result in batch.step(True, plan.shape, copied=copied) for found in result.rows]
-    gained = {writers[row].index: output.tokens for row, output in outputs}
-    policy.learn(plan, gained, time.process_time() - began)
-    return outputs
 
 
 def room(target: Target, prompt: Sequence[int]) -> int:

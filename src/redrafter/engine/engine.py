@@ -23,7 +23,6 @@ from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import use_kv_dtype
-from redrafter.targets.cuda.layer_compile import start_workers
 from redrafter.tuning.policy import MOST_COPIED, Experience, policy_for
 from redrafter.tuning.store import apply_profile
 
@@ -42,7 +41,7 @@ def load(
     model: Any = None,
     drafter: Any = "auto",
     *,
-    shape: Shape | None = None,
+    shape: Shape | str | None = None,
     rule: RuleConfig | None = None,
     gamma: Gamma | str | None = None,
     runtime: Runtime = "auto",
@@ -63,8 +62,8 @@ def load(
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
         n-grams into that drafter.
-    shape: beam width, length and node budget; by default what `redrafter tune` chose for this combination on this
-        machine, which may be plain decoding, else what suits the drafter.
+    shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
+        this combination on this machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
         "confidence", or a `Gamma`.
@@ -76,6 +75,7 @@ def load(
         differ from that of "fp32"; it is still that of plain decoding with the same choice.
     """
     check_exact(exact)
+    shape = None if shape is None else Shape.of(shape)
     if threads is not None:
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
@@ -95,7 +95,7 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
-        shape: Shape | None = None,
+        shape: Shape | str | None = None,
         adapts: bool | None = None,
         rule: RuleConfig | None = None,
         runtime: Runtime = "auto",
@@ -111,7 +111,7 @@ class Engine:
         self.target = target
         self.runtime = runtime
         self.drafter = drafter
-        self.shape = shape or drafter.default_shape
+        self.shape = drafter.default_shape if shape is None else Shape.of(shape)
         self.rule_config = rule or RuleConfig()
         config = self.rule_config
         adapts = (shape is None if adapts is None else adapts) and target.device.type == "cpu"
@@ -124,6 +124,8 @@ class Engine:
         self.recorded = runtime != "eager" and target.device.type == "cuda"
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         if self.recorded and self.compiles_step:
+            from redrafter.targets.cuda.layer_compile import start_workers
+
             start_workers()
         self._idle: list[Batch] = []  # recorded batches that no run uses at the moment
         self._closed = False

@@ -14,8 +14,6 @@ from redrafter.errors import ConfigError, NotExact
 from redrafter.kernels.tree_attention.naive import NEWEST
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_target import PackedTarget
-from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.cuda.verifier import has_same_bits, verifier
 
 Exactness = Literal["bitwise", "ties"]
 """`bitwise`: a token's logits have the same bits in every pass, so the text equals that of plain decoding.
@@ -104,8 +102,10 @@ def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recor
     deep = max((shape.length for shape in shapes), default=0)
     if deep >= NEWEST:
         return f"the beam length is {deep}, and only trees up to {NEWEST - 1} deep get the bits of plain decoding"
+    from redrafter.targets.cuda.verifier import has_same_bits, verifier  # imports much of transformers
+
     found = verifier(target, compiles)
-    if not isinstance(found, TreeTarget):
+    if isinstance(found, Target):
         return f"the tree attention kernel does not run {target.name}"
     if not has_same_bits(found):
         dtype = str(target.dtype).removeprefix("torch.")

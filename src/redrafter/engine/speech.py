@@ -59,7 +59,7 @@ def load_speech(
     model: str | Path | None = None,
     drafter: Any = "auto",
     *,
-    shape: Shape | None = None,
+    shape: Shape | str | None = None,
     rule: RuleConfig | None = None,
     gamma: Gamma | str | None = None,
     language: str = "en",
@@ -142,7 +142,7 @@ class Transcriber:
         target: SpeechTarget,
         drafter: Drafter | SpeechTarget,
         *,
-        shape: Shape | None = None,
+        shape: Shape | str | None = None,
         rule: RuleConfig | None = None,
         gamma: Gamma | None = None,
     ) -> None:
@@ -155,7 +155,8 @@ class Transcriber:
             )
         self.target, self.drafter, self.gamma = target, drafter, gamma or Gamma()
         default = default_shape(self.gamma) if isinstance(drafter, SpeechTarget) else drafter.default_shape
-        self.rule = make_rule(rule or RuleConfig(), shape or default, target.vocab_size, target.dtype)
+        chosen = default if shape is None else Shape.of(shape)
+        self.rule = make_rule(rule or RuleConfig(), chosen, target.vocab_size, target.dtype)
         ends = target.config.eos_token_id
         self.eos = (ends,) if isinstance(ends, int) else tuple(ends)
         hop = 160

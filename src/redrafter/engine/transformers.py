@@ -45,7 +45,7 @@ def custom_generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Any = "auto",
-    shape: Shape | None = None,
+    shape: Shape | str | None = None,
     rule: RuleConfig | None = None,
     seed: int | None = None,
     stream_to: Streamer | None = None,
@@ -90,7 +90,7 @@ def _generate(
     logits_processor: Sequence[Any],
     stopping_criteria: Sequence[Any],
     config: GenerationConfig,
-    options: tuple[Any, Shape | None, RuleConfig | None, int | None],
+    options: tuple[Any, Shape | str | None, RuleConfig | None, int | None],
     streamer: Streamer | None,
     model_kwargs: dict[str, Any],
 ) -> Tensor:

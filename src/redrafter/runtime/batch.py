@@ -29,7 +29,6 @@ from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, sco
 from redrafter.runtime.row import Request, Row, RowOutput, best_source, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
-from redrafter.targets.cuda.tree_target import TreeTarget
 
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
 """Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
@@ -74,7 +73,7 @@ class Batch:
         )
         self.sizes = [rows] if compiles_step else sizes_up_to(rows)
         self.reader = None
-        if isinstance(self.executor.verifier, TreeTarget):
+        if not isinstance(self.executor.verifier, Target):
             self.reader = PromptReader(self.executor.verifier, self.state.cache, drafter.layers)
         self.at: list[Row | None] = [None] * places  # the row, open or closed, at each place
         self.plain = NoDrafter()
@@ -201,7 +200,7 @@ class Batch:
     def _prefill(self, tokens: Tensor, lengths: list[int], rows: list[Row], begin: int) -> tuple[Tensor, Tensor]:
         """A pass over prompts that no recorded pass reads."""
         reads, verifier = self.executor.unrecorded, self.executor.verifier
-        if len(rows) > 1 and isinstance(verifier, TreeTarget) and verifier.compiles:
+        if len(rows) > 1 and not isinstance(verifier, Target) and verifier.compiles:
             reads = verifier
         places = [row.place for row in rows]
         return prefill(reads, self.state.cache, tokens, lengths, places, self.drafter.layers, begin)

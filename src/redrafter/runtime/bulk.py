@@ -12,7 +12,6 @@ from redrafter.drafters import NoDrafter
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
-from redrafter.targets.cuda.grouped_attention import use_grouped_attention
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ def write_texts(
     """
     if not requests:
         return []
+    from redrafter.targets.cuda.grouped_attention import use_grouped_attention  # imports much of transformers
+
     rows = min(rows, len(requests))
     while True:
         try:

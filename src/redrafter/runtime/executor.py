@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,9 @@ from redrafter.runtime.row import Row, RowOutput, logprobs_of
 from redrafter.runtime.state import BatchState, assign, tensors_of, with_tensors
 from redrafter.runtime.steps import GuidedStep, Step, WholeStep, run_step
 from redrafter.targets import Target
-from redrafter.targets.cuda.layer_compile import TOGETHER
-from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.cuda.verifier import verifier
+
+if TYPE_CHECKING:
+    from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,17 @@ class Executor:
     ) -> None:
         self.target, self.drafter, self.state, self.make_rule = target, drafter, state, rules
         self.recorded = recorded
-        self.verifier = verifier(target, compiles) if recorded else target
-        self.run_step = torch.compile(run_step, dynamic=False, options=TOGETHER) if compiles_step else run_step
+        self.verifier: Target | TreeTarget = target
+        self.run_step: Callable[..., Any] = run_step
+        # Imported where they are needed: they import much of transformers, and packed weights on a CPU need little.
+        if recorded:
+            from redrafter.targets.cuda.verifier import verifier
+
+            self.verifier = verifier(target, compiles)
+        if compiles_step:
+            from redrafter.targets.cuda.layer_compile import TOGETHER
+
+            self.run_step = torch.compile(run_step, dynamic=False, options=TOGETHER)
         self.plain = NoDrafter()
         self.rules: dict[Shape | None, Rule] = {}
         self.steps: dict[Any, RecordedStep | None] = {}  # None: cannot be recorded
@@ -107,9 +116,9 @@ class Executor:
         return self.rules[shape]
 
     @property
-    def unrecorded(self) -> Target | TreeTarget:
+    def unrecorded(self) -> "Target | TreeTarget":
         """What runs passes that are not recorded: the verifier if it keeps a token's bits, else the target itself."""
-        exact = isinstance(self.verifier, TreeTarget) and self.verifier.same_bits
+        exact = not isinstance(self.verifier, Target) and self.verifier.same_bits
         return self.verifier if exact else self.target
 
     def run(
@@ -209,7 +218,7 @@ class Executor:
         states of no meaning get into the history.
         """
         target = self.verifier
-        if not (isinstance(target, TreeTarget) and target.forwards.fused):
+        if isinstance(target, Target) or not target.forwards.fused:
             return
         dry = StepDrafter(drafter.drafter, rows, None, guesses=drafter.guesses, trims=False)
         dry.layers = drafter.layers
@@ -316,9 +325,9 @@ def sizes_up_to(rows: int) -> list[int]:
     return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]
 
 
-def serving(target: Target | TreeTarget, cache: KVCache) -> AbstractContextManager[None]:
+def serving(target: "Target | TreeTarget", cache: KVCache) -> AbstractContextManager[None]:
     """While in force, the tree kernel reads this KV cache; a target with its own attention is given its cache."""
-    return target.using(cache) if isinstance(target, TreeTarget) else nullcontext()
+    return nullcontext() if isinstance(target, Target) else target.using(cache)
 
 
 def _holds_cache(state: Any) -> bool:
@@ -329,7 +338,7 @@ def _holds_cache(state: Any) -> bool:
 class _LogitsKept:
     """The target, with the logits of its last pass at hand."""
 
-    def __init__(self, target: Target | TreeTarget) -> None:
+    def __init__(self, target: "Target | TreeTarget") -> None:
         self.target = target
         self.logits: Tensor | None = None
 

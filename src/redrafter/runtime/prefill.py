@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from redrafter.runtime.executor import serving
 from redrafter.runtime.graph import Replays, recorded
 from redrafter.runtime.row import Row, logprobs_of
 from redrafter.targets import Target
-from redrafter.targets.cuda.tree_target import TreeTarget
+
+if TYPE_CHECKING:
+    from redrafter.targets.cuda.tree_target import TreeTarget
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ SCORED = 128
 class PromptReader:
     """One pass for each number of tokens in `PIECES`, at any place of the batch, recorded at its first use and kept."""
 
-    def __init__(self, verifier: TreeTarget, cache: KVCache, layers: tuple[int, ...]) -> None:
+    def __init__(self, verifier: "TreeTarget", cache: KVCache, layers: tuple[int, ...]) -> None:
         self.verifier, self.cache, self.layers = verifier, cache, layers
         self.pieces: dict[int, _Piece] = {}
         # A pool of its own: a recording that fails makes its memory pool unusable.
@@ -89,7 +92,7 @@ class _Piece:
 
 
 def prefill(
-    target: Target | TreeTarget,
+    target: "Target | TreeTarget",
     cache: Arena,
     tokens: Tensor,
     lengths: list[int],
@@ -99,7 +102,7 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """As `Target.prefill`, for rows at these places of the batch."""
     at = torch.tensor(places, device=tokens.device)
-    if isinstance(target, TreeTarget):
+    if not isinstance(target, Target):
         with serving(target, cache):
             return target.prefill(tokens, lengths, cache, layers, begin, at)
     if len(places) == 1:
@@ -111,15 +114,15 @@ def prefill(
 
 
 def score(
-    target: Target | TreeTarget, cache: Arena, row: Row, begin: int, stop: int, layers: tuple[int, ...]
+    target: "Target | TreeTarget", cache: Arena, row: Row, begin: int, stop: int, layers: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """Read a row's tokens begin..stop-1, and keep what the target thinks of the tokens after each.
 
     Returns logits (1, V) after the last token and hidden states (1, stop - begin, C).
     """
-    device = (target.target if isinstance(target, TreeTarget) else target).device
+    device = (target if isinstance(target, Target) else target.target).device
     tokens = torch.tensor([row.ids[begin:stop]], device=device)
-    if isinstance(target, TreeTarget):
+    if not isinstance(target, Target):
         at, place = (torch.tensor([x], device=device) for x in (begin, row.place))
         with serving(target, cache):
             depths = torch.arange(stop - begin, device=device)[None]

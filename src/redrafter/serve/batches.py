@@ -1,6 +1,7 @@
 """The running batch of a server, and the shapes that its steps may have."""
 
 from redrafter.config import Shape
+from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.engine import Engine
 from redrafter.runtime.batch import Batch
@@ -20,11 +21,12 @@ def ladder(engine: Engine) -> list[Shape]:
     return [Shape.of(name) for name in names]
 
 
-def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape]) -> Batch:
+def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape], drafter: Drafter | None = None) -> Batch:
+    """`drafter`: another than the engine's."""
     on_gpu = engine.target.device.type == "cuda"
     return Batch(
         engine.target,
-        engine.drafter,
+        drafter or engine.drafter,
         rows=config.rows or (32 if on_gpu else 8),
         context=config.context or (4096 if on_gpu else 2048),
         kept=config.kept,

@@ -63,10 +63,13 @@ class Metrics:
         self.reused_tokens += reused
         self.tokens += 1
 
-    def step(self, shape: Shape | None, rows: Sequence[tuple[int, int]], seconds: float) -> None:
-        """A step and, for each of its rows, tokens gained and how many of them were guessed."""
+    def step(self, shape: Shape | None, rows: Sequence[tuple[int, int]], seconds: float, copied: bool = False) -> None:
+        """A step and, for each of its rows, tokens gained and how many of them were guessed.
+
+        copied: without a draft, tokens copied from the text were verified.
+        """
         self.step_seconds += seconds
-        self.steps["plain" if shape is None else shape.label] += 1
+        self.steps[shape.label if shape is not None else "copied" if copied else "plain"] += 1
         for tokens, drafted in rows:
             self.tokens += tokens
             self.row_steps += 1

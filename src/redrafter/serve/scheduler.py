@@ -16,11 +16,12 @@ from typing import Protocol
 from redrafter.config import Shape, require
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flight import Kind
+from redrafter.runtime.flight import Kind, StepResult
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
 from redrafter.tuning.batch_cost import Interrupted
+from redrafter.tuning.policy import StepPolicy
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +72,15 @@ class Limits:
 
 
 class Scheduler:
-    """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests."""
+    """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests.
 
-    def __init__(self, batch: Batch, costs: Chooses, limits: Limits | None = None) -> None:
-        self.batch, self.costs, self.limits = batch, costs, limits or Limits()
+    policy: plans the steps of rows that draft, on a CPU; without one, `costs` chooses their shape.
+    """
+
+    def __init__(
+        self, batch: Batch, costs: Chooses, limits: Limits | None = None, policy: StepPolicy | None = None
+    ) -> None:
+        self.batch, self.costs, self.limits, self.policy = batch, costs, limits or Limits(), policy
         self.metrics = Metrics()
         self.lock = threading.Condition()
         self.queue: deque[deque[Job]] = deque()  # one entry a request, with those of its answers that wait
@@ -258,6 +264,8 @@ class Scheduler:
                 self.reading.append(row)
                 continue
             self.metrics.prompt(len(row.request.prompt), row.reused)
+            if self.policy is not None and row.drafts:
+                self.policy.open(row)
             self._take(job, output)
             if job.first:  # else cancelled meanwhile
                 self.metrics.first_token.observe(job.first - job.submitted)
@@ -271,18 +279,13 @@ class Scheduler:
         if kinds.keys() != self.spent.keys():
             self.spent = dict.fromkeys(kinds, 0.0)
         kind = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
-        shape = self.costs.choose(kinds[kind]) if kind.drafts else None
-        for result in self.batch.step(kind.drafts, shape, watched=kind.watched):
+        for result in self._launch(kind, kinds[kind]):
             gained = [(len(output.tokens), output.drafted) for _, output in result.rows]
             if not gained:  # all its rows were closed in the meantime
                 continue
             if result.kind in self.spent:
                 self.spent[result.kind] += result.seconds / result.size
-            # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
-            free = [len(output.tokens) for row, output in result.rows if row.processor is None]
-            if free:
-                self.costs.learn(result.shape, sum(free), len(free))
-            self.metrics.step(result.shape, gained, result.seconds)
+            self.metrics.step(result.shape, gained, result.seconds, any(output.nodes for _, output in result.rows))
             for row, output in result.rows:
                 if not row.open:  # finished by an earlier step of the same results
                     continue
@@ -290,6 +293,19 @@ class Scheduler:
                 self._take(job, output)
                 if output.done or output.error is not None or job.finished:
                     self._close(row, job)
+
+    def _launch(self, kind: Kind, rows: int) -> list[StepResult]:
+        """A step of this kind of rows; what the steps that it knows of have given is learned."""
+        if kind.drafts and self.policy is not None:
+            return self.policy.step(self.batch, [row for row in self.jobs if row.live and row.drafts])
+        shape = self.costs.choose(rows) if kind.drafts else None
+        results = self.batch.step(kind.drafts, shape, watched=kind.watched)
+        for result in results:
+            # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
+            free = [len(output.tokens) for row, output in result.rows if row.processor is None]
+            if free:
+                self.costs.learn(result.shape, sum(free), len(free))
+        return results
 
     def _take(self, job: Job, output: RowOutput) -> None:
         if job.finished or job.cancelled:
@@ -303,6 +319,8 @@ class Scheduler:
 
     def _close(self, row: Row, job: Job) -> None:
         self.batch.close(row)
+        if self.policy is not None:
+            self.policy.close(row)
         del self.jobs[row]
         if row in self.reading:
             self.reading.remove(row)
@@ -327,6 +345,8 @@ class Scheduler:
             if not job.finished:
                 job.fail(error)
                 self._ended(job, "failed")
+        if self.policy is not None:
+            self.policy.rows.clear()
         self.jobs.clear()
         self.reading.clear()
         self.batch.reset()

@@ -12,18 +12,32 @@ from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
+from redrafter.serve.batches import make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.policy import Experience, StepPolicy, policy_for
+
+
+def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
+    """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them."""
+    policy, drafter = policy_for(engine.drafter, engine.shape, Experience())
+    batch = make_batch(engine, config, engine.shapes, drafter)
+    return build(engine, batch, ShapeChooser(None), config, engine.shapes, policy)
 
 
 def build(
-    engine: Engine, batch: Batch, chooser: ShapeChooser, config: ServeConfig, later: list[Shape] | None = None
+    engine: Engine,
+    batch: Batch,
+    chooser: ShapeChooser,
+    config: ServeConfig,
+    later: list[Shape] | None = None,
+    policy: StepPolicy | None = None,
 ) -> Served:
-    """`later`: shapes that the chooser may learn about while it serves."""
+    """`later`: shapes that may be drafted besides those of the chooser."""
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
-    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk))
+    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk), policy)
     promise = engine.promise([*chooser.drafted_shapes, *(later or [])])
     promise.check()
     name = config.name or Path(engine.target.name).name

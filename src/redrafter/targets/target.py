@@ -5,18 +5,19 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.cache_utils import Cache
 
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
-from redrafter.targets.hf_cache import HFCache
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import Cache
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ class Target:
         self.device: torch.device = self.input_embedding.weight.device
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
         self.start_times: dict[str, float] = {}  # seconds of what comes before the first tokens, see `timed`
+        from redrafter.targets.hf_cache import HFCache  # imports transformers, which packed weights do not need
+
+        self._hf_cache = HFCache
         self._undo = contextlib.ExitStack()
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
@@ -155,7 +159,7 @@ class Target:
         the positions of the tokens in these slots. `keep` lists the columns whose logits are wanted.
         """
         masks = self.attention.masks(visible, positions, key_positions, self.dtype)
-        hf_cache = HFCache(cache, self.layer_count, slots, visible.shape[2])
+        hf_cache = self._hf_cache(cache, self.layer_count, slots, visible.shape[2])
         with contextlib.nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(ANY_LENGTH):
             return self.run(tokens, self.clamp_positions(positions), masks, hf_cache, layers, keep)
 
@@ -164,7 +168,7 @@ class Target:
         tokens: Tensor,
         positions: Tensor,
         masks: Tensor | dict[str, Tensor],
-        cache: Cache,
+        cache: "Cache",
         layers: tuple[int, ...],
         keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,11 @@
-"""What the next step of `generate` does on a CPU, where each verified node and each draft has its price.
+"""What the next step does on a CPU, in `generate` and in the server: each verified node and each draft has its price.
 
 A step decodes plainly, verifies tokens copied from the text (`drafters.ngram_index`), or lets the drafter guess. The
 policy takes what promises the most tokens for its time. It knows the odds of a copied chain, how many drafted tokens a
 row accepted lately, and what steps cost relative to a plain step. No decision changes a text.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from redrafter.drafters.copied import Copied
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.ngram_index import NgramIndex
 from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, WithNgrams
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.flight import StepResult
+from redrafter.runtime.row import Row
 from redrafter.tuning.acceptance import Acceptance
 from redrafter.tuning.profile import MIN_SPEEDUP
 
@@ -21,8 +25,12 @@ MOST_COPIED = 10
 """Tokens of a copied chain that are verified at once."""
 TABLE_WEIGHT = 3.0
 """How many copied tokens of a row count as much as the table of odds."""
+MOST_ROWS = 8
+"""More rows decode plainly: a pass over so many tokens costs about as much again for each further token."""
+CERTAIN = 0.9
+"""About the best odds of a copied token. Where a node costs more of a plain step than this, nothing is copied."""
 RECOVERY = 0.005
-"""As `chooser.RECOVERY`. A text is shorter than a server's day, so a row tries its drafter again sooner."""
+"""As `chooser.RECOVERY`, and faster: costs that are learned while others use the machine may be wrong."""
 LEAST_NODE = 0.01
 EXPECTED = 0.8
 """Accepted tokens of a drafted step that a drafter is tried with."""
@@ -45,6 +53,7 @@ class StepCosts:
     def __init__(self, node: float = 0.17, drafted: float = 1.7) -> None:
         self.node, self.drafted = node, drafted
         self.first = (node, drafted)
+        self.confirmed = (node, drafted)  # at their last steps; since then they have moved towards the first costs
         self.plain = 0.0  # seconds of recent plain steps; 0: none yet
         self.since_plain = 0  # steps
         self.seen = {"plain": 0, "drafted": 0, "chain": 0}  # steps that were learned from
@@ -61,7 +70,7 @@ class StepCosts:
         """A step that verified `nodes` nodes beside the last token took this long.
 
         Costs that the step tells nothing about return slowly to their first values, so that what once seemed slow is
-        tried again.
+        tried again. If it is still slow, they are at once what they were.
         """
         if drafted or not nodes:
             self.node *= (self.first[0] / self.node) ** RECOVERY
@@ -76,9 +85,14 @@ class StepCosts:
             return
         cost = seconds / self.plain
         if drafted:
-            self.drafted = self._moved("drafted", self.drafted, cost)
+            before = self.drafted if cost < self.drafted else max(self.drafted, self.confirmed[1])
+            self.drafted = self._moved("drafted", before, cost)
         else:
-            self.node = max(LEAST_NODE, (self._moved("chain", self.of_chain(nodes), cost) - 1) / nodes)
+            before = self.of_chain(nodes)
+            if cost > before:
+                before = max(before, 1 + self.confirmed[0] * nodes)
+            self.node = max(LEAST_NODE, (self._moved("chain", before, cost) - 1) / nodes)
+        self.confirmed = (self.confirmed[0], self.drafted) if drafted else (self.node, self.confirmed[1])
 
     def _moved(self, kind: str, known: float, seen: float) -> float:
         """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out."""
@@ -95,6 +109,7 @@ class RowRecord:
     accepted: Acceptance  # drafted tokens of a step
     sampled: bool
     index: NgramIndex | None  # None: nothing is copied
+    new: list[int] = field(default_factory=list)  # tokens that the index lacks
     chain: list[int] = field(default_factory=list)  # what followed the text's end before
     match: int = 0  # tokens of the match
     right: float = 0.0  # recent copied tokens that the text took
@@ -102,6 +117,8 @@ class RowRecord:
 
     def look_up(self) -> None:
         if self.index is not None:
+            self.index.extend(self.new)
+            self.new = []
             self.chain, self.match = self.index.chain(MOST_COPIED)
 
     def odds(self) -> list[float]:
@@ -121,8 +138,8 @@ class RowRecord:
                 right += 1
             self.right = FORGETS * self.right + right
             self.decided = FORGETS * self.decided + min(right + 1, len(tokens), len(self.chain))
-        if self.index is not None:
-            self.index.extend(tokens)
+        self.match = 0  # the chain was about the text's end before these tokens
+        self.new += tokens
 
 
 @dataclass(frozen=True)
@@ -130,12 +147,12 @@ class Plan:
     """One step: a draft of this shape, mixed with the copied tokens; without a shape, the copied tokens alone."""
 
     shape: Shape | None
-    copied: Mapping[int, Copied] = field(default_factory=dict)  # by row; empty: nothing
+    copied: Mapping[Row, Copied] = field(default_factory=dict)  # empty: nothing
 
 
 @dataclass
 class Experience:
-    """What an engine keeps from text to text."""
+    """What an engine or a server keeps from text to text."""
 
     costs: dict[tuple[int, bool], StepCosts] = field(default_factory=dict)  # by rows, and whether one of them samples
     accepted: float = 1.0  # drafted tokens of a step that recent texts took, relative to EXPECTED
@@ -149,26 +166,53 @@ class StepPolicy:
 
     def __init__(self, shape: Shape | None, experience: Experience, *, copies: bool) -> None:
         self.shape, self.experience, self.copies = shape, experience, copies
-        self.rows: dict[int, RowRecord] = {}
+        self.rows: dict[Row, RowRecord] = {}
 
-    def open(self, row: int, tokens: Sequence[int], *, sampled: bool) -> None:
-        """A row begins: its prompt and first token."""
-        index = NgramIndex(tokens, SHORTEST, LONGEST) if self.copies else None
-        self.rows[row] = RowRecord(Acceptance(self.experience.accepted, RECOVERY), sampled, index)
+    def step(self, batch: Batch, rows: Sequence[Row]) -> list[StepResult]:
+        """A step of all rows that draft, planned and learned from.
 
-    def close(self, row: int) -> None:
-        ratio = self.rows.pop(row).accepted.ratio
-        self.experience.accepted += 0.5 * (ratio - self.experience.accepted)
+        Costs are CPU time of all threads: other programs that take a core make some steps many times as long on a wall
+        clock, and how much of a step one thread runs varies.
+        """
+        began = time.process_time()
+        plan = self.choose({row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in rows})
+        results = batch.step(True, plan.shape, copied=plan.copied)
+        gained = {row: output.tokens for result in results for row, output in result.rows}
+        self.learn(plan, gained, time.process_time() - began)
+        return results
 
-    def costs_of(self, rows: Sequence[int]) -> StepCosts:
-        key = (len(rows), any(self.rows[row].sampled for row in rows))
-        return self.experience.costs.setdefault(key, StepCosts())
+    def open(self, row: Row) -> None:
+        """A row begins: its prompt is read and its first token chosen."""
+        # A grammar's own tokens are better guesses than copied ones, and it would forbid many of these.
+        index = NgramIndex((), SHORTEST, LONGEST) if self.copies and row.processor is None else None
+        accepted = Acceptance(self.experience.accepted, RECOVERY)
+        self.rows[row] = RowRecord(accepted, row.request.sampling.temperature > 0, index, list(row.ids))
 
-    def choose(self, room: Mapping[int, int]) -> Plan:
+    def close(self, row: Row) -> None:
+        """A row ends. One that never began is ignored."""
+        record = self.rows.pop(row, None)
+        if record is not None and row.request.constraint is None:  # a grammar drops guesses and forces tokens
+            self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
+
+    def costs_of(self, rows: Sequence[Row]) -> StepCosts:
+        """For this number of rows. At first they are those of fewer rows, which cost less: little is tried in vain."""
+        sampled = any(self.rows[row].sampled for row in rows)
+        known, key = self.experience.costs, (len(rows), sampled)
+        if key not in known:
+            made = known[key] = StepCosts()
+            fewer = max((n for n, kind in known if n < len(rows) and kind == sampled), default=0)
+            if fewer:
+                made.node, made.drafted = made.confirmed = known[fewer, sampled].confirmed
+        return known[key]
+
+    def choose(self, room: Mapping[Row, int]) -> Plan:
         """The next step of these rows, each with room for so many more tokens."""
+        if len(room) > MOST_ROWS:
+            return Plan(None)
         rows, costs = list(room), self.costs_of(list(room))
-        for row in rows:
-            self.rows[row].look_up()
+        if costs.node < CERTAIN:
+            for row in rows:
+                self.rows[row].look_up()
         if costs.stale:
             return Plan(None)
         odds = {row: self.rows[row].odds() for row in rows}
@@ -177,14 +221,15 @@ class StepPolicy:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
             if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
                 return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
-        if not length:
+        if speed < MIN_SPEEDUP:
             return Plan(None)
         return Plan(None, {row: Copied(self.rows[row].chain[: min(length, room[row] - 1)]) for row in rows})
 
-    def learn(self, plan: Plan, gained: Mapping[int, Sequence[int]], seconds: float) -> None:
+    def learn(self, plan: Plan, gained: Mapping[Row, Sequence[int]], seconds: float) -> None:
         """The step of this plan gave its rows these tokens and took this long."""
         nodes = max((len(copied.tokens) for copied in plan.copied.values()), default=0)
-        self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
+        if 0 < len(gained) <= MOST_ROWS:
+            self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
         for row, tokens in gained.items():
             record = self.rows[row]
             record.take(tokens)

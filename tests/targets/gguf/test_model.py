@@ -1,5 +1,8 @@
 """Models in GGUF files: the logits of transformers from the same file, errors of one line, texts of plain decoding."""
 
+import subprocess
+import sys
+
 import gguf
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, Unsu
 from redrafter.kernels.cpu_pass import library
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import PackedTarget
+from redrafter.targets.gguf.tokenizer import tokenizer_of
 from tests.targets.gguf.test_blocks import random_bytes, write
+from tests.targets.gguf.test_tokenizer import make as write_tokenizer
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
@@ -127,6 +132,26 @@ def test_text_and_another_dtype(tmp_path):
     assert torch.allclose(logits(other, ids), logits(engine.target, ids), atol=1e-4)
 
 
+def test_decoding_imports_little_of_transformers(tmp_path, monkeypatch):
+    """transformers' models and configurations, and the compilers that they import, take seconds to import."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    model, words = make_file(tmp_path / "x.gguf", kind="Q4_1"), write_tokenizer(tmp_path / "words.gguf")
+    assert tokenizer_of(words) is not None, "kept for the next start"
+    program = f"""
+import sys
+import redrafter, redrafter.serve.measuring, redrafter.serve.server
+from redrafter.targets.gguf.file import GGUFFile
+from redrafter.targets.gguf.tokenizer import tokenizer_of
+tokenizer = tokenizer_of(GGUFFile({str(words.path)!r}))
+engine = redrafter.load({str(model)!r}, "ngram", device="cpu", tokenizer=tokenizer)
+assert len(engine.generate([3, 4], max_new_tokens=4, ignore_eos=True).tokens) == 4
+unwanted = ("transformers.modeling_utils", "transformers.models.llama", "torch._dynamo", "accelerate", "scipy")
+assert not {{*unwanted}} & {{*sys.modules}}, {{*unwanted}} & {{*sys.modules}}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_the_model_in_transformers_is_the_same(tmp_path, architecture):
     """Also with what transformers' own reader of GGUF files drops: rope_freqs, scaled rotations, biases."""
@@ -187,6 +212,7 @@ def test_files_that_do_not_fit_are_one_line(tmp_path):
             for kind, name in (("qwen3", "blk.1.attn_q_norm.weight"), ("qwen2", "blk.0.attn_v.bias"))
         ],
         (CorruptCheckpoint, "8 heads cannot share 3 key heads", {"attention.head_count_kv": 3}),
+        (CorruptCheckpoint, "7 heads cannot share a hidden size of 256", {"attention.head_count": 7}),
         (CorruptCheckpoint, "epsilon is nan", {"attention.layer_norm_rms_epsilon": float("nan")}),
         (CorruptCheckpoint, "context_length is inf", {"context_length": float("inf")}),
         (CorruptCheckpoint, "context_length is 1.5", {"context_length": 1.5}),

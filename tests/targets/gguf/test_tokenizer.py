@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files: texts begin with BOS as the file says, and a kept conversion gives the same ids."""
 
 import pytest
+from transformers import AutoTokenizer
 
 from redrafter.targets.gguf import tokenizer as module
 from redrafter.targets.gguf.file import GGUFFile
@@ -46,6 +47,8 @@ def test_a_text_begins_with_bos_as_the_file_says(tmp_path, architecture):
             ids = tokenizer("ab")["input_ids"]
             assert ids.count(BOS) == wanted == (ids[0] == BOS), changes
             assert BOS not in tokenizer("ab", add_special_tokens=False)["input_ids"]
+        auto = AutoTokenizer.from_pretrained(module._kept(file))
+        assert (type(again), again.init_kwargs.keys()) == (type(auto), auto.init_kwargs.keys())
 
 
 def test_kept_conversions_are_apart(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Which models the CPU's compiled pass runs: sizes, layers and rotary embeddings from a transformers config."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,28 +86,37 @@ def _rotations(config: Any) -> list[dict[str, Any]]:
     return [parameters[FULL], parameters[SLIDING]] if is_gemma(config) else [parameters]
 
 
+def has_plain_rotations(config: Any) -> bool:
+    """Whether no rotary embedding is scaled: then `Rotations` needs no configuration class of transformers."""
+    return all(rotation["rope_type"] == "default" for rotation in _rotations(config))
+
+
+def _kinds(config: Any) -> list[str]:
+    """The kinds of layers whose rotations Gemma's full and sliding layers use. A small model may lack one of them."""
+    return [kind if kind in config.layer_types else config.layer_types[0] for kind in (FULL, SLIDING)]
+
+
+def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
+    """Rotary frequencies (head size / 2) of a kind of layer, and the factor of their cosines and sines."""
+    rotation = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    if rotation["rope_type"] == "default":
+        size = head_size(config)
+        return 1.0 / rotation["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    found: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rotation["rope_type"]](config, layer_type=kind)
+    return found
+
+
 class Rotations:
-    """Tables of cosines and sines that grow with the positions that are used."""
+    """Tables of cosines and sines that grow with the positions that are used, with the bits of transformers' own."""
 
     def __init__(self, config: Any, factors: Tensor | None = None) -> None:
         """`factors` (head size / 2) divide the frequencies, as GGUF files have them for Llama 3."""
-        self.most: int = config.max_position_embeddings
         self._tables: Tables = []
-        self._angles: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
-        dummy = torch.zeros(1)
-        if is_gemma(config):
-            from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
-
-            both = Gemma3RotaryEmbedding(config)
-            kinds = [kind if kind in both.layer_types else both.layer_types[0] for kind in (FULL, SLIDING)]
-            self._angles = [lambda p, kind=kind: both(dummy, p, kind) for kind in kinds]  # type: ignore[misc]
-            return
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        rotary = LlamaRotaryEmbedding(config)
+        self._frequencies = [_frequencies(config, kind) for kind in (_kinds(config) if is_gemma(config) else (None,))]
         if factors is not None:
-            rotary.inv_freq = rotary.inv_freq / factors
-        self._angles = [lambda p: rotary(dummy, p)]
+            self._frequencies = [(found / factors, scale) for found, scale in self._frequencies]
 
     def up_to(self, position: int) -> Tables:
         """Tables that contain this position. A caller holds them while it uses them: other threads may replace them."""
@@ -119,10 +127,9 @@ class Rotations:
         # Twice as many as before, so that long texts rebuild the tables seldom.
         size = max(-(-(position + 1) // PIECE), 2 * known // PIECE) * PIECE
         made: Tables = []
-        for angles in self._angles:
-            pieces = [angles(torch.arange(at, at + PIECE)[None]) for at in range(0, size, PIECE)]
-            half = pieces[0][0].shape[-1] // 2
-            cos, sin = (torch.cat([piece[i][0, :, :half] for piece in pieces]).contiguous() for i in (0, 1))
+        for frequencies, scale in self._frequencies:
+            pieces = [torch.arange(at, at + PIECE)[:, None].float() * frequencies for at in range(0, size, PIECE)]
+            cos, sin = (torch.cat([turn(piece) * scale for piece in pieces]) for turn in (torch.cos, torch.sin))
             made.append((cos, sin))
         self._tables = made
         return made

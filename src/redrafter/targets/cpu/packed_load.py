@@ -12,9 +12,9 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, quantise
 from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel
-from redrafter.targets.cpu.families import Rotations, check, is_gemma, layer_kinds, sizes_of
+from redrafter.targets.cpu.families import Rotations, check, has_plain_rotations, is_gemma, layer_kinds, sizes_of
 from redrafter.targets.cpu.packed_target import PackedTarget
-from redrafter.targets.gguf.config import config_of
+from redrafter.targets.gguf.config import config_of, transformers_config
 from redrafter.targets.gguf.file import GGUFFile
 from redrafter.targets.gguf.tokenizer import tokenizer_of
 from redrafter.targets.gguf.weights import GGUFWeights
@@ -41,7 +41,7 @@ def from_gguf(
 ) -> PackedTarget:
     """A model whose weights stay as the file has them. `load_model` loads the same model in transformers."""
     file, config, weights = _open(path)
-    config._name_or_path = name or path.stem
+    rotated = config if has_plain_rotations(config) else transformers_config(config, file)
     packed = PassModel(
         sizes_of(config),
         (weights.layer(i) for i in range(config.num_hidden_layers)),
@@ -53,8 +53,8 @@ def from_gguf(
         packed,
         config,
         tokenizer or tokenizer_of(file),
-        config._name_or_path,
-        Rotations(config, weights.rotation_factors()),
+        name or path.stem,
+        Rotations(rotated, weights.rotation_factors()),
         load_model or (lambda: dequantised(path)),
     )
 
@@ -74,7 +74,8 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    _, config, weights = _open(path)
+    file, found, weights = _open(path)
+    config = transformers_config(found, file)
     config._name_or_path = str(path.parent)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     base = model.base_model

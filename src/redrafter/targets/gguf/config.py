@@ -1,6 +1,11 @@
-"""From a GGUF file's metadata to a transformers configuration of the same model."""
+"""From a GGUF file's metadata to the configuration of the same model, in transformers' words.
+
+Decoding needs the words alone. Importing a configuration class of transformers takes seconds, so
+`transformers_config` makes one where transformers itself runs the model or scales its rotary embedding.
+"""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 from redrafter.errors import UnsupportedTarget
@@ -9,6 +14,8 @@ from redrafter.targets.gguf.file import GGUFFile
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 """Architectures that redrafter reads, with their model types in transformers. Mistral's files say llama."""
+DIVIDED = ("llama", "gemma3_text")
+"""Model types whose hidden size must be a multiple of the number of heads, as in transformers."""
 GEMMA_LOCAL_THETA, GEMMA_PATTERN, GEMMA_27B_LAYERS = 10_000.0, 6, 62
 """Constants of Gemma 3 that its files leave out."""
 KEYS = (
@@ -21,10 +28,8 @@ KEYS = (
 GEMMA_KEYS = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
 
 
-def config_of(file: GGUFFile) -> Any:
+def config_of(file: GGUFFile) -> SimpleNamespace:
     """The configuration of the model in a file."""
-    from transformers import AutoConfig
-
     found = _Fields(file)
     found.check_keys()
     model_type = ARCHITECTURES[found.architecture]
@@ -33,6 +38,7 @@ def config_of(file: GGUFFile) -> Any:
     rows = _rows(file, "token_embd.weight")
     bos, eos, eot, pad = (_token(file, name, rows) for name in ("bos", "eos", "eot", "padding"))
     values: dict[str, Any] = {
+        "model_type": model_type,
         "vocab_size": rows,
         "hidden_size": hidden,
         "intermediate_size": found.number("feed_forward_length"),
@@ -52,10 +58,12 @@ def config_of(file: GGUFFile) -> Any:
     _check_sizes(found, values)
     rotation = _rotation(found)
     if model_type == "gemma3_text":
-        divided = values["num_hidden_layers"] == GEMMA_27B_LAYERS
+        layers = values["num_hidden_layers"]
+        divided = layers == GEMMA_27B_LAYERS
         values |= {
+            "hidden_activation": "gelu_pytorch_tanh",
             "sliding_window": found.number("attention.sliding_window"),
-            "sliding_window_pattern": GEMMA_PATTERN,
+            "layer_types": [SLIDING if (i + 1) % GEMMA_PATTERN else FULL for i in range(layers)],
             "query_pre_attn_scalar": hidden // heads if divided else values["head_dim"],
             "rope_parameters": {
                 FULL: rotation,
@@ -63,9 +71,16 @@ def config_of(file: GGUFFile) -> Any:
             },
         }
     else:
-        values["rope_parameters"] = rotation
+        values |= {"hidden_act": "silu", "rope_parameters": rotation}
+    return SimpleNamespace(**values)
+
+
+def transformers_config(config: SimpleNamespace, file: GGUFFile) -> Any:
+    """The same configuration as a class of transformers."""
+    from transformers import AutoConfig
+
     try:
-        return AutoConfig.for_model(model_type, **values)
+        return AutoConfig.for_model(**vars(config))
     except Exception as error:  # what transformers checks in its configurations
         reason = str(error).strip().splitlines()[0]
         raise file.corrupt(f"its metadata describe no model ({reason})") from error
@@ -74,6 +89,9 @@ def config_of(file: GGUFFile) -> Any:
 def _check_sizes(found: "_Fields", values: dict[str, Any]) -> None:
     """Refuse sizes that contradict each other or the file."""
     heads, kv_heads, size = (values[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    hidden = values["hidden_size"]
+    if values["model_type"] in DIVIDED and hidden % heads:
+        raise found.file.corrupt(f"{heads} heads cannot share a hidden size of {hidden}")
     if heads % kv_heads:
         raise found.file.corrupt(f"{heads} heads cannot share {kv_heads} key heads")
     if values["num_hidden_layers"] > len(found.file.tensors):

@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,15 @@ BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe")
 
 def tokenizer_of(file: GGUFFile) -> Any:
     """The tokenizer, or None with one line in the log: token ids in and out still work without one."""
-    from transformers import AutoTokenizer
-
     if "tokenizer.ggml.tokens" not in file.metadata:
         log.info("%s has no tokenizer: give token ids, or a tokenizer", file.path)
         return None
     kept = _kept(file)
     if kept is not None and kept.exists():
         with contextlib.suppress(Exception):  # damaged: convert it again
-            return AutoTokenizer.from_pretrained(kept)
+            return _read(kept)
+    from transformers import AutoTokenizer
+
     try:
         made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
         _begin_with_bos(made, file)
@@ -42,6 +44,12 @@ def tokenizer_of(file: GGUFFile) -> Any:
     if kept is not None:
         _keep(made, kept)
     return made
+
+
+def _read(kept: Path) -> Any:
+    """A kept tokenizer, by its own class: AutoTokenizer imports every model's configuration, which takes seconds."""
+    name = json.loads((kept / "tokenizer_config.json").read_text())["tokenizer_class"]
+    return getattr(import_module("transformers"), name).from_pretrained(kept)
 
 
 def _begin_with_bos(tokenizer: Any, file: GGUFFile) -> None:

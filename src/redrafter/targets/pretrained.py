@@ -1,0 +1,123 @@
+"""Models that transformers runs, checked: those that a name or a folder loads, and those of a user."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
+from redrafter.targets.cpu import packed_load
+from redrafter.targets.cpu.passes import install_cpu_forwards
+from redrafter.targets.default import NAME, default_model
+from redrafter.targets.gguf.file import GGUFFile
+from redrafter.targets.gguf.tokenizer import tokenizer_of
+from redrafter.targets.load import first_line, is_gguf
+from redrafter.targets.selfcheck import check, check_with_fallback
+from redrafter.targets.target import Target
+from redrafter.targets.verdicts import check_once, install_cpu_forwards_once
+
+log = logging.getLogger(__name__)
+
+HUB_KWARGS = ("revision", "subfolder", "token", "trust_remote_code", "cache_dir", "local_files_only", "force_download")
+"""Keywords of `from_pretrained` that locate files. They go to the config's and tokenizer's loading too."""
+
+_checked: WeakKeyDictionary[Any, tuple[str, torch.dtype]] = WeakKeyDictionary()
+"""Users' models that passed the self-check, with the attention implementation and dtype they had."""
+
+
+def from_user(model: Any, tokenizer: Any) -> Target:
+    """A loaded model of a user, put into eval mode. It is checked once for each attention implementation and dtype."""
+    target = Target(model, tokenizer)
+    modes = [(module, module.training) for module in model.modules()]
+    target.on_release(partial(_restore_modes, modes))
+    model.eval()
+    key = (target.config._attn_implementation, target.dtype)
+    if _checked.get(model) != key:
+        try:
+            check(target)  # a user's model is never switched to another attention implementation
+        except UnsupportedTarget:
+            target.release()
+            raise
+        _checked[model] = key
+    return target
+
+
+def _restore_modes(modes: list[tuple[Any, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+def from_name(
+    model: str | Path | None, tokenizer: Any, dtype: torch.dtype, device: str, model_kwargs: dict[str, Any]
+) -> Target:
+    """A model that transformers loads, checked and with faster forwards on a CPU; the default model if left out."""
+    target = _load(model, tokenizer, dtype, device, model_kwargs)
+    if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
+        check_with_fallback(target)
+        install_cpu_forwards(target)
+    else:
+        check_once(target, check_with_fallback)
+        install_cpu_forwards_once(target)
+    return target
+
+
+def _load(
+    model: str | Path | None, tokenizer: Any, dtype: torch.dtype, device: str, model_kwargs: dict[str, Any]
+) -> Target:
+    source = str(default_model() if model is None else model)
+    if is_gguf(model):
+        module = packed_load.dequantised(Path(source), dtype).to(device)
+        return Target(module, tokenizer or tokenizer_of(GGUFFile(source)), name=Path(source).stem)
+    local = Path(source).exists()
+    if local and not (Path(source) / model_kwargs.get("subfolder", "") / "config.json").exists():
+        raise ModelNotFound(f"{source} is no model folder: it has no config.json")
+    if not local and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise ModelNotFound(f"no model folder {source}")  # not a Hub id: do not ask the network
+    module, tokenizer = load_parts(source, dtype, tokenizer, model_kwargs)
+    if "device_map" not in model_kwargs:
+        module = module.to(device)
+    return Target(module, tokenizer, name=name_of(model, source))
+
+
+def load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Load model and tokenizer with transformers; every error becomes one line."""
+    from transformers import AutoTokenizer
+
+    module = load_module(source, dtype, model_kwargs)
+    if tokenizer is None:
+        where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        except Exception as error:  # token ids in and out still work; asking for text says what is missing
+            log.info("%s has no tokenizer that loads (%s)", source, first_line(error))
+    return module, tokenizer
+
+
+def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
+    try:
+        AutoConfig.from_pretrained(source, **where)
+    except Exception as error:
+        raise ModelNotFound(
+            f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
+            f"({first_line(error)})"
+        ) from error
+    try:
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+    except TypeError as error:
+        unknown = [k for k in model_kwargs if f"'{k}'" in str(error)]
+        if not unknown:
+            raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
+        raise ConfigError(f"load takes no {unknown[0]!r}, and neither does the model") from error
+    except Exception as error:
+        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
+    return module.eval()
+
+
+def name_of(model: str | Path | None, source: str) -> str:
+    return NAME if model is None else Path(source).name if Path(source).exists() else source
