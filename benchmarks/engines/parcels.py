@@ -102,7 +102,7 @@ class Parcels:
         if done.exists():
             return
         shutil.rmtree(site, ignore_errors=True)
-        archives = sorted([*folder.glob("p[0-9]/*.whl"), *folder.glob("p[0-9]/*.zip")])
+        archives = sorted(path for kind in ("whl", "zip") for path in folder.glob(f"p[0-9]*/*.{kind}"))
         if len(archives) < self.count:
             raise ConfigError(f"{folder} has {len(archives)} archives of {self.count}; copy all of p1, p2, … there")
         site.mkdir(parents=True)

@@ -79,13 +79,13 @@ def test_a_wheel_is_cut_and_unpacked(tmp_path: Path) -> None:
         variables={"CACHE": "{folder}/cache"},
     )
     folder = tmp_path / "engine"
-    for part in ("p1", "p2"):
+    for part in ("p1", "p10"):
         (folder / part).mkdir(parents=True)
     cut.write(wheel, folder / "p1")
     (folder / "p1" / "fa.zip").rename(tmp_path / "fa.zip")
     with pytest.raises(ConfigError, match="1 archives of 2"):
         parcels.unpack(folder)
-    (tmp_path / "fa.zip").rename(folder / "p2" / "fa.zip")
+    (tmp_path / "fa.zip").rename(folder / "p10" / "fa.zip")
     parcels.unpack(folder)
     files = {str(p.relative_to(folder / "site")) for p in (folder / "site" / "p").iterdir() if p.is_file()}
     assert files == {"p/_C.so", "p/fa.so", "p/a.py"}

@@ -344,6 +344,22 @@ class TestLoad:
         )
         assert set(chosen) == {1}
 
+    def test_a_trial_that_cannot_be_measured_ends(self):
+        """Prompts interrupt every second step, so the sizes next to the best one never get a time."""
+        chooser = load.Chooser([8, 4, 1])
+        for now in range(load.SETTLED + load.TRIED):
+            chooser.began(4, 1, now)
+            for size in (0, 1):
+                chooser.accepted(size, 3.0)
+        chosen = []
+        for step in range(200):
+            if step % 2:
+                chooser.interrupted()
+            chosen.append(chooser.choose(4))
+            chooser.began(4, chosen[-1], 1000.0 + step)
+        assert {0, 2} < set(chosen[:100]), "both neighbours are tried"
+        assert set(chosen[100:]) == {1}
+
     def test_never_more_tokens_than_were_recorded(self):
         chooser = load.Chooser([8, 4, 1], most_tokens=64)
         chooser.most_rows = [2, 4, None]

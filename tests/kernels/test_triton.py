@@ -7,6 +7,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from redrafter.kernels import beam_topk  # noqa: E402
 from redrafter.kernels import drafter_layers as narrow  # noqa: E402
 from redrafter.kernels.beam_topk import naive as topw_naive  # noqa: E402
 from redrafter.kernels.beam_topk import triton as topw_triton  # noqa: E402
@@ -56,7 +57,7 @@ def test_topw(case, mapped):
     assert (got[2] == want[2]).float().mean() > 0.99
 
 
-CHAINED = [(1, 40, 4, True), (2, 600, 4, False)]
+CHAINED = [(1, 40, 1, True), (2, 600, 3, False)]  # widths that the kernel rounds up
 LARGE_CHAINED = [(16, 16384, 16, True), (16, 49152, 32, False), (64, 16384, 64, True)]
 
 
@@ -77,7 +78,7 @@ def test_topw_with_a_chain(case):
     token = token if ids is None else ids[token]
     if mapped:
         token[3] = next(t for t in range(vocab + 50) if t not in ids)
-    odds = torch.tensor([0.7, 0.6, 0.1, 1e-6, 0.0, 0.9], device=DEVICE)
+    odds = torch.tensor([0.7, 0.6, 0.3, 1e-6, 0.0, 0.9], device=DEVICE)
     beam = (logits, total, heat, noise, ids, width)
     want = topw_naive.extend_with_chain(*beam, token, odds, follows)
     got = topw_triton.extend(*beam, topw_triton.Chain(token, odds, follows))
@@ -107,12 +108,14 @@ def test_topw_among_too_few_guesses_names_tokens_that_exist(vocab):
 
 
 def test_topw_at_no_noise_reads_one_zero():
+    """One temperature for all rows and one noise for all tokens, each expanded; behind the temperature is another."""
     logits = torch.randn(2, 4, 600, device=DEVICE)
     total = torch.zeros(2, 4, device=DEVICE)
     noise = torch.zeros(1, device=DEVICE).expand(2, 600)
-    want = topw_naive.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
-    got = topw_triton.extend(logits, total, torch.zeros(2, device=DEVICE), noise, None, 4)
-    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got[:3], want, strict=True))
+    heat = torch.tensor([0.0, 5.0], device=DEVICE)[:1].expand(2)
+    want = topw_naive.extend(logits, total, heat, noise, None, 4)
+    got = beam_topk._extend(logits, total, heat, noise, None, 4)
+    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(got, want, strict=True))
 
 
 NARROW = [(1, 1, 24, 40), (2, 3, 33, 17), (1, 16, 100, 60)]

@@ -62,7 +62,7 @@ class RequestState:
     owner: object
     remembered: int  # the memory holds the pairs before this position, except those never computed here
     memory: Tensor | None  # (heads, size, size)
-    copied: Copied  # n-grams
+    copied: Copied
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ChainDrafter:
         scores = torch.promote_types(drafter.vocabulary.dtype, torch.float32)
         self.search = ChainSearch(shape, min_probability, drafter.net.config.vocab_size, scores)
         self.pairs = shape.length + 1  # a step adds at most so many to the memory
-        self.pads = False  # give every step so many places
+        self.pads = False  # whether every step has room for so many, as a recording needs
         self.requests: dict[str, RequestState] = {}
         self.follow: Callable[[ChainInputs], ChainOutputs] = self.compute
         """May be replaced by a recording of `compute`."""
@@ -273,7 +273,7 @@ class ChainDrafter:
 
     def _put(self, values: Tensor) -> Tensor:
         """On the device, without waiting for the device."""
-        return values if self.device.type != "cuda" else values.pin_memory().to(self.device, non_blocking=True)
+        return (values.pin_memory() if self.device.type == "cuda" else values).to(self.device, non_blocking=True)
 
     def _state(self, p: RequestPass) -> RequestState:
         """The request's state: a new one if the request is new, or if it has lost tokens since."""

@@ -6,7 +6,7 @@ so at a new load only the sizes next to the best one are tried.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -21,6 +21,8 @@ AGAIN = 250
 """Steps after which a size of tree next to the best one is tried, since costs and texts change."""
 REMEMBERED = 50
 """Steps that the mean of accepted tokens is taken over, about."""
+TRIAL = 40
+"""Most steps of a size's first trial. Prompts that interrupt every few steps may keep its time from being known."""
 SETTLED = 2
 """Steps of one kind in a row before the time between two is that kind's: an overlapped engine reports one late."""
 DOUBLES = 240
@@ -75,6 +77,7 @@ class Chooser:
         require(len(widths) > 0, "give at least one size of tree")
         self.widths, self.most_tokens = list(widths), most_tokens
         self.times: dict[tuple[int, int], deque[float]] = {}  # (bucket, size) -> seconds of recent steps
+        self.trials: Counter[tuple[int, int]] = Counter()  # (bucket, size) -> steps of its first trial
         self.guessed = [0.0] * len(widths)  # mean accepted guesses of a request's step
         self.counted = [0] * len(widths)  # steps in that mean
         self.most_rows: list[int | None] = [None] * len(widths)  # None: no limit
@@ -97,7 +100,8 @@ class Chooser:
         here = usable.index(best)
         if self._known(at, best):  # predictions may be wrong: compare with the next smaller and the next larger tree
             for size in usable[here + 1 : here + 2] + usable[max(0, here - 1) : here]:
-                if not self._known(at, size):
+                if not self._known(at, size) and self.trials[at, size] < TRIAL:
+                    self.trials[at, size] += 1
                     return size
         if self.steps % AGAIN >= AGAIN - SETTLED - TRIED:
             other = here + (1 if self.steps // AGAIN % 2 else -1)

@@ -42,7 +42,7 @@ def _extend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from redrafter.kernels.beam_topk import triton
 
-    return triton.extend(logits.contiguous(), total, temperature, noise, token_ids, width)[:3]
+    return triton.extend(logits.contiguous(), total, temperature.contiguous(), noise, token_ids, width)[:3]
 
 
 @torch.library.custom_op("redrafter::extend_with_chain", mutates_args=())
@@ -61,7 +61,7 @@ def _extend_with_chain(
 
     chain = triton.Chain(token.contiguous(), odds.float().contiguous(), follows)
     best, parents, tokens, still = triton.extend(
-        logits.contiguous(), total, temperature, noise, token_ids, width, chain
+        logits.contiguous(), total, temperature.contiguous(), noise, token_ids, width, chain
     )
     assert still is not None
     return best, parents, tokens, still

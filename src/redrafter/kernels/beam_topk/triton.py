@@ -192,7 +192,10 @@ def extend(
     width: int,
     chain: Chain | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """See naive.py; fp32 scores, the last axis of the logits contiguous. The last result is None without a chain."""
+    """See naive.py; fp32 scores, the temperatures and the last axis of the logits contiguous.
+
+    The last result is None without a chain.
+    """
     batch, beams, vocab = logits.shape
     device = logits.device
     wp = max(2, triton.next_power_of_2(width))  # some versions of tl.topk fail for 1
