@@ -74,6 +74,30 @@ def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(lib):
             assert torch.equal(packed.multiply(x[:n]), alone[:n])
 
 
+def test_rounded_activations(lib):
+    """Each 32 inputs of a token become bytes with one scale; the sums of their products are exact."""
+    rng = np.random.default_rng(0)
+    matrix = quantise(rng.standard_normal((48, COLUMNS)).astype(np.float32), 4)
+    x = rng.standard_normal((19, COLUMNS)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, (19, 1)).astype(np.float32)
+    x[3, :32] = 0
+    tiles = x.reshape(19, -1, 32)
+    scales = np.abs(tiles).max(2, keepdims=True) / 127
+    seen = np.rint(tiles / np.where(scales == 0, 1, scales)) * scales
+    wanted = seen.reshape(x.shape).astype(np.float64) @ matrix.dequantise().astype(np.float64).T
+    packed = PackedMatrix(matrix, lib=lib)
+    made = packed.multiply(torch.from_numpy(x), rounded=True)
+    sizes = np.abs(wanted).max(1, keepdims=True)
+    assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 1e-5
+    assert float((np.abs(packed.multiply(torch.from_numpy(x)).numpy() - wanted) / sizes).max()) > 1e-4, (
+        "twin: unrounded"
+    )
+    alone = torch.cat([packed.multiply(torch.from_numpy(row[None]), rounded=True) for row in x])
+    for n in (2, 3, 4, 5, 8, 19):
+        assert torch.equal(packed.multiply(torch.from_numpy(x[:n]), rounded=True), alone[:n])
+    floats = PackedMatrix(Floats(matrix.dequantise()), lib=lib)
+    assert torch.equal(floats.multiply(torch.from_numpy(x), rounded=True), floats.multiply(torch.from_numpy(x)))
+
+
 def test_odd_widths_of_floats(lib):
     weights = torch.randn(5, 50)
     x = torch.randn(3, 50)

@@ -95,6 +95,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER, LONG], None),
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
     "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
+    "multiply_rounded": ([POINTER, POINTER, LONG, POINTER, LONG], None),
     "run_pass": ([POINTER, POINTER], None),
     "run_draft": ([POINTER, POINTER], None),
     "run_take": ([POINTER, POINTER], None),
