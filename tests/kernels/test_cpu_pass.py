@@ -10,6 +10,7 @@ from redrafter.kernels.cpu import native
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Quantised, quantise
 from redrafter.kernels.cpu_pass.packed import PackedMatrix, format_of
+from redrafter.kernels.cpu_pass.packed import quantise as packed_quantise
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
@@ -112,6 +113,25 @@ def test_quantise():
         made = quantise(weights, bits)
         assert np.abs(made.dequantise() - weights).max() < most
         assert np.array_equal(made.dequantise()[1, :32], weights[1, :32])
+
+
+def test_quantise_by_all_threads(monkeypatch, lib):
+    """The same bits as in numpy, for weights large and small, on a grid of halves, and all zero."""
+    monkeypatch.setattr(library, "library", lambda: lib)
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((300, 256)).astype(np.float32) * 10.0 ** rng.integers(-6, 4, (300, 1))
+    weights[1, :32] = 0
+    weights[2] = np.arange(256) % 16 + 0.5
+    weights = weights.astype(np.float32)
+    for bits in (4, 8):
+        for given in (weights, weights[:, 32:224]):
+            made, wanted = packed_quantise(given, bits), quantise(given, bits)
+            assert made.values.dtype == wanted.values.dtype
+            assert np.array_equal(made.values, wanted.values)
+            assert np.array_equal(made.scales.view(np.uint16), wanted.scales.view(np.uint16))
+            assert (made.minimums is None) == (wanted.minimums is None)
+            if wanted.minimums is not None:
+                assert np.array_equal(made.minimums.view(np.uint16), wanted.minimums.view(np.uint16))
 
 
 def test_instructions_can_be_forced(monkeypatch):

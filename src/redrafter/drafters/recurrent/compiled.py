@@ -11,8 +11,7 @@ from torch import Tensor
 
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.cpu_pass.matrices import quantise
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix
+from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix, quantise
 from redrafter.targets import TargetInfo
 from redrafter.targets.cpu.packed_target import PackedEmbedding
 

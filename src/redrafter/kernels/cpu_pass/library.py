@@ -93,6 +93,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "packed_bytes": ([LONG] * 3, LONG),
     "pack_quantised": ([LONG, *[POINTER] * 3, LONG, LONG, POINTER, LONG], None),
     "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER, LONG], None),
+    "quantise": ([LONG, POINTER, LONG, LONG, *[POINTER] * 3, LONG], None),
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
     "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
     "multiply_rounded": ([POINTER, POINTER, LONG, POINTER, LONG], None),

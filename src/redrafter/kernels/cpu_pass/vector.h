@@ -207,6 +207,9 @@ INLINE vec exp(vec x) {
 }
 
 INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#endif
   uint32_t sign = (uint32_t)(h & 0x8000) << 16, bits = h & 0x7fff, out;
   float f;
   if (bits >= 0x7c00) out = (bits << 13) | 0x7f800000;  // infinity or no number
