@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,11 +46,12 @@ class StepDrafter:
     def remember(self, hidden: Tensor) -> None:
         """Write hidden states (B, n, C) behind each row's length. The next step overwrites those not accepted."""
         if self.history is not None and hidden.shape[2]:
-            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
             if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
-                rows = np.arange(len(hidden))[:, None]
-                self.history.numpy()[rows, slots.numpy()] = hidden.numpy()  # torch would wake threads for a small copy
+                history, made, n = self.history.numpy(), hidden.numpy(), hidden.shape[1]
+                for row, start in enumerate(self.lengths.tolist()):
+                    history[row, start : start + n] = made[row]  # torch would wake threads for a small copy
             else:
+                slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
                 self.history.scatter_(1, slots[..., None].expand_as(hidden), hidden)
 
     def keep(self, state: Any, rows: Tensor) -> Any:
@@ -60,7 +60,8 @@ class StepDrafter:
 
 def trimmed(tree: Tree) -> Tree:
     """Without the columns that are empty in every row: a CPU pays for each."""
-    n = int(tree.valid.sum(1).max())
+    valid = tree.valid
+    n = int(valid.numpy().sum(1).max()) if valid.device.type == "cpu" else int(valid.sum(1).max())
     if n == tree.tokens.shape[1]:
         return tree
     return replace(
