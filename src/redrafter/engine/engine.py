@@ -72,8 +72,9 @@ def load(
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     exact: "require" refuses an engine whose `exactness` is not "bitwise"; "auto" takes any.
     threads: on a CPU, for the whole process, torch's own operations included; by default one per physical core.
-    kv_dtype: "fp16" keeps the KV cache in half the memory, for models that run on packed weights on a CPU. The text may
-        differ from that of "fp32"; it is still that of plain decoding with the same choice.
+    kv_dtype: "fp16" keeps the KV cache in half the memory, "int8" in little more than a quarter, for models that run on
+        packed weights on a CPU. The text may differ from that of "fp32"; it is still that of plain decoding with the
+        same choice.
     """
     check_exact(exact)
     if threads is not None:

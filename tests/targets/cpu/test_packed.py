@@ -82,7 +82,8 @@ def test_logits_are_those_of_transformers(kind):
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
     monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
-    for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), ("qwen3", "fp16"), ("gemma3", "fp16")]:
+    rounded = [(kind, kv_dtype) for kind in ("qwen3", "gemma3") for kv_dtype in ("fp16", "int8")]
+    for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), *rounded]:
         target = packed(kind)
         target.use_kv_dtype(kv_dtype)
         tokens, lengths, tree, first, states, logits, hidden = trees(target)
@@ -97,9 +98,10 @@ def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
                 assert torch.equal(seen[:length], states[row, :length])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind):
+@pytest.mark.parametrize(("kind", "kv_dtype"), [("llama", "fp32"), ("gemma3", "fp32"), ("gemma3", "int8")])
+def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind, kv_dtype):
     target, text = packed(kind), torch.arange(75)[None] % VOCAB
+    target.use_kv_dtype(kv_dtype)
     wanted = one_by_one(target, text[0])[1]
     for pieces in ((75,), (40, 35), (3, 20, 33, 19)):
         cache, found, at = KVCache(slots=75), [], 0
@@ -131,8 +133,38 @@ def test_an_fp16_kv_cache_holds_the_rounded_keys_and_values():
         found[name] = cache.layers[0]  # of the first layer, which no rounding comes before
     for exact, half in zip(found["fp32"], found["fp16"], strict=True):
         assert torch.equal(half, exact.half())
-    with pytest.raises(ConfigError, match="fp32 or fp16, got 'int8'"):
-        packed("llama").use_kv_dtype("int8")
+    with pytest.raises(ConfigError, match="fp32 or fp16 or int8, got 'int4'"):
+        packed("llama").use_kv_dtype("int4")
+
+
+def test_an_int8_kv_cache_holds_bytes_and_a_scale_for_each_head():
+    found = {}
+    for name in ("fp32", "int8"):
+        target, cache = packed("llama"), KVCache(slots=40)
+        target.use_kv_dtype(name)
+        target.read(torch.arange(40)[None] % VOCAB, 0, cache, (), torch.tensor([39]))
+        found[name] = cache.layers[0]
+    for exact, kept in zip(found["fp32"], found["int8"], strict=True):
+        size = exact.shape[3]
+        scale = kept[..., size:].contiguous().view(torch.float32)
+        assert torch.equal(scale, exact.abs().amax(3, keepdim=True) / 127)
+        assert ((kept[..., :size] * scale - exact).abs() <= 0.501 * scale).all()
+
+
+def test_twin_the_scales_of_an_int8_kv_cache_are_read():
+    target, cache, text = packed("llama"), KVCache(slots=41), torch.arange(40)[None] % VOCAB
+    target.use_kv_dtype("int8")
+    target.read(text, 0, cache, LAYERS, torch.tensor([39]))
+
+    def following():
+        at, visible = torch.tensor([[40]]), torch.ones(1, 1, 41, dtype=torch.bool)
+        return target.forward(torch.tensor([[3]]), at, at, visible, torch.arange(41)[None], cache, LAYERS)[0]
+
+    before = following()
+    assert torch.equal(following(), before)
+    values = cache.layers[0][1]
+    values[:, :, 5, -4:] = values[:, :, 6, -4:]
+    assert not torch.equal(following(), before)
 
 
 def test_values_too_large_for_fp16_change_no_other_token():
@@ -160,7 +192,7 @@ def test_threads_change_no_bit():
     assert all(torch.equal(a, b) for a, b in zip(alone[3:], together[3:], strict=True))
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8"])
 def test_texts_are_those_of_plain_decoding(kv_dtype):
     target = packed("qwen3")
     target.use_kv_dtype(kv_dtype)

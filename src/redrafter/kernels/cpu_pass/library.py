@@ -85,7 +85,7 @@ class Pass(ctypes.Structure):
         *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "rows", "nodes", "threads", "half"),
+        *fields(LONG, "rows", "nodes", "threads", "cache"),
     ]
 
 

@@ -267,6 +267,19 @@ static inline void store(uint16_t* y, vec x) {  // fp16
   for (int i = 0; i < LANES; i++) y[i] = float_to_half(v[i]);
 #endif
 }
+INLINE vec bytes(const int8_t* x) {
+#if defined(__AVX512F__)
+  return {{(floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x)))}};
+#elif defined(__AVX2__)
+  vec y;
+  EACH y.part[i] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i))));
+  return y;
+#else
+  float v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = (float)x[i];
+  return load(v);
+#endif
+}
 INLINE vec number(const float* x) { return load(x); }
 INLINE vec number(const uint16_t* x) { return halves(x); }
 
