@@ -277,6 +277,35 @@ def test_q8_from_a_folder(tmp_path):
         load_target(tmp_path / "m", dtype="q8", device="cpu", revision="main")
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_weights_of_a_bf16_checkpoint_are_kept_as_they_are(kind, tmp_path):
+    """The arithmetic is that of the fp32 model, in little more than half its bytes."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        own, folder = copy.deepcopy(model(kind)).to(dtype), tmp_path / str(dtype)
+        own.save_pretrained(folder)
+        target = load_target(folder, dtype="stored", device="cpu")
+        assert isinstance(target, PackedTarget)
+        matrices = {id(p): p.numel() for p in own.parameters() if p.dim() == 2}
+        assert target.weight_bytes < 1.2 * dtype.itemsize * sum(matrices.values()), "filled up to whole groups"
+        assert next(target.model.parameters()).dtype is torch.float32, "drafters train on the same weights"
+        for ours, theirs in zip(trees(target)[3:], trees(Target(target.model))[3:], strict=True):
+            if ours.dim() == 3 and ours.shape[1] == 30:  # hidden states of prompts: padding has no meaning
+                ours, theirs = ours[:, :21], theirs[:, :21]
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+    engine = Engine(target, NgramDrafter(), shape=Shape(width=3, length=3), exact="require")
+    options = {"max_new_tokens": 20, "temperature": 0.0}
+    done, plain = engine.generate(PROMPTS, **options), engine.plain().generate(PROMPTS, **options)
+    assert [c.tokens for c in done] == [c.tokens for c in plain]
+
+
+def test_twin_one_weight_that_bf16_cannot_hold():
+    own = copy.deepcopy(model("llama")).bfloat16().float()
+    half = from_module(own, None, "llama", None, lambda: own).weight_bytes
+    with torch.no_grad():
+        own.model.layers[0].mlp.up_proj.weight[0, 0] = 1 + 2**-20
+    assert from_module(own, None, "llama", None, lambda: own).weight_bytes > half
+
+
 def test_nothing_is_compiled_for_a_model_that_does_not_use_it(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_load, "available", lambda: pytest.fail("compiled"))
     model("llama").save_pretrained(tmp_path / "m")
