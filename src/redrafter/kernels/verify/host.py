@@ -9,14 +9,14 @@ def seeded(logits: Tensor, depths: Tensor, temperature: Tensor, noise: Tensor, f
     """As `naive.seeded`, in fp32."""
     found, scores = np.empty(logits.shape[:2], np.int64), np.empty(logits.shape[2], np.float32)
     given, drawn = logits.detach().numpy(), noise.numpy()
-    where, least = depths.tolist(), None if floor is None else floor.tolist()
-    for row, by in enumerate(temperature.tolist()):
-        for node, depth in enumerate(where[row]):
+    least = None if floor is None else floor.numpy()
+    for row, by in enumerate(temperature.numpy()):
+        for node, depth in enumerate(depths[row].numpy()):
             np.copyto(scores, given[row, node])
             if least is not None:
-                scores[scores < np.float32(least[row][node])] = -np.inf
+                scores[scores < least[row, node]] = -np.inf
             if by > 0:
-                scores /= np.float32(by)
+                scores /= by.astype(np.float32)
                 scores += drawn[row, depth]
             found[row, node] = scores.argmax()
     return torch.from_numpy(found)
