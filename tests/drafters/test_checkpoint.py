@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import redrafter
 from redrafter import Engine, RecurrentConfig, Shape
 from redrafter.drafters import RecurrentDrafter, RecurrentNet
+from redrafter.drafters.checkpoint import identity
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, ModelNotFound
 from redrafter.interop import apple
 from redrafter.targets import load_target
@@ -110,6 +111,29 @@ def test_other_tokenizer_names_both_sides(target, tmp_path):
     redrafter.load(target.model, drafter=str(tmp_path), tokenizer=Words("a"))
     with pytest.raises(DrafterMismatch, match=r"was made for the tokenizer of llama .* has another"):
         redrafter.load(target.model, drafter=str(tmp_path), tokenizer=Words("b"))
+
+
+class Growing(Words):
+    """Counts how often its vocabulary is asked for."""
+
+    size, asked = VOCAB, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def get_vocab(self) -> dict[str, int]:
+        self.asked += 1
+        return {f"{self.first}{i}": i for i in range(self.size)}
+
+
+def test_a_vocabulary_is_hashed_again_only_when_it_grows(target):
+    words = Growing("a")
+    own = load_target(target.model, tokenizer=words)
+    first = [identity(own) for _ in range(3)][-1]
+    assert words.asked == 1
+    words.size += 1
+    assert identity(own)["tokenizer"] != first["tokenizer"], "twin: a token was added"
+    assert words.asked == 2
 
 
 def damage(folder, how):

@@ -10,6 +10,7 @@ from redrafter.kernels.cpu import native
 from redrafter.kernels.cpu_pass import library
 from redrafter.kernels.cpu_pass.matrices import Floats, Quantised, quantise
 from redrafter.kernels.cpu_pass.packed import PackedMatrix, format_of
+from redrafter.kernels.cpu_pass.packed import quantise as packed_quantise
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
@@ -74,6 +75,30 @@ def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(lib):
             assert torch.equal(packed.multiply(x[:n]), alone[:n])
 
 
+def test_rounded_activations(lib):
+    """Each 32 inputs of a token become bytes with one scale; the sums of their products are exact."""
+    rng = np.random.default_rng(0)
+    matrix = quantise(rng.standard_normal((48, COLUMNS)).astype(np.float32), 4)
+    x = rng.standard_normal((19, COLUMNS)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, (19, 1)).astype(np.float32)
+    x[3, :32] = 0
+    tiles = x.reshape(19, -1, 32)
+    scales = np.abs(tiles).max(2, keepdims=True) / 127
+    seen = np.rint(tiles / np.where(scales == 0, 1, scales)) * scales
+    wanted = seen.reshape(x.shape).astype(np.float64) @ matrix.dequantise().astype(np.float64).T
+    packed = PackedMatrix(matrix, lib=lib)
+    made = packed.multiply(torch.from_numpy(x), rounded=True)
+    sizes = np.abs(wanted).max(1, keepdims=True)
+    assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 1e-5
+    assert float((np.abs(packed.multiply(torch.from_numpy(x)).numpy() - wanted) / sizes).max()) > 1e-4, (
+        "twin: unrounded"
+    )
+    alone = torch.cat([packed.multiply(torch.from_numpy(row[None]), rounded=True) for row in x])
+    for n in (2, 3, 4, 5, 8, 19):
+        assert torch.equal(packed.multiply(torch.from_numpy(x[:n]), rounded=True), alone[:n])
+    floats = PackedMatrix(Floats(matrix.dequantise()), lib=lib)
+    assert torch.equal(floats.multiply(torch.from_numpy(x), rounded=True), floats.multiply(torch.from_numpy(x)))
+
+
 def test_odd_widths_of_floats(lib):
     weights = torch.randn(5, 50)
     x = torch.randn(3, 50)
@@ -88,6 +113,25 @@ def test_quantise():
         made = quantise(weights, bits)
         assert np.abs(made.dequantise() - weights).max() < most
         assert np.array_equal(made.dequantise()[1, :32], weights[1, :32])
+
+
+def test_quantise_by_all_threads(monkeypatch, lib):
+    """The same bits as in numpy, for weights large and small, on a grid of halves, and all zero."""
+    monkeypatch.setattr(library, "library", lambda: lib)
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((300, 256)).astype(np.float32) * 10.0 ** rng.integers(-6, 4, (300, 1))
+    weights[1, :32] = 0
+    weights[2] = np.arange(256) % 16 + 0.5
+    weights = weights.astype(np.float32)
+    for bits in (4, 8):
+        for given in (weights, weights[:, 32:224]):
+            made, wanted = packed_quantise(given, bits), quantise(given, bits)
+            assert made.values.dtype == wanted.values.dtype
+            assert np.array_equal(made.values, wanted.values)
+            assert np.array_equal(made.scales.view(np.uint16), wanted.scales.view(np.uint16))
+            assert (made.minimums is None) == (wanted.minimums is None)
+            if wanted.minimums is not None:
+                assert np.array_equal(made.minimums.view(np.uint16), wanted.minimums.view(np.uint16))
 
 
 def test_instructions_can_be_forced(monkeypatch):

@@ -59,6 +59,9 @@ def fold(seed: int, index: int) -> int:
     return int(mix(mix(torch.tensor(as_int64(seed))) + as_int64(index * GOLDEN)))
 
 
+ALONE, FEW = 2048, 1 << 20
+"""Numbers whose logarithms torch computes in one thread on a CPU, and numbers for which others are not worth waking."""
+
 _OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
 
 
@@ -106,5 +109,9 @@ def gumbel(
     if dtype == torch.float32 and runs_triton(seeds.device):  # the numbers with which the kernels choose
         found: Tensor = verify.gumbel(seeds, positions, count, stream)
         return found
-    u = uniform(seeds, positions, count, stream=stream, dtype=dtype)
-    return -torch.log(-torch.log1p(-u))
+    made = uniform(seeds, positions, count, stream=stream, dtype=dtype)
+    few = made.device.type == "cpu" and made.numel() <= FEW and made.is_contiguous()
+    whole = not few or torch.compiler.is_compiling()
+    for u in (made,) if whole else torch.split(made.view(-1), ALONE):
+        u.neg_().log1p_().neg_().log_().neg_()  # in place: new memory takes a CPU longer than a logarithm
+    return made

@@ -48,11 +48,11 @@ _hashed: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
 def _tokenizer_hash(tokenizer: Any) -> str:
-    vocabulary = tokenizer.get_vocab()
+    now = len(tokenizer) if hasattr(tokenizer, "__len__") else len(tokenizer.get_vocab())  # the first is fast
     size, found = _hashed.get(tokenizer, (0, ""))
-    if size != len(vocabulary):
-        found = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:16]
-        _hashed[tokenizer] = (len(vocabulary), found)
+    if size != now:
+        found = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+        _hashed[tokenizer] = (now, found)
     return found
 
 
@@ -149,10 +149,11 @@ def build(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> Dr
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
-        net = make(kind(**shape))
+        with torch.device("meta"):  # initial weights would take as long as all else
+            net = make(kind(**shape))
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    load_weights(net, int8.unpack(read_tensors(folder)), folder)
+    load_weights(net.to_empty(device="cpu"), int8.unpack(read_tensors(folder)), folder)
     return net
 
 

@@ -62,7 +62,8 @@ class StepDrafter:
 
 def trimmed(tree: Tree) -> Tree:
     """Without the columns that are empty in every row: a CPU pays for each."""
-    n = int(tree.valid.sum(1).max())
+    valid = tree.valid
+    n = int(valid.numpy().sum(1).max()) if valid.device.type == "cpu" else int(valid.sum(1).max())
     if n == tree.tokens.shape[1]:
         return tree
     return replace(

@@ -57,7 +57,8 @@ def load(
 
     model: a Hugging Face id, a folder, a GGUF file, a loaded transformers model; the default model if left out.
     dtype: "fp32", "bf16", ... or a torch dtype. On a CPU, without a dtype, the default model and GGUF files run on
-        their own quantised weights, and "q8" and "q4" quantise any other model of a known family.
+        their own quantised weights; "q8" and "q4" quantise any other model of a known family, and "stored" keeps the
+        weights of a bf16 or fp16 checkpoint as they are and computes in fp32.
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
@@ -71,8 +72,9 @@ def load(
         (CUDA graphs alone: ready in seconds) or "eager"; "auto" is compiled on a GPU and eager on a CPU.
     exact: "require" refuses an engine whose `exactness` is not "bitwise"; "auto" takes any.
     threads: on a CPU, for the whole process, torch's own operations included; by default one per physical core.
-    kv_dtype: "fp16" keeps the KV cache in half the memory, for models that run on packed weights on a CPU. The text may
-        differ from that of "fp32"; it is still that of plain decoding with the same choice.
+    kv_dtype: "fp16" keeps the KV cache in half the memory, "int8" in little more than a quarter, for models that run on
+        packed weights on a CPU. The text may differ from that of "fp32"; it is still that of plain decoding with the
+        same choice.
     """
     check_exact(exact)
     shape = None if shape is None else Shape.of(shape)

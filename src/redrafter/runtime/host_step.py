@@ -115,8 +115,8 @@ def accepted(walks: list[Walk], path: Tensor | None, width: int, verified: list[
     if path is None:
         path = path_layout(width - 1, CPU)[0].expand(len(walks), -1)
     numbers = [[walk.count, len(walk.path) - 1, n] for walk, n in zip(walks, verified, strict=True)]
-    every = torch.tensor([[*own, *padded(walk.tokens, width)] for own, walk in zip(numbers, walks, strict=True)])
-    return Accepted(path, every[:, 3:], *every[:, :3].unbind(1))
+    every = np.array([[*own, *padded(walk.tokens, width)] for own, walk in zip(numbers, walks, strict=True)])
+    return Accepted(path, *map(torch.from_numpy, (every[:, 3:], every[:, 0], every[:, 1], every[:, 2])))
 
 
 def padded(values: list[int], width: int) -> list[int]:

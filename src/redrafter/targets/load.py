@@ -54,7 +54,7 @@ def load_target(
     """`model`: a Hugging Face id, a folder, a GGUF file, a loaded transformers model, or nothing for the default.
 
     On a CPU, without a dtype, the default model and GGUF files keep their own quantised weights. The dtypes q8 and q4
-    quantise any other model of a known family.
+    quantise any other model of a known family; `stored` keeps its weights in bf16 or fp16 if they are.
 
     Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`. A user's own
     model is put into eval mode; `Target.release` hands it back as it came.
@@ -95,11 +95,11 @@ def _packed(
     """The target with packed weights, where it is asked for or the default; None where transformers runs the model."""
     if is_gguf(model) and model_kwargs:
         raise ConfigError(f"a GGUF file takes no {next(iter(model_kwargs))!r}; leave it out")
-    bits = packed_load.BITS.get(dtype) if isinstance(dtype, str) else None
-    if bits is None and (dtype not in (None, "auto") or not (model is None or is_gguf(model))):
+    packs = isinstance(dtype, str) and dtype in packed_load.BITS
+    if not packs and (dtype not in (None, "auto") or not (model is None or is_gguf(model))):
         return None
     fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()  # may compile: ask last
-    if bits is not None:
+    if packs:
         if not fits or is_gguf(model):
             raise ConfigError(
                 f"dtype {dtype} is for a Hugging Face model on a CPU where the compiled path runs (see redrafter "
@@ -109,14 +109,13 @@ def _packed(
 
         source = str(default_model() if model is None else model)
         module, tokenizer = pretrained.load_parts(source, torch.float32, tokenizer, {})
-        log.info("the text is that of the %d-bit model", bits)
-        return packed_load.from_module(
-            module.eval(),
-            tokenizer,
-            pretrained.name_of(model, source),
-            bits,
-            partial(_refuse_module, str(dtype)),
-        )
+        bits = packed_load.BITS[str(dtype)]
+        if bits is None:
+            again = partial(pretrained.load_module, source, torch.float32, {})
+        else:
+            log.info("the text is that of the %d-bit model", bits)
+            again = partial(_refuse_module, str(dtype))
+        return packed_load.from_module(module.eval(), tokenizer, pretrained.name_of(model, source), bits, again)
     if not fits:
         return None
     if model is None:

@@ -126,6 +126,24 @@ def test_a_search_ends_where_its_best_path_is_unlikely(monkeypatch):
         assert torch.equal(some[2], scores[:, : depth + 1])
 
 
+@torch.no_grad()
+def test_the_best_guesses_are_scored_with_the_unrounded_vocabulary(monkeypatch):
+    made = drafter(monkeypatch)
+    rounded = torch.from_numpy(quantise(made.vocabulary.numpy(), 4).dequantise())
+    monkeypatch.setattr(module, "quantise", lambda weights, bits: quantise(weights, 4 if len(weights) == 24 else 8))
+    state = RecurrentState(made.net.context(torch.randn(ROWS, 64)), torch.randn(ROWS, 2, 32, 32))
+    how = {"width": 4, "length": 1, "temperature": torch.zeros(ROWS), "noise": None}
+
+    def scores():
+        return made.compiled.search(state.context, state.memory, torch.tensor([1, 2, 3]), **how)[2]
+
+    exact = scores()
+    made.compiled = module.compile_network(made.net, made.target, made.vocabulary)
+    assert torch.allclose(scores(), exact, atol=1e-4)
+    made.compiled = module.compile_network(made.net, made.target, rounded)
+    assert not torch.allclose(scores(), exact, atol=1e-3), "twin: 4 bits alone"
+
+
 def test_twin_another_bias_is_seen(monkeypatch):
     made = drafter(monkeypatch)
     state = RecurrentState(torch.ones(1, 64), torch.zeros(1, 2, 32, 32))

@@ -84,7 +84,8 @@ def test_logits_are_those_of_transformers(kind):
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
     monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
-    for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), ("qwen3", "fp16"), ("gemma3", "fp16")]:
+    rounded = [(kind, kv_dtype) for kind in ("qwen3", "gemma3") for kv_dtype in ("fp16", "int8")]
+    for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), *rounded]:
         target = packed(kind)
         target.use_kv_dtype(kv_dtype)
         tokens, lengths, tree, first, states, logits, hidden = trees(target)
@@ -99,9 +100,10 @@ def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
                 assert torch.equal(seen[:length], states[row, :length])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind):
+@pytest.mark.parametrize(("kind", "kv_dtype"), [("llama", "fp32"), ("gemma3", "fp32"), ("gemma3", "int8")])
+def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind, kv_dtype):
     target, text = packed(kind), torch.arange(75)[None] % VOCAB
+    target.use_kv_dtype(kv_dtype)
     wanted = one_by_one(target, text[0])[1]
     for pieces in ((75,), (40, 35), (3, 20, 33, 19)):
         cache, found, at = KVCache(slots=75), [], 0
@@ -133,8 +135,38 @@ def test_an_fp16_kv_cache_holds_the_rounded_keys_and_values():
         found[name] = cache.layers[0]  # of the first layer, which no rounding comes before
     for exact, half in zip(found["fp32"], found["fp16"], strict=True):
         assert torch.equal(half, exact.half())
-    with pytest.raises(ConfigError, match="fp32 or fp16, got 'int8'"):
-        packed("llama").use_kv_dtype("int8")
+    with pytest.raises(ConfigError, match="fp32 or fp16 or int8, got 'int4'"):
+        packed("llama").use_kv_dtype("int4")
+
+
+def test_an_int8_kv_cache_holds_bytes_and_a_scale_for_each_head():
+    found = {}
+    for name in ("fp32", "int8"):
+        target, cache = packed("llama"), KVCache(slots=40)
+        target.use_kv_dtype(name)
+        target.read(torch.arange(40)[None] % VOCAB, 0, cache, (), torch.tensor([39]))
+        found[name] = cache.layers[0]
+    for exact, kept in zip(found["fp32"], found["int8"], strict=True):
+        size = exact.shape[3]
+        scale = kept[..., size:].contiguous().view(torch.float32)
+        assert torch.equal(scale, exact.abs().amax(3, keepdim=True) / 127)
+        assert ((kept[..., :size] * scale - exact).abs() <= 0.501 * scale).all()
+
+
+def test_twin_the_scales_of_an_int8_kv_cache_are_read():
+    target, cache, text = packed("llama"), KVCache(slots=41), torch.arange(40)[None] % VOCAB
+    target.use_kv_dtype("int8")
+    target.read(text, 0, cache, LAYERS, torch.tensor([39]))
+
+    def following():
+        at, visible = torch.tensor([[40]]), torch.ones(1, 1, 41, dtype=torch.bool)
+        return target.forward(torch.tensor([[3]]), at, at, visible, torch.arange(41)[None], cache, LAYERS)[0]
+
+    before = following()
+    assert torch.equal(following(), before)
+    values = cache.layers[0][1]
+    values[:, :, 5, -4:] = values[:, :, 6, -4:]
+    assert not torch.equal(following(), before)
 
 
 def test_values_too_large_for_fp16_change_no_other_token():
@@ -162,7 +194,7 @@ def test_threads_change_no_bit():
     assert all(torch.equal(a, b) for a, b in zip(alone[3:], together[3:], strict=True))
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8"])
 def test_texts_are_those_of_plain_decoding(kv_dtype):
     target = packed("qwen3")
     target.use_kv_dtype(kv_dtype)
@@ -266,6 +298,35 @@ def test_q8_from_a_folder(tmp_path):
         assert torch.equal(ours, theirs)
     with pytest.raises(ConfigError, match="dtype q8 is for"):
         load_target(tmp_path / "m", dtype="q8", device="cpu", revision="main")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_weights_of_a_bf16_checkpoint_are_kept_as_they_are(kind, tmp_path):
+    """The arithmetic is that of the fp32 model, in little more than half its bytes."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        own, folder = copy.deepcopy(model(kind)).to(dtype), tmp_path / str(dtype)
+        own.save_pretrained(folder)
+        target = load_target(folder, dtype="stored", device="cpu")
+        assert isinstance(target, PackedTarget)
+        matrices = {id(p): p.numel() for p in own.parameters() if p.dim() == 2}
+        assert target.weight_bytes < 1.2 * dtype.itemsize * sum(matrices.values()), "filled up to whole groups"
+        assert next(target.model.parameters()).dtype is torch.float32, "drafters train on the same weights"
+        for ours, theirs in zip(trees(target)[3:], trees(Target(target.model))[3:], strict=True):
+            if ours.dim() == 3 and ours.shape[1] == 30:  # hidden states of prompts: padding has no meaning
+                ours, theirs = ours[:, :21], theirs[:, :21]
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+    engine = Engine(target, NgramDrafter(), shape=Shape(width=3, length=3), exact="require")
+    options = {"max_new_tokens": 20, "temperature": 0.0}
+    done, plain = engine.generate(PROMPTS, **options), engine.plain().generate(PROMPTS, **options)
+    assert [c.tokens for c in done] == [c.tokens for c in plain]
+
+
+def test_twin_one_weight_that_bf16_cannot_hold():
+    own = copy.deepcopy(model("llama")).bfloat16().float()
+    half = from_module(own, None, "llama", None, lambda: own).weight_bytes
+    with torch.no_grad():
+        own.model.layers[0].mlp.up_proj.weight[0, 0] = 1 + 2**-20
+    assert from_module(own, None, "llama", None, lambda: own).weight_bytes > half
 
 
 def test_nothing_is_compiled_for_a_model_that_does_not_use_it(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted
@@ -76,7 +77,7 @@ class BeamSearch:
         if grow is None:
             beam = self.beam(advance, state, last, token_ids)
         else:
-            noise = self.noise(self.shape.length + 1) if self.sampling.samples else None
+            noise = self.noise(self.shape.length) if self.sampling.samples else None
             beam = grow(self.shape, self.sampling.temperature, noise, self.chain)
             if self.shape.width == 1:  # nothing to choose among, and a budget of at most the beam's length
                 path, budget = beam.tokens[:, :, 0], self.shape.budget
@@ -131,6 +132,8 @@ class BeamRule(ABC):
             if not sampling.samples:
                 return torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
             drawn = gumbel(seeds, ahead, self.vocab_size, stream=SEEDED, dtype=self.dtype)
+            if drawn.device.type == "cpu" and not is_compiling() and (sampling.temperature.numpy() > 0).all():
+                return drawn
             return torch.where(sampling.temperature[:, None, None] > 0, drawn, 0.0)
 
         return BeamSearch(self.shape, sampling, NoiseAhead(noise), seeds, lengths)

@@ -1,18 +1,17 @@
 """A recurrent network for the CPU's compiled beam search: quantised weights, one C++ call a draft.
 
-Rounding changes some guesses and never the text. The network takes 4 bits without guessing worse; the vocabulary, which
-decides between near scores, needs 8.
+Rounding changes some guesses and never the text. The weights take 4 bits without guessing worse, because the best
+guesses are scored again with the vocabulary's floats.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.cpu_pass.matrices import quantise
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix
+from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix, quantise
 from redrafter.targets import TargetInfo
 from redrafter.targets.cpu.packed_target import PackedEmbedding
 
@@ -28,9 +27,8 @@ def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -
     assert net.input_proj is not None
     memory = Memory()
 
-    def packed(name: str, weight: Tensor) -> PackedMatrix:
-        bits: Literal[4, 8] = 8 if name == "vocabulary" else 4
-        return PackedMatrix(quantise(weight.detach().numpy(), bits), memory, embedding.matrix.lib)
+    def packed(weight: Tensor) -> PackedMatrix:
+        return PackedMatrix(quantise(weight.detach().numpy(), 4), memory, embedding.matrix.lib)
 
     state, context, joint = net.config.state_size, net.config.context_size, net.input_proj.weight
     weights = {
@@ -47,10 +45,11 @@ def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -
         weights["input_memory"] = joint[:, state + context :]
     blocks: list[Any] = list(net.blocks)
     return DraftModel(
-        {name: packed(name, weight) for name, weight in weights.items()} | {"embedding": embedding.matrix},
-        [packed("block", block.weight) for block in blocks],
+        {name: packed(weight) for name, weight in weights.items()} | {"embedding": embedding.matrix},
+        [packed(block.weight) for block in blocks],
         {"cell_bias": net.cell_u.bias, "context_bias": net.from_context.bias, "input_bias": net.input_proj.bias},
         [block.bias for block in blocks],
+        vocabulary,
         net.token_ids,
         embedding.scale,
         None if net.memory is None else F.logsigmoid(net.memory.decay),

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -107,19 +108,31 @@ def build(compiler: str, into: Path) -> Path:
 
 
 def compile_sources(compiler: str, sources: Path, flags: list[str], target: Path, trial: str) -> None:
-    """Compile a folder's C++ into the library `target` unless it exists. `trial` is Python code that tries it."""
+    """Compile a folder's C++ into the library `target` unless it exists. `trial` is Python code that tries it.
+
+    Files are compiled at the same time.
+    """
     if target.exists():
         return
     into = target.parent
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into) as scratch:
         fresh = Path(scratch) / target.name
-        for command in (
-            [compiler, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(fresh), *flags],
-            [sys.executable, "-c", trial, str(fresh)],
-        ):
-            subprocess.run(command, check=True, capture_output=True, text=True)
+
+        def compiled(source: Path) -> str:
+            made = str(fresh.with_name(f"{source.stem}.o"))
+            _run([compiler, "-c", str(source), "-o", made, *flags])
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, sorted(sources.glob("*.cpp"))))
+        _run([compiler, *objects, "-o", str(fresh), *flags])
+        _run([sys.executable, "-c", trial, str(fresh)])
         fresh.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def library_path(compiler: str, into: Path) -> Path:

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "vector.h"
+#include "cache.h"
 
 // Visible slots: first, first + 1, ..., first + count - 1, and then the slots of `more`.
 struct Seen {
@@ -37,12 +37,13 @@ INLINE void add_values(const Number* values, long size, const Seen& seen, const 
   vec found[Q][COUNT];
   for (int h = 0; h < Q; h++)
     for (int c = 0; c < COUNT; c++) found[h][c] = zero();
-  const Number* value = values + seen.first * size + d;
-  for (long s = seen.skipped, total = seen.size(); s < total; s++, value += size) {
-    if (s >= seen.skipped + seen.count) value = values + seen.slot(s) * size + d;
+  long slot = seen.first;
+  for (long s = seen.skipped, total = seen.size(); s < total; s++, slot++) {
+    if (s >= seen.skipped + seen.count) slot = seen.slot(s);
+    const Slot<Number> value(values, slot, size);
     for (int h = 0; h < Q; h++) {
       const vec weight = all(weights[h * room + s]);
-      for (int c = 0; c < COUNT; c++) found[h][c] = fma(number(value + c * LANES), weight, found[h][c]);
+      for (int c = 0; c < COUNT; c++) found[h][c] = fma(value(d + c * LANES), weight, found[h][c]);
     }
   }
   for (int h = 0; h < Q; h++)
@@ -57,11 +58,11 @@ static void attend(const float* const* q, const Number* keys, const Number* valu
     vec dot[Q][LANES];
     long count = total - s < LANES ? total - s : LANES;
     for (long i = 0; i < LANES; i++) {
-      const Number* key = keys + seen.slot(i < count ? s + i : s) * size;
+      const Slot<Number> key(keys, seen.slot(i < count ? s + i : s), size);
       vec own[Q];
       for (int h = 0; h < Q; h++) own[h] = zero();
       for (long d = 0; d < size; d += LANES) {
-        vec k = number(key + d);
+        vec k = key(d);
         for (int h = 0; h < Q; h++) own[h] = fma(load(q[h] + d), k, own[h]);
       }
       for (int h = 0; h < Q; h++) dot[h][i] = own[h];

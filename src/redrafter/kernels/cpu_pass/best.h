@@ -52,13 +52,19 @@ static inline float log_sum(float* logits, long count) {
   return peak + std::log(sum(weight));
 }
 
-// log softmax of logits (count,) at its `most` best places. `logits` has room for a multiple of 16.
-static inline std::vector<Scored> best_of(float* logits, long count, long most) {
-  const float total = log_sum(logits, count);
+// The `most` best of logits (count,). `logits` has room for a multiple of 16.
+static inline std::vector<Scored> highest_of(const float* logits, long count, long most) {
   Best best(most);
   for (long i = 0; i < count; i += LANES)
     if (top(load(logits + i)) > best.least())
       for (long j = i; j < i + LANES && j < count; j++) best.show(logits[j], j);
-  for (auto& each : best.kept) each.score -= total;
   return best.filled();
+}
+
+// log softmax of logits (count,) at its `most` best places.
+static inline std::vector<Scored> best_of(float* logits, long count, long most) {
+  const float total = log_sum(logits, count);
+  auto best = highest_of(logits, count, most);
+  for (auto& each : best) each.score -= total;
+  return best;
 }

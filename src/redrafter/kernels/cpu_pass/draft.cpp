@@ -2,9 +2,12 @@
 #include "arithmetic.h"
 #include "best.h"
 #include "draft.h"
+#include "rounded.h"
 #include "team.h"
 
 namespace {
+
+constexpr long REFINED = 32;  // guesses of a beam whose scores are made again from unrounded weights
 
 class Drafter {
  public:
@@ -12,14 +15,14 @@ class Drafter {
       : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width), before(most, n.state), state(most, n.state),
         reading(most, n.heads * n.size), normed(most, n.exit), feature(most, n.width), context(d.rows, n.context),
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
-        x(new float[most * n.exit]), out(new float[most * n.width]), share(new float[d.rows * n.exit]),
-        logits(new float[most * room()]), tokens(most), from(most), follows(d.rows, d.chain ? 0 : -1), totals(most),
-        found(most), ends(d.length) {
+        x(new float[most * n.exit]), line(new float[most * n.exit]), out(new float[most * n.width]),
+        share(new float[d.rows * n.exit]), logits(new float[most * room()]), tokens(most), from(most),
+        follows(d.rows, d.chain ? 0 : -1), totals(most), found(most), ends(d.length) {
     for (long row = 0; row < d.rows; row++) tokens[row] = d.last[row];
   }
 
   void run() {
-    Team team(2 + d.length * (12 + 2 * n.block_count), d.threads);
+    Team team(2 + d.length * (9 + n.block_count), d.threads);
     team.start([this](Team::Member member) {
       std::vector<float> part(3 * most * LANES);
       begin(member, part.data());
@@ -40,8 +43,8 @@ class Drafter {
   const Network& n;
   const Draft& d;
   long most;  // beams of all rows
-  Rows heard, before, state, reading, normed, feature, context;
-  Numbers states, parents, query, x, out, share, logits;
+  RoundedRows heard, before, state, reading, normed, feature, context;
+  Numbers states, parents, query, x, line, out, share, logits;
   std::vector<long> tokens, from;  // what each beam guessed last, and the beam it came from
   std::vector<long> follows;       // by row: the beam that has followed the chain so far; -1: none
   std::vector<float> totals;
@@ -62,8 +65,8 @@ class Drafter {
     member.share(d.rows, [&](long row) { context.put(row, 0, d.context + row * n.context, n.context); });
     long first = groups(n.from_context);
     member.share(first + groups(n.input_context), [&](long g) {
-      if (g >= first) return outputs(n.input_context, g - first, context, n.input_bias, share.get(), part);
-      product(n.from_context, g, context, part);
+      if (g >= first) return rounded_outputs(n.input_context, g - first, context, n.input_bias, share.get(), part);
+      rounded_product(n.from_context, g, context, part);
       for (long row = 0; row < d.rows; row++)
         store(&states[row * n.state + g * LANES], tanh(load(part + row * LANES) + load(n.context_bias + g * LANES)));
     });
@@ -71,26 +74,31 @@ class Drafter {
 
   // The network for `count` beams: logits of what may follow their tokens.
   void network(Team::Member& member, long depth, long beams, long count, float* part) {
+    auto each = [count](auto work) {  // little work, for the thread that ends a part
+      return [=] {
+        for (long i = 0; i < count; i++) work(i);
+      };
+    };
     member.share(1, [&](long) {
       for (Rows* rows : {&heard, &before, &state, &reading, &normed, &feature}) rows->tokens = count;
       parents.swap(states);
+      each([&](long i) { listen(depth, beams, i); })();
     });
-    member.share(count, [&](long i) { listen(depth, beams, i); });
-    member.share(n.state / LANES, [&](long g) { advance(g, depth, beams, count, part); });
+    member.share(n.state / LANES, [&](long g) { advance(g, depth, beams, count, part); },
+                 each([&](long i) { state.put(i, 0, &states[i * n.state], n.state); }));
     if (n.heads) {
-      member.share(groups(n.query), [&](long g) { outputs(n.query, g, state, nullptr, query.get(), part); });
+      member.share(groups(n.query), [&](long g) { rounded_outputs(n.query, g, state, nullptr, query.get(), part); });
       member.share(count * n.heads, [&](long u) { remember(u, beams); });
     }
-    member.share(n.exit / LANES, [&](long g) { join(g, beams, count, part); });
-    for (long b = 0; b < n.block_count; b++) {
-      member.share(count, [&](long i) { unit(i, 1.0f); });
-      member.share(n.exit / LANES, [&](long g) { block(b, g, count, part); });
-    }
-    member.share(count, [&](long i) { unit(i, std::pow((float)n.exit, -0.25f)); });
-    member.share(groups(n.head), [&](long g) { outputs(n.head, g, normed, nullptr, out.get(), part); });
-    member.share(count, [&](long i) { feature.put(i, 0, &out[i * n.width], n.width); });
+    const auto unit = [&](float scale) { return each([this, scale](long i) { norm(i, scale); }); };
+    const float last = std::pow((float)n.exit, -0.25f);
+    member.share(n.exit / LANES, [&](long g) { join(g, beams, count, part); }, unit(n.block_count ? 1.0f : last));
+    for (long b = 0; b < n.block_count; b++)
+      member.share(n.exit / LANES, [&](long g) { block(b, g, count, part); }, unit(b + 1 < n.block_count ? 1.0f : last));
+    member.share(groups(n.head), [&](long g) { rounded_outputs(n.head, g, normed, nullptr, out.get(), part); },
+                 each([&](long i) { feature.put(i, 0, &out[i * n.width], n.width); }));
     member.share(groups(n.vocabulary), [&](long g) {
-      product(n.vocabulary, g, feature, part);
+      rounded_product(n.vocabulary, g, feature, part);
       for (long i = 0; i < count; i++) store(&logits[i * room() + g * LANES], load(part + i * LANES));
     });
   }
@@ -111,8 +119,8 @@ class Drafter {
     float *more = part + most * LANES, *kept = more + most * LANES;
     for (long half = 0; half < 2; half++) {
       long group = g + half * (n.state / LANES);
-      product(n.cell_u, group, before, part);
-      product(n.cell_w, group, heard, more);
+      rounded_product(n.cell_u, group, before, part);
+      rounded_product(n.cell_w, group, heard, more);
       for (long i = 0; i < count; i++) {
         vec mixed = load(part + i * LANES) + load(more + i * LANES) + load(n.cell_bias + group * LANES);
         if (half == 0) {
@@ -120,9 +128,7 @@ class Drafter {
           continue;
         }
         vec old = load(past(depth, beams, i) + g * LANES);
-        vec made = fma(sigmoid(mixed), load(kept + i * LANES) - old, old);
-        store(&states[i * n.state + g * LANES], made);
-        state.put(i, g * LANES, &states[i * n.state + g * LANES], LANES);
+        store(&states[i * n.state + g * LANES], fma(sigmoid(mixed), load(kept + i * LANES) - old, old));
       }
     }
   }
@@ -145,8 +151,8 @@ class Drafter {
 
   void join(long g, long beams, long count, float* part) {
     float* more = part + most * LANES;
-    product(n.input_state, g, state, part);
-    if (n.heads) product(n.input_memory, g, reading, more);
+    rounded_product(n.input_state, g, state, part);
+    if (n.heads) rounded_product(n.input_memory, g, reading, more);
     for (long i = 0; i < count; i++) {
       vec made = load(part + i * LANES) + load(&share[i / beams * n.exit + g * LANES]);
       if (n.heads) made = made + load(more + i * LANES);
@@ -154,17 +160,15 @@ class Drafter {
     }
   }
 
-  void unit(long i, float scale) {
-    float by = rms_factor(&x[i * n.exit], EPS, n.exit) * scale;
-    for (long k = 0; k < n.exit; k += LANES) {
-      float made[LANES];
-      store(made, load(&x[i * n.exit + k]) * all(by));
-      normed.put(i, k, made, LANES);
-    }
+  // Beam i of x, brought to the size `scale`, for the next product.
+  void norm(long i, float scale) {
+    const vec by = all(rms_factor(&x[i * n.exit], EPS, n.exit) * scale);
+    for (long k = 0; k < n.exit; k += LANES) store(&line[i * n.exit + k], load(&x[i * n.exit + k]) * by);
+    normed.put(i, 0, &line[i * n.exit], n.exit);
   }
 
   void block(long b, long g, long count, float* part) {
-    product(n.blocks[b], g, normed, part);
+    rounded_product(n.blocks[b], g, normed, part);
     for (long i = 0; i < count; i++) {
       float* own = &x[i * n.exit + g * LANES];
       store(own, load(own) + silu(load(part + i * LANES) + load(n.block_biases[b] + g * LANES)));
@@ -189,11 +193,22 @@ class Drafter {
       if (chance > 0) plain = log_sum(own, n.guesses);
       for (long v = 0; v < n.guesses; v++) own[v] += noise[n.token_ids ? n.token_ids[v] : v];
     }
+    refine(own, &out[i * n.width], noise ? by : 1.0f, noise);
     if (chance > 0) {
       long token = d.chain[row * d.chain_length + depth];
       mix(i, own, token, chance, noise ? noise[token] : 0.0f, plain, noise != nullptr);
     } else {
       found[i] = best_of(own, n.guesses, d.beams);
+    }
+  }
+
+  // The vocabulary has 4 bits, which is too few to decide between near scores: the best are made again from its floats.
+  void refine(float* own, const float* feature, float by, const float* noise) const {
+    for (const Scored& one : highest_of(own, n.guesses, std::min(n.guesses, std::max(REFINED, 2 * d.beams)))) {
+      const float* row = n.vocabulary_rows + one.index * n.width;
+      vec sum = zero();
+      for (long k = 0; k < n.width; k += LANES) sum = fma(load(row + k), load(feature + k), sum);
+      own[one.index] = ::sum(sum) * by + (noise ? noise[n.token_ids ? n.token_ids[one.index] : one.index] : 0.0f);
     }
   }
 

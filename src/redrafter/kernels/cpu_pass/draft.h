@@ -12,7 +12,8 @@ struct Network {
   const float *cell_bias, *context_bias, *input_bias;
   const float* const* block_biases;
   const float* log_decay;    // (heads,) of the memory
-  const int64_t* token_ids;  // (guesses,) the tokens that the drafter guesses among; null: all
+  const float* vocabulary_rows;  // (guesses, width): the vocabulary before it was rounded
+  const int64_t* token_ids;      // (guesses,) the tokens that the drafter guesses among; null: all
   long state, exit, context, width, heads, size, block_count, guesses;  // width: of an embedding; size: of a memory head
   float embedding_scale;
 };

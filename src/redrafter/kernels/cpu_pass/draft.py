@@ -24,7 +24,7 @@ class _Network(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         *fields(Matrix, *MATRICES),
         ("blocks", POINTER),
-        *fields(POINTER, *BIASES, "block_biases", "log_decay", "token_ids"),
+        *fields(POINTER, *BIASES, "block_biases", "log_decay", "vocabulary_rows", "token_ids"),
         *fields(LONG, "state", "exit", "context", "width", "heads", "size", "block_count", "guesses"),
         ("embedding_scale", FLOAT),
     ]
@@ -59,6 +59,7 @@ class DraftModel:
         blocks: Sequence[PackedMatrix],
         biases: Mapping[str, Tensor],
         block_biases: Sequence[Tensor],
+        vocabulary: Tensor,
         token_ids: Tensor | None,
         embedding_scale: float,
         log_decay: Tensor | None,
@@ -66,6 +67,7 @@ class DraftModel:
     ) -> None:
         """Names as in MATRICES and BIASES. log_decay: (heads,) of the memory; None without one, and its matrices too.
 
+        vocabulary: (guesses, width) in fp32, of which the matrix of that name is a rounded copy.
         layers: hidden states of the target that a context is made of.
         """
         memory_heads = 0 if log_decay is None else len(log_decay)
@@ -75,7 +77,8 @@ class DraftModel:
         named = {name: b.detach().contiguous() for name, b in biases.items()}
         block_matrices = (Matrix * len(blocks))(*(b.fields for b in blocks))
         pointers = (ctypes.c_void_p * len(blocks))(*(b.data_ptr() for b in kept_biases))
-        self._kept = (matrices, blocks, kept_biases, named, block_matrices, pointers, token_ids, log_decay)
+        vocabulary = vocabulary.detach().float().contiguous()
+        self._kept = (vocabulary, matrices, blocks, kept_biases, named, block_matrices, pointers, token_ids, log_decay)
         self.lib = matrices["cell_u"].lib
         self.network = _Network(
             **{name: matrix.fields for name, matrix in matrices.items()},
@@ -83,6 +86,7 @@ class DraftModel:
             blocks=ctypes.addressof(block_matrices),
             block_biases=ctypes.addressof(pointers),
             log_decay=None if log_decay is None else log_decay.data_ptr(),
+            vocabulary_rows=vocabulary.data_ptr(),
             token_ids=None if token_ids is None else token_ids.data_ptr(),
             state=matrices["cell_u"].shape[1],
             exit=matrices["input_state"].shape[0],

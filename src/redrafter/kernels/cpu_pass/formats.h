@@ -53,9 +53,11 @@ struct Four {
     return MINIMUM ? w + scale(t.least[row]) : w;
   }
   static uint32_t joined(const int8_t* values) {  // a word of a row
-    uint32_t word = 0;
-    for (int i = 0; i < EACH_WORD; i++) word |= (uint32_t)values[i] << (4 * i);
-    return word;
+    uint64_t all;
+    memcpy(&all, values, sizeof all);  // the first value in the lowest byte; pairs, then fours, then eights are joined
+    all = (all | all >> 4) & 0x00ff00ff00ff00ff;
+    all = (all | all >> 8) & 0x0000ffff0000ffff;
+    return (uint32_t)(all | all >> 16);
   }
 };
 
@@ -84,8 +86,8 @@ struct Eight {
     return MINIMUM ? w + scale(t.least[row]) : w;
   }
   static uint32_t joined(const int8_t* values) {  // a word of a row
-    uint32_t word = 0;
-    for (int i = 0; i < EACH_WORD; i++) word |= (uint32_t)(uint8_t)values[i] << (8 * i);
+    uint32_t word;
+    memcpy(&word, values, sizeof word);
     return word;
   }
 };

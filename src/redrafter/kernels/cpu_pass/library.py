@@ -85,7 +85,7 @@ class Pass(ctypes.Structure):
         *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "rows", "nodes", "threads", "half"),
+        *fields(LONG, "rows", "nodes", "threads", "cache"),
     ]
 
 
@@ -93,8 +93,10 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "packed_bytes": ([LONG] * 3, LONG),
     "pack_quantised": ([LONG, *[POINTER] * 3, LONG, LONG, POINTER, LONG], None),
     "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER, LONG], None),
+    "quantise": ([LONG, POINTER, LONG, LONG, *[POINTER] * 3, LONG], None),
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
     "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
+    "multiply_rounded": ([POINTER, POINTER, LONG, POINTER, LONG], None),
     "run_pass": ([POINTER, POINTER], None),
     "run_draft": ([POINTER, POINTER], None),
     "run_take": ([POINTER, POINTER], None),

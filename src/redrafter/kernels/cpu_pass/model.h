@@ -29,7 +29,7 @@ struct Pass {
   const int64_t* key_positions;  // (rows, extent): for windows; null: a slot's number is its position
   long extent;
   const float *const *cos, *const *sin;  // tables of rotations: (positions, head size / 2) each
-  void *const *keys, *const *values;   // by layer: (rows, kv heads, slots, size), in fp32 or fp16
+  void *const *keys, *const *values;   // by layer: (rows, kv heads, slots, size), as `cache` says
   long row_step, head_step;            // of keys and values, in numbers
   const int64_t* wanted;               // hidden states to return: i is the input of layer i, the last one is normed
   long wanted_count;
@@ -38,5 +38,7 @@ struct Pass {
   long kept_count;
   float* logits;                       // (kept_count, vocabulary)
   long rows, nodes, threads;
-  long half;  // whether keys and values are in fp16
+  long cache;  // a CacheKind
 };
+
+enum CacheKind { FP32 = 0, FP16 = 1, INT8 = 2 };  // of keys and values; INT8: with a scale behind each head, see cache.h

@@ -18,6 +18,10 @@ from redrafter.kernels.threads import thread_count
 
 Array = np.ndarray[Any, Any]
 SILU, GELU = 0, 1
+CACHE_KINDS = (torch.float32, torch.float16, torch.int8)
+"""What keys and values are kept in, in the order of model.h."""
+SCALE_BYTES = 4
+"""Behind each head of an int8 KV cache: its scale."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +176,12 @@ class PassModel:
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
-        cache: keys and values (B, K, S, D) of each layer, in fp32 or fp16, all with the same strides. rotations:
-        cosines and sines (positions, head size / 2) of each kind of layer; other threads may use others at the same
-        time. visible: (B, n, S) bool, which slots each token sees; without it, all up to its own. key_positions:
-        (B, S), for layers with a window. wanted: hidden states, as transformers numbers them. keep: columns whose
-        logits are wanted. known: what `cache_pointers` found for this cache before.
+        cache: keys and values (B, K, S, D) of each layer, of a dtype of CACHE_KINDS, all with the same strides; in int8
+        (B, K, S, D + SCALE_BYTES), with an fp32 scale behind each head. rotations: cosines and sines (positions, head
+        size / 2) of each kind of layer; other threads may use others at the same time. visible: (B, n, S) bool, which
+        slots each token sees; without it, all up to its own. key_positions: (B, S), for layers with a window. wanted:
+        hidden states, as transformers numbers them. keep: columns whose logits are wanted. known: what `cache_pointers`
+        found for this cache before.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
@@ -214,7 +219,7 @@ class PassModel:
             rows=batch,
             nodes=n,
             threads=thread_count(),
-            half=first.dtype is torch.float16,
+            cache=CACHE_KINDS.index(first.dtype),
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden

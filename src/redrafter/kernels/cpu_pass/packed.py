@@ -2,7 +2,7 @@
 
 import ctypes
 import mmap
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,14 +64,28 @@ class PackedMatrix:
         self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
         return made
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """x (..., columns) -> (..., rows)."""
+    def multiply(self, x: Tensor, *, rounded: bool = False) -> Tensor:
+        """x (..., columns) -> (..., rows). With 8-bit activations if `rounded`, as in a draft: see rounded.h."""
         x = x.contiguous()
         made = torch.empty(*x.shape[:-1], self.shape[0])
         n = x.numel() // self.shape[1]
         at = (ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr())
-        self.lib.multiply(*at, thread_count())
+        (self.lib.multiply_rounded if rounded else self.lib.multiply)(*at, thread_count())
         return made
+
+
+def quantise(weights: np.ndarray[Any, Any], bits: Literal[4, 8], group: int = 32) -> Quantised:
+    """As `matrices.quantise`, by all threads."""
+    lib = library.library()
+    assert lib is not None
+    weights = np.ascontiguousarray(weights, np.float32)
+    rows, columns = weights.shape
+    shape = (rows, columns // group)
+    values = np.empty((rows, columns), np.int8 if bits == 8 else np.uint8)
+    scales, least = np.empty(shape, np.float16), np.empty(shape, np.float16)
+    given, made = weights.ctypes.data, (values.ctypes.data, scales.ctypes.data, least.ctypes.data)
+    lib.quantise(bits, given, scales.size, group, *made, thread_count())
+    return Quantised(bits, values, scales, None if bits == 8 else least)
 
 
 def format_of(matrix: Matrix) -> int:

@@ -68,7 +68,7 @@ class Runner {
     Team team(9 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
-      if (whole_prompts()) room = std::max(room, prompt_room(longest, m.size) + 2 * (longest + LANES) * m.size * p.half);
+      if (whole_prompts()) room = std::max(room, prompt_room(longest, m.size) + 2 * (longest + LANES) * m.size * (p.cache != FP32));
       std::vector<float> part(2 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
@@ -169,18 +169,24 @@ class Runner {
       rotate(own, cos, sin, own, m.size);
     }
     float* key = &k[u * m.size];
-    long to = t / p.nodes * p.row_step + h * p.head_step + p.slots[t] * m.size;
+    long row = t / p.nodes * p.row_step + h * p.head_step;
     if (l.k_norm) rms_norm(key, l.k_norm, m.eps, key, m.size);
     rotate(key, cos, sin, key, m.size);
-    write(p.keys[index], to, key);
-    write(p.values[index], to, &v[u * m.size]);
+    each_kind([&](auto number) {
+      using Number = decltype(number);
+      const long to = row + p.slots[t] * Slot<Number>::step(m.size);
+      write_head((Number*)p.keys[index] + to, key, m.size);
+      write_head((Number*)p.values[index] + to, &v[u * m.size], m.size);
+    });
   }
 
-  // A head's key or value in the KV cache.
-  void write(void* cache, long to, const float* from) const {
-    for (long d = 0; d < m.size; d += LANES) {
-      if (p.half) store((uint16_t*)cache + to + d, limited(load(from + d), 65504.0f));
-      else store((float*)cache + to + d, load(from + d));
+  // work(a number of the KV cache's type).
+  template <typename Work>
+  void each_kind(Work work) const {
+    switch (p.cache) {
+      case FP16: return work(uint16_t{});
+      case INT8: return work(int8_t{});
+      default: return work(float{});
     }
   }
 
@@ -189,20 +195,23 @@ class Runner {
     long t = u / m.kv_heads, h = u % m.kv_heads, at = t / p.nodes * p.row_step + h * p.head_step;
     float* made = scores + QUERIES * room;
     const Seen& seen = (l.window ? near : far)[t];
-    auto attend_to = [&](const auto* keys, const auto* values) {
-      attend_heads(&q[u * width], keys + at, values + at, group, m.size, seen, m.scale, scores, room, made);
-    };
-    if (p.half) attend_to((const uint16_t*)p.keys[index], (const uint16_t*)p.values[index]);
-    else attend_to((const float*)p.keys[index], (const float*)p.values[index]);
+    each_kind([&](auto number) {
+      auto *keys = (const decltype(number)*)p.keys[index] + at, *values = (const decltype(number)*)p.values[index] + at;
+      attend_heads(&q[u * width], keys, values, group, m.size, seen, m.scale, scores, room, made);
+    });
     found.put(t, h * width, made, width);
   }
 
   bool whole_prompts() const { return !p.visible && p.nodes >= LANES; }
 
   // Slots begin to end in fp32. The result points to where slot 0 would be.
-  const float* widened(const uint16_t* from, long begin, long end, float* room) const {
+  template <typename Number>
+  const float* widened(const Number* from, long begin, long end, float* room) const {
     begin = begin / LANES * LANES;  // attention reads whole blocks
-    for (long i = begin * m.size; i < end * m.size; i += LANES) store(room + i - begin * m.size, halves(from + i));
+    for (long s = begin; s < end; s++) {
+      const Slot<Number> slot(from, s, m.size);
+      for (long d = 0; d < m.size; d += LANES) store(room + (s - begin) * m.size + d, slot(d));
+    }
     return room - begin * m.size;
   }
 
@@ -216,12 +225,13 @@ class Runner {
       first[t] = seen.first, last[t] = seen.first + seen.count - 1;
     }
     const float *keys = (const float*)p.keys[index] + at, *values = (const float*)p.values[index] + at;
-    if (p.half) {
+    if (p.cache != FP32) each_kind([&](auto number) {
+      using Number = decltype(number);
       long begin = *std::min_element(first, first + count), end = *std::max_element(last, last + count) + 1;
       float* room = scratch + prompt_room(longest, m.size);
-      keys = widened((const uint16_t*)p.keys[index] + at, begin, end, room);
-      values = widened((const uint16_t*)p.values[index] + at, begin, end, room + (longest + LANES) * m.size);
-    }
+      keys = widened((const Number*)p.keys[index] + at, begin, end, room);
+      values = widened((const Number*)p.values[index] + at, begin, end, room + (longest + LANES) * m.size);
+    });
     const float* made = attend_prompt(&q[from * width + head * m.size], width, count, keys, values, m.size, first, last,
                                       m.scale, scratch);
     for (long t = 0; t < count; t++) found.put(from + t, head * m.size, made + t * m.size, m.size);

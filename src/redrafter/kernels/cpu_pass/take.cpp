@@ -3,6 +3,7 @@
 
 #include "arithmetic.h"
 #include "draft.h"
+#include "rounded.h"
 #include "team.h"
 
 namespace {
@@ -25,8 +26,8 @@ class Taker {
       member.share(all_tokens, [&](long i) { pair(i, line.data()); });
       long first = groups(n.key);
       member.share(2 * first, [&](long g) {
-        if (g < first) outputs(n.key, g, pairs, nullptr, keys.get(), part.data());
-        else outputs(n.value, g - first, pairs, nullptr, values.get(), part.data());
+        if (g < first) rounded_outputs(n.key, g, pairs, nullptr, keys.get(), part.data());
+        else rounded_outputs(n.value, g - first, pairs, nullptr, values.get(), part.data());
       });
       member.share(d.rows * n.heads, [&](long u) { remember(u); });
     });
@@ -36,7 +37,7 @@ class Taker {
   const Network& n;
   const Taken& d;
   long all_tokens;
-  Rows pairs;
+  RoundedRows pairs;
   Numbers keys, values;
 
   void context(const float* hidden, float* to) const {

@@ -14,6 +14,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 constexpr long LANES = 16;
 
@@ -103,11 +104,22 @@ INLINE vec limited(vec x, float most) {  // to -most ... most
   }
   return x;
 }
+INLINE vec magnitude(vec x) {
+  EACH x.part[i] = x.part[i] < 0.0f ? -x.part[i] : x.part[i];
+  return x;
+}
 INLINE vec to_floats(ivec x) {
   vec y;
   EACH y.part[i] = __builtin_convertvector(x.part[i], floats);
   return y;
 }
+// To the nearest integer, for numbers below 2^22: adding 1.5 · 2^23 leaves it in the lowest bits.
+INLINE ivec rounded(vec x) {
+  ivec y;
+  EACH y.part[i] = (integers)((naturals)(x.part[i] + 12582912.0f) - 0x4b400000u);
+  return y;
+}
+INLINE void store(int32_t* y, ivec x) { EACH *(integers*)(y + i * WIDTH) = x.part[i]; }
 INLINE vec as_floats(ivec x) {  // the same bits
   vec y;
   EACH y.part[i] = (floats)x.part[i];
@@ -164,6 +176,9 @@ INLINE vec sums(const vec* x) {
 #endif
 }
 INLINE float top(vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x.part[0]);
+#endif
   float v[LANES], most;
   store(v, x);
   most = v[0];
@@ -192,6 +207,9 @@ INLINE vec exp(vec x) {
 }
 
 INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#endif
   uint32_t sign = (uint32_t)(h & 0x8000) << 16, bits = h & 0x7fff, out;
   float f;
   if (bits >= 0x7c00) out = (bits << 13) | 0x7f800000;  // infinity or no number
@@ -247,6 +265,19 @@ static inline void store(uint16_t* y, vec x) {  // fp16
   float v[LANES];
   store(v, x);
   for (int i = 0; i < LANES; i++) y[i] = float_to_half(v[i]);
+#endif
+}
+INLINE vec bytes(const int8_t* x) {
+#if defined(__AVX512F__)
+  return {{(floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x)))}};
+#elif defined(__AVX2__)
+  vec y;
+  EACH y.part[i] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i))));
+  return y;
+#else
+  float v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = (float)x[i];
+  return load(v);
 #endif
 }
 INLINE vec number(const float* x) { return load(x); }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
-from redrafter.kernels.verify import naive
+from redrafter.kernels.verify import host, naive
 
 
 def runs_kernels(*logits: Tensor) -> bool:
@@ -48,7 +48,8 @@ def seeded(
     depth, for the oracle; the kernel computes the same numbers itself.
     """
     if not runs_kernels(logits):
-        return naive.seeded(logits, depths, temperature, noise(), floor)
+        plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and not torch.compiler.is_compiling()
+        return (host.seeded if plain else naive.seeded)(logits, depths, temperature, noise(), floor)
     operator = seeded_operator if torch.compiler.is_compiling() else _seeded
     found: Tensor = operator(logits, depths, temperature, seeds, positions, floor, stream)
     return found

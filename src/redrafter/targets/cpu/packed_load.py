@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, quantise
+from redrafter.kernels.cpu_pass.matrices import Floats, Matrix
 from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel
+from redrafter.kernels.cpu_pass.packed import quantise
 from redrafter.targets.cpu.families import Rotations, check, has_plain_rotations, is_gemma, layer_kinds, sizes_of
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.gguf.config import config_of, transformers_config
@@ -19,8 +20,8 @@ from redrafter.targets.gguf.file import GGUFFile
 from redrafter.targets.gguf.tokenizer import tokenizer_of
 from redrafter.targets.gguf.weights import GGUFWeights
 
-BITS: dict[str, Literal[4, 8]] = {"q8": 8, "q4": 4}
-"""The dtypes that quantise a model's matrices at load."""
+BITS: dict[str, Literal[4, 8] | None] = {"q8": 8, "q4": 4, "stored": None}
+"""The dtypes that pack a model's matrices at load: rounded to so many bits, or not rounded."""
 GROUP = 32
 NORMS = {"before": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 GEMMA_NORMS = {
@@ -100,18 +101,18 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def from_module(
-    model: Any, tokenizer: Any, name: str, bits: Literal[4, 8], load_model: Callable[[], Any]
+    model: Any, tokenizer: Any, name: str, bits: Literal[4, 8] | None, load_model: Callable[[], Any]
 ) -> PackedTarget:
-    """A transformers model, its matrices rounded to 8 or 4 bits in groups of 32."""
+    """A transformers model, its matrices rounded to 8 or 4 bits in groups of 32; None: in the fewest bytes, exactly."""
     config = model.config.get_text_config()
     check(config)
     if getattr(model.config, "quantization_config", None) is not None:
-        raise UnsupportedTarget(f"{name} is quantised already; leave the dtype q{bits} out")
+        raise UnsupportedTarget(f"{name} is quantised already; leave the dtype out")
     base = getattr(model.base_model, "language_model", model.base_model)  # the decoder of a multimodal model
     weights = _ModuleWeights(config, bits)
     embedding, head = base.embed_tokens, model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding):
-        raise UnsupportedTarget(f"{name} embeds tokens by {type(embedding).__name__}; q{bits} needs an Embedding")
+        raise UnsupportedTarget(f"{name} embeds tokens by {type(embedding).__name__}; packing needs an Embedding")
     _require_linear("the output embedding", head)
     packed = PassModel(
         sizes_of(config),
@@ -127,7 +128,7 @@ def from_module(
 def _require_linear(name: str, module: Any) -> None:
     """A subclass, such as an adapter's, may compute something else."""
     if type(module) is not nn.Linear or module.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UnsupportedTarget(f"{name} is {type(module).__name__}; the dtypes q8 and q4 quantise plain Linear layers")
+        raise UnsupportedTarget(f"{name} is {type(module).__name__}; only plain Linear layers can be packed")
     if getattr(module, "bias", None) is not None and name == "the output embedding":
         raise UnsupportedTarget("the output embedding has a bias, which the compiled pass cannot add")
 
@@ -149,7 +150,7 @@ def _norms(layer: Any, config: Any) -> dict[str, Any]:
 class _ModuleWeights:
     """Weights of transformers modules, for the compiled pass."""
 
-    def __init__(self, config: Any, bits: Literal[4, 8]) -> None:
+    def __init__(self, config: Any, bits: Literal[4, 8] | None) -> None:
         self.config, self.bits = config, bits
 
     def layer(self, index: int, module: Any) -> LayerWeights:
@@ -162,6 +163,8 @@ class _ModuleWeights:
         return LayerWeights({x: self.matrix(m.weight) for x, m in linears.items()}, vectors, rotation, window)
 
     def matrix(self, weight: Tensor) -> Matrix:
+        if self.bits is None:
+            return _exact(weight)
         whole = _numpy(weight)
         return quantise(whole, self.bits) if whole.shape[1] % GROUP == 0 else Floats(whole)
 
@@ -169,6 +172,16 @@ class _ModuleWeights:
         """Gemma stores a norm's weight minus one."""
         made: np.ndarray[Any, Any] = _numpy(weight) + np.float32(is_gemma(self.config))
         return made
+
+
+def _exact(weight: Tensor) -> Floats:
+    """The matrix in bf16 or fp16 if that changes no weight, as in a checkpoint of that dtype; otherwise in fp32."""
+    weight = weight.detach().float()
+    if torch.equal((bf16 := weight.bfloat16()).float(), weight):
+        return Floats(bf16.view(torch.int16).numpy().view(np.uint16))
+    if torch.equal((fp16 := weight.half()).float(), weight):
+        return Floats(fp16.numpy())
+    return Floats(weight.numpy())
 
 
 def _numpy(x: Tensor) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
-from redrafter.kernels.cpu_pass.model import PassModel, cache_pointers
+from redrafter.kernels.cpu_pass.model import SCALE_BYTES, PassModel, cache_pointers
 from redrafter.kernels.cpu_pass.packed import PackedMatrix
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.cpu.families import Rotations
@@ -24,7 +24,7 @@ from redrafter.targets.target import KVLayout, Target
 
 CPU = torch.device("cpu")
 POINTERS = "pointers of a packed pass"
-KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 """What keys and values may be kept in."""
 
 
@@ -92,14 +92,16 @@ class PackedTarget(Target):
         self.use_kv_dtype("fp32")
 
     def use_kv_dtype(self, name: str) -> None:
-        """Keep keys and values in fp32, or rounded to fp16 in half the memory. KV caches made before stay as they are.
+        """Keep keys and values in fp32, or rounded: to fp16 in half the memory, or to int8 with a scale for each head.
 
+        KV caches made before stay as they are.
         Plain and speculative decoding round alike, so their texts are equal; they may differ from those of fp32.
         """
         if name not in KV_DTYPES:
             raise ConfigError(f"the KV cache can be in {' or '.join(KV_DTYPES)}, got {name!r}")
         self.kv_dtype = name
-        size = (self.packed.sizes.kv_heads, self.packed.sizes.size, KV_DTYPES[name], CPU)
+        scale = SCALE_BYTES if name == "int8" else 0
+        size = (self.packed.sizes.kv_heads, self.packed.sizes.size + scale, KV_DTYPES[name], CPU)
         self._kv_layout = dict.fromkeys(range(self.layer_count), (size, size))
 
     @functools.cached_property
