@@ -129,7 +129,7 @@ def test_too_many_rows_are_said_in_one_line(
     target = make_target()
     target.model.save_pretrained(tmp_path / "toy")
     target.tokenizer.save_pretrained(tmp_path / "toy")
-    monkeypatch.setattr("redrafter.serve.batches.make_batch", full)
+    monkeypatch.setattr("redrafter.serve.server.make_batch", full)
     assert main(["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith("use fewer --rows or a smaller --context")
