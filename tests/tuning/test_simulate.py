@@ -14,7 +14,7 @@ from tests.helpers.toys import OPTIONS, make_texts
 from tests.helpers.zoo import make_model
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("llama", 1.0), ("gemma3", 0.0)])
+@pytest.mark.parametrize(("kind", "temperature"), [("llama", 1.0), pytest.param("gemma3", 0.0, marks=pytest.mark.slow)])
 def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float) -> None:
     target = Target(make_model(kind))
     texts = make_texts(target, temperature=temperature)

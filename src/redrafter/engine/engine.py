@@ -61,8 +61,7 @@ def load(
         weights of a bf16 or fp16 checkpoint as they are and computes in fp32.
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
-        smaller causal LM; a drafter object; None for plain decoding. A name that ends in "+ngram" mixes the text's
-        n-grams into that drafter.
+        smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.
     shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
         this combination on this machine, which may be plain decoding, else what suits the drafter.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.

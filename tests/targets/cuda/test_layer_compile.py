@@ -35,7 +35,7 @@ def verified(one, target, n):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])  # gemma3's layers are of two kinds
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "gemma3"])  # two kinds of layers
 def test_one_layer_is_compiled_for_all(kind, traced, monkeypatch):
     monkeypatch.setattr(layer_compile, "fuse_layers", lambda *args: {})
     target = load_target(copy.deepcopy(make_model(kind, torch.float32)))

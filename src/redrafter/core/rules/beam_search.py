@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.accept import Accepted
@@ -132,9 +131,7 @@ class BeamRule(ABC):
             if not sampling.samples:
                 return torch.zeros(1, dtype=self.dtype, device=lengths.device).expand(*ahead.shape, self.vocab_size)
             drawn = gumbel(seeds, ahead, self.vocab_size, stream=SEEDED, dtype=self.dtype)
-            if drawn.device.type == "cpu" and not is_compiling() and (sampling.temperature.numpy() > 0).all():
-                return drawn
-            return torch.where(sampling.temperature[:, None, None] > 0, drawn, 0.0)
+            return verify.where_sampled(drawn, sampling.temperature)
 
         return BeamSearch(self.shape, sampling, NoiseAhead(noise), seeds, lengths)
 

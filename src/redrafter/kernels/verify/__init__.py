@@ -55,6 +55,14 @@ def seeded(
     return found
 
 
+def where_sampled(noise: Tensor, temperature: Tensor) -> Tensor:
+    """Noise (B, n, V) of rows with a temperature (B,) above 0; zeros in the other rows."""
+    on_host = noise.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and (temperature.numpy() > 0).all():  # a pass over all the noise less
+        return noise
+    return torch.where(temperature[:, None, None] > 0, noise, 0.0)
+
+
 def fused(
     target: Tensor,
     draft: Tensor,
