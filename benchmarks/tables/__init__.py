@@ -65,6 +65,7 @@ BLOCKS: dict[str, Block] = {
     "structured": (("structured.json",), decoding.structured),
     "serve_cpu": (("serve_cpu.json",), decoding.serving),
     "serve_gpu": (("serve_gpu.json",), decoding.serving),
+    "serve_start": (("serve_start.json",), decoding.serve_start),
     "vllm": (("vllm_cpu.json",), decoding.vllm),
     "sglang": (("sglang_gpu.json",), decoding.engine),
     "mlx": (("mlx_cpu.json",), decoding.mlx),

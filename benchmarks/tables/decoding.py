@@ -357,3 +357,8 @@ def engine(result: Result) -> str:
         equal = f"{r['equal']} of {r['texts']} | {r['plain_equal_to_first_level']} of {rows[0]['texts']}"
         lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
     return "\n".join(lines)
+
+
+def serve_start(result: Result) -> str:
+    taken = ", ".join(f"{r['seconds']:.1f}" for r in result["rows"])
+    return f"From `redrafter serve` to the first answer, in seconds, each in a new process: {taken}."
