@@ -39,3 +39,8 @@ class OutOfMemory(RedrafterError):
 
 class PromptTooLong(RedrafterError):
     """The prompt leaves no room for a new token in the target's context."""
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 def _architectures(model: str) -> list[str]:
     from transformers import AutoConfig
 
-    from redrafter.targets.load import first_line
+    from redrafter.errors import first_line
 
     try:
         return list(AutoConfig.from_pretrained(model).architectures or [])

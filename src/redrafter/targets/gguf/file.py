@@ -193,3 +193,7 @@ class GGUFFile:
             raise self.corrupt(f"it ends within the tensor {name!r}, after {len(self._bytes)} bytes")
         data = np.frombuffer(self._bytes, np.uint8, rows * width, start).reshape(rows, width)
         return Tensor(name, shape, layout, data)
+
+
+def is_gguf(model: str | Path | None) -> bool:
+    return model is not None and str(model).endswith(".gguf")
