@@ -126,7 +126,8 @@ def test_a_step_never_waits_for_the_host(rule, draft):
 def test_rows_join_and_leave_while_steps_are_under_way():
     """A wait here would cost every text one step, and a server's other rows too."""
     batch = Batch(cuda_target(), NoDrafter(), rows=2, context=99, shapes=[], runtime="graphs")
-    requests = [Request(prompt=p, max_new_tokens=40, sampling=SamplingParams(temperature=0.5)) for p in PROMPTS[:3]]
+    sampling = SamplingParams(temperature=0.5)
+    requests = [Request(prompt=p, seed=1, max_new_tokens=40, sampling=sampling) for p in PROMPTS[:3]]
     rows = [batch.open(r) for r in requests[:2]]
     batch.read_all(rows)
     batch.step(True, None)

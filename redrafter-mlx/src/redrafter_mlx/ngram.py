@@ -11,21 +11,23 @@ import numpy as np
 
 from redrafter_mlx.chain import Chain
 
-SHORTEST, LONGEST = 2, 5
+SHORTEST, LONGEST = 1, 5
 """Tokens of a match."""
+TELLING = 2
+"""Tokens of the shortest match that tells whether this text repeats itself. One token often matches by chance."""
 DEEPEST = 15
 """Tokens of a chain."""
 ODDS = np.array(
     [
-        [[0.58, 0.61, 0.78], [0.67, 0.61, 0.89], [0.72, 0.75, 0.85], [0.77, 0.79, 0.89]],  # greedy
-        [[0.41, 0.50, 0.72], [0.55, 0.68, 0.64], [0.58, 0.75, 0.60], [0.66, 0.77, 0.74]],  # sampled
+        [[0.22, 0.45, 0.72], [0.58, 0.61, 0.78], [0.67, 0.61, 0.89], [0.72, 0.75, 0.85], [0.77, 0.79, 0.89]],  # greedy
+        [[0.13, 0.31, 0.62], [0.41, 0.50, 0.72], [0.55, 0.68, 0.64], [0.58, 0.75, 0.60], [0.66, 0.77, 0.74]],  # sampled
     ],
     dtype=np.float32,
 )[..., [0, 1] + [2] * (DEEPEST - 2)]
-"""Probability that a copied token is right if all copied tokens before it were, by match length (2, 3, 4, 5 or more):
-for the first token of the chain, for the second and for later ones. The same table as in redrafter."""
+"""Probability that a copied token is right if all copied tokens before it were, by match length (1, 2, 3, 4, 5 or
+more): for the first token of the chain, for the second and for later ones. The same table as in redrafter."""
 FORGETS = np.float32(0.9)
-"""How much of the count of hits remains after each step with a match."""
+"""How much of the count of hits remains after each step whose match is TELLING."""
 PRIOR = 2.0
 """Copied tokens, all of them right, that a row's count of hits begins with."""
 
@@ -68,9 +70,9 @@ class Ngrams:
         self.chain, self.match = find_chain(self.text, DEEPEST)
 
     def advance(self, tokens: list[int]) -> None:
-        """Take in new tokens; count the copied ones that they decided: those that were right, and the first wrong."""
+        """Take in new tokens; count what they decided of a TELLING chain: the right ones, and the first wrong."""
         width = min(DEEPEST, len(tokens))
-        if self.match and tokens:
+        if self.match >= TELLING and tokens:
             right = next((i for i in range(width) if tokens[i] != self.chain[i]), width)
             self.hits = FORGETS * self.hits + np.array([right, min(right + 1, width)], dtype=np.float32)
         self.text += tokens

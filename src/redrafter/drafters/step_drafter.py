@@ -50,11 +50,12 @@ class StepDrafter:
             return
         if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
             # numpy: torch takes longer for few numbers, and would wake threads for a small copy.
-            slots = self.lengths.numpy()[:, None] + np.arange(hidden.shape[1])
-            self.history.numpy()[np.arange(len(hidden))[:, None], slots] = hidden.numpy()
+            places = self.lengths.numpy()[:, None] + np.arange(hidden.shape[1])
+            self.history.numpy()[np.arange(len(hidden))[:, None], places] = hidden.numpy()
         else:
-            at = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-            self.history.scatter_(1, at[..., None].expand_as(hidden), hidden)
+            # Not `scatter_`: the compiler would copy the whole history, and copy it back.
+            slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
+            self.history[torch.arange(len(hidden), device=hidden.device)[:, None], slots] = hidden
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return self.drafter.keep(state, rows)

@@ -22,19 +22,21 @@ from redrafter.drafters.none import NoDrafter
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.errors import ConfigError
 
-SHORTEST, LONGEST = 2, 5
+SHORTEST, LONGEST = 1, 5
 """Tokens of a match."""
+TELLING = 2
+"""Tokens of the shortest match that tells whether this text repeats itself. One token often matches by chance."""
 DEEPEST = 15
 """Tokens of a chain. The GPU's tree attention adds up the keys of deeper trees in another order than plain decoding."""
 ODDS = {
-    "greedy": ((0.58, 0.61, 0.78), (0.67, 0.61, 0.89), (0.72, 0.75, 0.85), (0.77, 0.79, 0.89)),
-    "sampled": ((0.41, 0.50, 0.72), (0.55, 0.68, 0.64), (0.58, 0.75, 0.60), (0.66, 0.77, 0.74)),
+    "greedy": ((0.22, 0.45, 0.72), (0.58, 0.61, 0.78), (0.67, 0.61, 0.89), (0.72, 0.75, 0.85), (0.77, 0.79, 0.89)),
+    "sampled": ((0.13, 0.31, 0.62), (0.41, 0.50, 0.72), (0.55, 0.68, 0.64), (0.58, 0.75, 0.60), (0.66, 0.77, 0.74)),
 }
-"""Probability that a copied token is right if all copied tokens before it were, by match length (2, 3, 4, 5 or more):
-for the first token of the chain, for the second and for later ones. Counted by benchmarks/ngram_odds.py in answers of
-SmolLM2-135M-Instruct (benchmarks/results/ngram_odds.json)."""
+"""Probability that a copied token is right if all copied tokens before it were, by match length (1, 2, 3, 4, 5 or
+more): for the first token of the chain, for the second and for later ones. Counted by benchmarks/ngram_odds.py in
+answers of SmolLM2-135M-Instruct (benchmarks/results/ngram_odds.json)."""
 FORGETS = 0.9
-"""How much of the count of hits remains after each step with a match."""
+"""How much of the count of hits remains after each step whose match is TELLING."""
 PRIOR = 2.0
 """Copied tokens, all of them right, that a row's count of hits begins with."""
 
@@ -124,10 +126,13 @@ def chain_odds(table: Tensor, temperature: Tensor, match: Tensor, hits: Tensor) 
 
 
 def updated_hits(hits: Tensor, chain: Tensor, match: Tensor, accepted: Accepted) -> Tensor:
-    """Count the copied tokens that the new tokens have decided: those that were right, and the first wrong one."""
+    """Count the copied tokens that the new tokens have decided: those that were right, and the first wrong one.
+
+    Chains of matches that are not TELLING do not count.
+    """
     width = min(chain.shape[1], accepted.tokens.shape[1])
     new = torch.arange(width, device=chain.device) < accepted.count[:, None]
     right = ((chain[:, :width] == accepted.tokens[:, :width]) & new).long().cumprod(1).sum(1)
     decided = torch.minimum(right + 1, accepted.count.clamp(max=width))
     counts = FORGETS * hits + torch.stack([right, decided], 1)
-    return torch.where(((match > 0) & (accepted.count > 0))[:, None], counts, hits)
+    return torch.where(((match >= TELLING) & (accepted.count > 0))[:, None], counts, hits)

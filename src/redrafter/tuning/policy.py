@@ -14,7 +14,7 @@ from redrafter.core.step import Drafter
 from redrafter.drafters.copied import Copied
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.ngram_index import NgramIndex
-from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, WithNgrams
+from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, TELLING, WithNgrams
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flight import StepResult
 from redrafter.runtime.row import Row
@@ -184,7 +184,7 @@ class StepPolicy:
     def open(self, row: Row) -> None:
         """A row begins: its prompt is read and its first token chosen."""
         # A grammar's own tokens are better guesses than copied ones, and it would forbid many of these.
-        index = NgramIndex((), SHORTEST, LONGEST) if self.copies and row.processor is None else None
+        index = NgramIndex((), TELLING, LONGEST) if self.copies and row.processor is None else None
         accepted = Acceptance(self.experience.accepted, RECOVERY)
         self.rows[row] = RowRecord(accepted, row.request.sampling.temperature > 0, index, list(row.ids))
 

@@ -52,9 +52,9 @@ class EagleDrafter(NetDrafter[EagleNet]):
         place = torch.arange(hidden.shape[1], device=hidden.device)
         slots = state.lengths[:, None] + place  # (B, n)
         query, key, value = self.net.attention(pair, slots)
-        index = slots[:, None, :, None].expand_as(key)
-        state.keys.scatter_(2, index, key)
-        state.values.scatter_(2, index, value)
+        rows = torch.arange(len(slots), device=hidden.device)[:, None]
+        for room, new in ((state.keys, key), (state.values, value)):  # not `scatter_`: a compiler would copy the room
+            room.transpose(1, 2)[rows, slots] = new.transpose(1, 2)
         visible = torch.arange(state.keys.shape[2], device=hidden.device) <= slots[..., None]  # (B, n, S)
         feature = self.net.feature(pair, attend(query, (state.keys, state.values, visible)))
         end = (accepted.count - 1).clamp(min=0)[:, None, None].expand(-1, 1, feature.shape[2])
