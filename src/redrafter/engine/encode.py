@@ -1,6 +1,6 @@
 """Prompts as token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redrafter.errors import ConfigError
@@ -26,14 +26,14 @@ def encode(target: Target, prompt: str | Messages, **template: Any) -> list[int]
     return list(made["input_ids"])
 
 
-def prompt_ids(target: Target, prompt: Any) -> list[int]:
+def prompt_ids(prompt: Any, encode: Callable[[str | Messages], list[int]], vocab_size: int) -> list[int]:
     """Of text, chat messages or token ids; empty prompts and ids outside the vocabulary are refused."""
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-        ids = encode(target, prompt)
+        ids = encode(prompt)
     else:
         ids = [int(t) for t in prompt]
     if not ids:
         raise ConfigError("the prompt is empty: give at least one token")
-    if min(ids) < 0 or max(ids) >= target.vocab_size:
-        raise ConfigError(f"the prompt has token ids outside the vocabulary of {target.vocab_size}")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise ConfigError(f"the prompt has token ids outside the vocabulary of {vocab_size}")
     return ids

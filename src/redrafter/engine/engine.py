@@ -63,7 +63,8 @@ def load(
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.
     shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
-        this combination on this machine, which may be plain decoding, else what suits the drafter.
+        this combination on this machine, which may be plain decoding, else what suits the drafter. A given shape is
+        drafted in every step; otherwise steps decode plainly where drafts cost more time than they save.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
         "confidence", or a `Gamma`.
@@ -254,7 +255,7 @@ class Engine:
             raise ConfigError("a text with a grammar ends where the grammar ends: leave ignore_eos out")
         constraint = None if grammar is None else self.grammars.compiled(Grammar.of(grammar))
         eos = () if ignore_eos else self.eos_tokens()
-        every = [prompt_ids(self.target, prompt) for prompt in prompts]
+        every = [prompt_ids(prompt, self.encode, self.target.vocab_size) for prompt in prompts]
         for ids in every:
             room(self.target, ids)  # before anything is written for the others
         return [
