@@ -1,6 +1,7 @@
 """Recorded steps that draft and decode plainly in any order: the text of plain decoding, and the same guesses."""
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from redrafter import Engine, Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.step_drafter import StepDrafter
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.executor import Executor
+from redrafter.runtime.row import Request
 from redrafter.runtime.state import BatchState, tensors_of
 from redrafter.targets import load_target
 from redrafter.tuning.account import AccountPolicy, DraftAccount, StepTimes
@@ -138,3 +142,29 @@ def test_a_plain_step_is_recorded_when_it_is_first_wanted(monkeypatch):
     assert done.tokens == want
     assert done.stats.plain_steps > 0.7 * done.stats.steps
     assert len(batch.executor.steps) == 2
+
+
+def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
+    target = load_target(make_model())
+    record = Executor._record
+
+    def slow(self, *arguments):
+        time.sleep(0.3)
+        return record(self, *arguments)
+
+    monkeypatch.setattr(Executor, "_record", slow)
+    batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[SHAPE], recorded=True)
+    batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
+    assert batch.step(True, SHAPE) == [], "recorded: the result comes late"
+    began = time.perf_counter()
+    (under_way,) = batch.step(True, None)
+    assert time.perf_counter() - began > 0.3, "recorded too"
+    assert under_way.seconds > 0.3, "the step waited to be read while the next one was recorded"
+    (alone,) = batch.drain()
+    assert alone.seconds < 0.25
+    batch.reset()
+    batch.executor.steps.clear()
+    batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
+    batch.step(True, SHAPE)
+    (first,) = batch.drain()
+    assert first.seconds < 0.25

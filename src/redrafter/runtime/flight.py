@@ -23,7 +23,9 @@ class StepResult:
     shape: Shape | None
     rows: list[tuple[Row, RowOutput]]
     size: int  # rows that took part
-    seconds: float  # from the end of the step before, or from the launch where nothing was running
+    seconds: (
+        float  # from the end of the step before, or from the launch (its recording left out) if nothing was running
+    )
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ SHARE = 0.01
 TRIAL = 1.0
 """What a new text adds, divided by the number of rows: the drafter may suit this text better than the last one."""
 ASSUMED, PER_TOKEN = 1.6, 1 / 300
-"""Assumed cost of a step with a draft, and of each token that the step verifies, while no plain step was measured. The
-costs of a 7B model on an H200 are a little lower (benchmarks/results/serve_gpu.json), those of small models higher."""
+"""Assumed cost of a step with a draft, and of each token that the step verifies, while no plain step was measured. A 7B
+model on an H200 costs less (benchmarks/results/serve_gpu.json). A cost that is assumed too high leads to a recording
+that was not needed, one that is assumed too low to drafts that lose time unnoticed."""
 DOUBTFUL = 100.0
 """After drafting for so many seconds without a measured plain step, twice the assumed cost is assumed. A recording is
 then cheap in comparison, so drafting must clearly pay to go on without one."""
@@ -71,8 +72,8 @@ class StepTimes:
 class DraftAccount:
     """The account of one engine, whose drafts have this shape. It is kept from text to text.
 
-    The cost of a plain step is measured by plain steps alone, and the first plain step of a size has to be recorded,
-    which takes seconds. It is therefore taken only when the account is empty by the assumed cost, and `CREDIT` below.
+    Only plain steps tell what plain steps cost, and the first plain step of a size has to be recorded: 2 seconds for a
+    7B model. So the first plain step is taken only when the account, by the assumed cost, is `CREDIT` below zero.
     """
 
     def __init__(self, shape: Shape) -> None:
