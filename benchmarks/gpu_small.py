@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_small.py
 
-Contenders take turns, prompt by prompt: redrafter's plain and speculative decoding (compiled, as CUDA graphs), and
-transformers' `generate` (eager; with its compiled static cache; with prompt lookup). Whole answers are timed, including
-the prompt; figures are medians over the rounds.
+Contenders take turns, prompt by prompt: redrafter's plain and speculative decoding (compiled, as CUDA graphs), the
+latter also with a useless drafter, which must not be slower than plain decoding; and transformers' `generate` (eager;
+with its compiled static cache; with prompt lookup). Whole answers are timed, including the prompt; figures are medians
+over the rounds.
 """
 
 import sys
@@ -25,8 +26,13 @@ import redrafter
 from benchmarks.common import arguments, first_turns, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
+from redrafter.drafters import WithNgrams
+from redrafter.drafters.base import NetDrafter
 from redrafter.engine.ties import first_difference
+from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
+
+USELESS = "ours, useless drafter"
 
 Generate = Callable[[list[int]], list[int]]
 """Prompt -> new tokens."""
@@ -100,6 +106,8 @@ def save(args: argparse.Namespace, rates: dict[str, list[float]], texts: dict[st
     ours = next(r for r in rows if r["contender"] == "ours, speculative")
     headline = {"tokens_per_second": ours["tokens_per_second"], "vs_own_plain": ours["against_ours_plain"]}
     for row in rows:
+        if row["contender"] == USELESS:
+            headline["useless_drafter_vs_own_plain"] = row["against_ours_plain"]
         if row["contender"].startswith("transformers"):
             key = "vs_" + row["contender"].replace(", ", "_").replace(" ", "_")
             headline[key] = ours["tokens_per_second"] / row["tokens_per_second"]
@@ -132,10 +140,21 @@ def contenders(engine: redrafter.Engine, tokens: int) -> dict[str, Generate]:
     return {
         "ours, plain": ours(engine.plain()),
         "ours, speculative": ours(engine),
+        USELESS: ours(with_useless_drafter(engine)),
         "transformers, eager": theirs(),
         "transformers, static cache": theirs(cache_implementation="static"),
         "transformers, prompt lookup": theirs(prompt_lookup_num_tokens=10),
     }
+
+
+def with_useless_drafter(engine: redrafter.Engine) -> redrafter.Engine:
+    """The same shape of draft by random weights, which are hardly ever right. Steps may decode plainly instead."""
+    drafter = engine.drafter.inner if isinstance(engine.drafter, WithNgrams) else engine.drafter
+    if not isinstance(drafter, NetDrafter):
+        raise ConfigError(f"a drafter with a network is needed, got {type(drafter).__name__}: use --drafter recurrent")
+    torch.manual_seed(0)
+    random = type(drafter)(type(drafter.net)(drafter.net.config), engine.target)
+    return redrafter.Engine(engine.target, random, shape=engine.shape, adapts=True)
 
 
 def wait(device: str) -> None:

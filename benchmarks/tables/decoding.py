@@ -136,6 +136,7 @@ def long_context(result: Result) -> str:
 def gpu_small(result: Result) -> str:
     rows = result["rows"]
     names = {"ours, plain": "redrafter, plain", "ours, speculative": "**redrafter, speculative**"}
+    names["ours, useless drafter"] = "redrafter, with a drafter that is always wrong"
     lines = ["| SmolLM2-135M, T = 0, batch 1, prompts included | tokens/s | speedup |", "|---|---|---|"]
     for r in rows:
         name = names.get(r["contender"]) or r["contender"].replace("transformers, ", "transformers `generate`, ")

@@ -22,11 +22,14 @@ from redrafter.runtime.row import Request
 from redrafter.runtime.steps import run_step
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
+from redrafter.tuning.account import AccountPolicy
 from tests.helpers.bytes import byte_target
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
 from tests.runtime.test_batch import SHAPES as BATCH_SHAPES
 from tests.runtime.test_batch import requests, serve
+from tests.runtime.test_switching import SHAPE as SWITCHING_SHAPE
+from tests.runtime.test_switching import texts_by
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -211,3 +214,39 @@ def test_steps_with_a_grammar_are_recorded(dtype, runtime, monkeypatch):
     (batch,) = engine._idle
     assert {len(step.graphs) for step in batch.executor.steps.values()} <= {1, 3}
     assert 3 in {len(step.graphs) for step in batch.executor.steps.values()}
+
+
+@pytest.mark.parametrize("runtime", ["eager", "graphs", "compiled"])
+def test_steps_that_draft_or_not_at_random_write_the_plain_text(runtime, monkeypatch):
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)).cuda())
+    drafter = WithNgrams(recurrent_drafter(target, memory_heads=2, memory_size=8))
+    engine = Engine(target, drafter, shape=SWITCHING_SHAPE, adapts=True, runtime=runtime)
+    draw, chosen = random.Random(4), []
+
+    def choose(self, size):
+        chosen.append(draw.choice([SWITCHING_SHAPE, None]))
+        return chosen[-1]
+
+    monkeypatch.setattr(AccountPolicy, "choose", choose)
+    for temperature in (0.0, 1.0):
+        assert texts_by(engine, temperature) == texts_by(engine.plain(), temperature)
+    assert min(chosen.count(None), chosen.count(SWITCHING_SHAPE)) > 20
+
+
+@pytest.mark.parametrize("runtime", ["graphs", "compiled"])
+def test_a_drafter_that_is_nearly_always_wrong_is_hardly_used(runtime):
+    target = load_target(copy.deepcopy(make_model("llama", torch.float32)).cuda())
+    guesses = recurrent_drafter(target, draft_vocab_size=4)  # four tokens that the text hardly contains
+    engine = Engine(target, guesses, shape=Shape(width=4, length=12), adapts=True, runtime=runtime)
+    assert Engine(target, engine.drafter, shape="2x2", runtime=runtime).account is None, "a given shape is kept"
+    want = engine.plain().generate(PROMPTS[0], max_new_tokens=80).tokens
+    every = [engine.generate(PROMPTS[0], max_new_tokens=80) for _ in range(5)]
+    assert all(c.tokens == want for c in every)
+    assert every[0].stats.plain_steps < every[0].stats.steps, "the drafter is tried"
+    later = [c.stats for c in every[1:]]
+    plain, steps = sum(s.plain_steps for s in later), sum(s.steps for s in later)
+    size, times = next((size, times) for size, times in engine.account.times.items() if times.measured)
+    figures = f"{plain} of {steps} steps were plain; a draft costs {engine.account.cost(size):.2f} plain steps"
+    assert plain > 0.7 * steps, f"{figures}, {[list(x) for x in times.recent.values()]}"
+    (batch,) = engine._idle
+    assert len(batch.executor.steps) == 2

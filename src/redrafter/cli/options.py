@@ -172,7 +172,7 @@ def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = Fal
     """Load the model and the drafter that `add_model` describes.
 
     The shape is that of the arguments; else, if `tuned`, the one that `redrafter tune` chose; else the drafter's own,
-    from which steps on a CPU may depart if the engine `adapts`.
+    from which steps may depart if the engine `adapts`.
     Bad arguments are refused before anything is loaded.
     """
     try:

@@ -37,8 +37,9 @@ def awaited(parts: Iterator["Part"], engine: "Engine", console: Console) -> Iter
 def figures(stats: "Stats") -> str:
     if not stats.steps:
         return "one token, from the prompt's own pass"
+    plain = f" ({stats.plain_steps} plain)" if 0 < stats.plain_steps < stats.steps else ""
     line = (
-        f"{stats.tokens} tokens in {stats.steps} steps, {stats.tokens_per_step:.2f} tokens/step, "
+        f"{stats.tokens} tokens in {stats.steps} steps{plain}, {stats.tokens_per_step:.2f} tokens/step, "
         f"{stats.tokens_per_second:.1f} tokens/s"
     )
     if not stats.lossless:

@@ -16,6 +16,7 @@ from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.targets import Target
+from redrafter.tuning.account import AccountPolicy
 from redrafter.tuning.policy import StepPolicy
 
 
@@ -50,6 +51,7 @@ class RequestWriter:
         stats.seconds = elapsed
         if output.steps:
             stats.nodes += output.nodes
+            stats.plain_steps += 0 if output.nodes else output.steps
             stats.accepted += accepted
             stats.accepted_per_step.append(accepted)
         else:
@@ -75,7 +77,7 @@ def decode(
     processors: Sequence[Any],
     rows: int,
     promise: Promise,
-    policy: StepPolicy | None = None,
+    policy: StepPolicy | AccountPolicy | None = None,
 ) -> Iterator[list[Part]]:
     """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request.
 

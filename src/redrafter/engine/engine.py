@@ -2,7 +2,7 @@
 
 import difflib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,6 +13,7 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.engine.decode import decode, room
+from redrafter.engine.encode import Messages, encode, prompt_ids
 from redrafter.engine.exactness import Exact, Exactness, Promise, check_exact, make_promise
 from redrafter.engine.grammar import Grammars
 from redrafter.engine.processors import check_processor
@@ -23,11 +24,10 @@ from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import use_kv_dtype
-from redrafter.tuning.policy import MOST_COPIED, Experience, policy_for
+from redrafter.tuning.account import AccountPolicy, DraftAccount
+from redrafter.tuning.policy import MOST_COPIED, Experience, StepPolicy, policy_for
 from redrafter.tuning.store import apply_profile
 
-Prompt = str | Sequence[int]
-Messages = Sequence[dict[str, str]]
 Runtime = Literal["auto", "compiled", "graphs", "eager"]
 
 ROWS = (1, 2, 4, 8, 10, 16, 20, 32, 40, 64, 80, 128, 256)
@@ -63,7 +63,8 @@ def load(
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.
     shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
-        this combination on this machine, which may be plain decoding, else what suits the drafter.
+        this combination on this machine, which may be plain decoding, else what suits the drafter. A given shape is
+        drafted in every step; otherwise steps decode plainly where drafts cost more time than they save.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
         "confidence", or a `Gamma`.
@@ -104,7 +105,8 @@ class Engine:
     ) -> None:
         """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised.
 
-        adapts: let each step on a CPU choose whether to draft (`tuning.policy`); by default where no shape is given.
+        adapts: choose before each step whether to draft (on a CPU by `tuning.policy`, on a GPU by `tuning.account`); by
+            default where no shape is given. A given shape is drafted in every step.
         """
         check_exact(exact)
         if runtime not in get_args(Runtime):
@@ -115,8 +117,10 @@ class Engine:
         self.shape = drafter.default_shape if shape is None else Shape.of(shape)
         self.rule_config = rule or RuleConfig()
         config = self.rule_config
-        adapts = (shape is None if adapts is None else adapts) and target.device.type == "cpu"
-        self.experience = Experience() if adapts and config.name == "seeded" and self.drafts else None
+        adapts = (shape is None if adapts is None else adapts) and config.name == "seeded" and self.drafts
+        on_cpu = target.device.type == "cpu"
+        self.experience = Experience() if adapts and on_cpu else None
+        self.account = DraftAccount(self.shape) if adapts and not on_cpu else None
 
         def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
             return make_rule(config, shape, target.vocab_size, target.dtype)
@@ -176,19 +180,7 @@ class Engine:
 
         `template` goes to the chat template: `tools`, `continue_final_message`, `add_generation_prompt`.
         """
-        tokenizer = self.target.tokenizer
-        if tokenizer is None:
-            raise ConfigError(f"{self.target.name} came without a tokenizer: give token ids, or tokenizer=...")
-        if isinstance(prompt, str):
-            return list(tokenizer(prompt)["input_ids"])
-        if tokenizer.chat_template is None:
-            raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
-        for message in prompt:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
-        options = {"add_generation_prompt": True} | template
-        made = tokenizer.apply_chat_template(list(prompt), return_dict=True, **options)
-        return list(made["input_ids"])
+        return encode(self.target, prompt, **template)
 
     def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:
         """Completions of one prompt or a list of them (text, token ids or chat messages).
@@ -263,7 +255,7 @@ class Engine:
             raise ConfigError("a text with a grammar ends where the grammar ends: leave ignore_eos out")
         constraint = None if grammar is None else self.grammars.compiled(Grammar.of(grammar))
         eos = () if ignore_eos else self.eos_tokens()
-        every = [self._ids(prompt) for prompt in prompts]
+        every = [prompt_ids(prompt, self.encode, self.target.vocab_size) for prompt in prompts]
         for ids in every:
             room(self.target, ids)  # before anything is written for the others
         return [
@@ -292,9 +284,13 @@ class Engine:
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
-        shape, keep, policy, drafter = self.shape if self.drafts else None, True, None, self.drafter
-        if self.experience is not None and not processors and all(r.constraint is None for r in requests):
+        shape, keep, drafter = self.shape if self.drafts else None, True, self.drafter
+        policy: StepPolicy | AccountPolicy | None = None
+        free = not processors and all(r.constraint is None for r in requests)
+        if free and self.experience is not None:
             policy, drafter = policy_for(drafter, self.shape, self.experience)
+        elif free and self.account is not None:
+            policy = AccountPolicy(self.account)
         batch = self._batch(requests, rows, drafter)
         try:
             yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise, policy)
@@ -380,17 +376,6 @@ class Engine:
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)
         return ()
-
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-            ids = self.encode(prompt)
-        else:
-            ids = [int(t) for t in prompt]
-        if not ids:
-            raise ConfigError("the prompt is empty: give at least one token")
-        if min(ids) < 0 or max(ids) >= self.target.vocab_size:
-            raise ConfigError(f"the prompt has token ids outside the vocabulary of {self.target.vocab_size}")
-        return ids
 
 
 def no_room(what: str) -> OutOfMemory:

@@ -22,6 +22,8 @@ class Stats:
     lossless: bool
     steps: int = 0
     """Steps after the prompt's own pass, which gives the first token."""
+    plain_steps: int = 0
+    """How many of them verified no drafted node."""
     tokens: int = 0
     accepted: int = 0
     """Drafted tokens kept."""

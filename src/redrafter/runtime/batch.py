@@ -25,13 +25,10 @@ from redrafter.runtime.executor import Executor, Results, sizes_up_to
 from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.places import arrange, first_place
-from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score
+from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score, together
 from redrafter.runtime.row import Request, Row, RowOutput, best_source, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
-
-PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
-"""Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
 
 
 class Batch:
@@ -115,7 +112,7 @@ class Batch:
         found, every = {}, sum(self.live.values())
         for drafts in (True, False):
             free = len(self._live(Kind(drafts, watched=False)))
-            apart = self.recorded and free and self._recorded_places(free) + every - free <= len(self.at)
+            apart = self.recorded and free and self.recorded_places(free) + every - free <= len(self.at)
             for kind in (Kind(drafts, watched=True), Kind(drafts, watched=False)) if apart else (Kind(drafts),):
                 found[kind] = len(self._live(kind))
         return {kind: rows for kind, rows in found.items() if rows}
@@ -172,14 +169,7 @@ class Batch:
         """Read the whole prompts of rows that were just opened, many in one pass; all draft or none does."""
         if len(rows) == 1 or any(row.known for row in rows):
             return [(row, self._read_to_the_end(row)) for row in rows]
-        done: list[tuple[Row, RowOutput]] = []
-        left = sorted(rows, key=lambda row: len(row.request.prompt))  # alike in length: little padding
-        while left:
-            longest = len(left[-1].request.prompt)
-            count = max(1, min(PROMPTS_TOGETHER, TOKENS_TOGETHER // longest, len(left)))
-            left, some = left[:-count], left[-count:]
-            done += zip(some, self._read_together(some), strict=True)
-        return done
+        return [pair for some in together(rows) for pair in zip(some, self._read_together(some), strict=True)]
 
     def _read_to_the_end(self, row: Row) -> RowOutput:
         while (output := self.read(row, PIECES[-1])) is None:
@@ -264,17 +254,17 @@ class Batch:
         rows = self._live(kind := Kind(drafts, watched))
         assert rows, "no row to step"
         assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
-        size, others = self._recorded_places(len(rows)), sum(self.live.values()) - len(rows)
+        size, others = self.recorded_places(len(rows)), sum(self.live.values()) - len(rows)
         recorded = self.recorded and all(map(recordable, rows)) and size + others <= len(self.at)
         guesses, heard = drafts and shape is not None, any(row.watched for row in rows)
         behind = guesses and any(f.kind.drafts and not f.launched.follows for f in self.flights)
         if self.flights and (behind or heard or not recorded):
             return self.drain()
+        began, launched = time.perf_counter(), None
         if guesses:
             self._catch_up(rows)
-        began, launched = time.perf_counter(), None
         if recorded:
-            beside = self._recorded_places(len(self._live(Kind(drafts, watched=False)))) if watched else 0
+            beside = self.recorded_places(len(self._live(Kind(drafts, watched=False)))) if watched else 0
             start, stop = self._gather(rows, size, first_place(len(self.at), size, drafts, beside))
             sampling = self._sampling(start, stop)
             launched = self.executor.launch(start, stop, drafts, shape, sampling, self.version, count, heard)
@@ -289,7 +279,8 @@ class Batch:
             assert nodes < self.slack, "a chain would not fit behind a row"
             extent = max(row.known for row in rows) + 1 + nodes
             launched = self.executor.run(start, stop, drafts, shape, self._sampling(start, stop), extent, heard, chains)
-        self.flights.append(Flight(launched, kind, shape, [(row, row.place - start) for row in rows], count, began))
+        lines, began = [(row, row.place - start) for row in rows], began + launched.recording
+        self.flights.append(Flight(launched, kind, shape, lines, count, began))
         unread = self.ahead if launched.late else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
 
@@ -338,7 +329,8 @@ class Batch:
         rows = [row for row in self.at if row is not None and row.live and row.drafts == kind.drafts]
         return [row for row in rows if kind.watched in (None, row.watched)]
 
-    def _recorded_places(self, rows: int) -> int:
+    def recorded_places(self, rows: int) -> int:
+        """Places of the recorded step that so many rows take."""
         return next(n for n in self.sizes if n >= rows)
 
     def _gather(self, rows: list[Row], size: int, start: int | None = None) -> tuple[int, int]:

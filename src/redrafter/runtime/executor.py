@@ -5,6 +5,7 @@ a step in which the host takes part is read at once.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
@@ -51,6 +52,7 @@ class Launched:
     follows: bool  # the drafter has taken in the new tokens
     logits: Tensor | None = None  # (B, N+1, V), kept where a row wants log-probabilities
     late: bool = False  # the results may be read after the next launch
+    recording: float = 0.0  # seconds that the launch took to record the step first
 
     def output(self, results: Results, line: int, row: Row) -> RowOutput:
         """What the steps gave one row, from its line of the results."""
@@ -169,8 +171,10 @@ class Executor:
         processors = sampling.processor
         sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
         key = (start, stop, drafts, shape, sampling.samples, sampling.filters, sampling.penalises, watched)
+        began = time.perf_counter()
         if key not in self.steps:
             self.steps[key] = self._record(start, stop, drafts, shape, sampling, watched)
+        recording = time.perf_counter() - began
         mine = self.steps[key]
         if mine is None:
             return None
@@ -181,7 +185,8 @@ class Executor:
         if isinstance(step, GuidedStep):
             step.processors = processors if isinstance(processors, RowProcessors) else None
             logits = step.logits
-        return Launched(mine.launch(count), step.result[1], drafts and shape is not None, logits, late=not watched)
+        follows, results = drafts and shape is not None, mine.launch(count)
+        return Launched(results, step.result[1], follows, logits, late=not watched, recording=recording)
 
     def _record(
         self, start: int, stop: int, drafts: bool, shape: Shape | None, sampling: Sampling, watched: bool

@@ -23,7 +23,7 @@ class StepResult:
     shape: Shape | None
     rows: list[tuple[Row, RowOutput]]
     size: int  # rows that took part
-    seconds: float  # from the end of the step before, or from the launch where nothing was running
+    seconds: float  # from the end of the step before, or from the launch if nothing was running; no recording
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reads prompts: piece by piece in recorded passes, since a launch kernel by kernel takes longer; or whole."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +24,9 @@ PIECES = (16, 32, 64, 128, 256, 512)
 """Tokens of a recorded pass. A shorter piece is padded; attention never sees the padding."""
 SCORED = 128
 """Tokens of a pass that keeps the logits of all of them: bounds its memory."""
+
+PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
+"""Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
 
 
 class PromptReader:
@@ -136,3 +139,13 @@ def score(
     following = row.ids[begin + 1 : stop + 1]  # one fewer at the prompt's end
     row.prompt_logprobs += logprobs_of(logits[0], following, row.asks_prompt or 0)
     return logits[:, -1], hidden
+
+
+def together(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows whose whole prompts are read in one pass, those with the longest prompts first."""
+    left = sorted(rows, key=lambda row: len(row.request.prompt))  # alike in length: little padding
+    while left:
+        longest = len(left[-1].request.prompt)
+        count = max(1, min(PROMPTS_TOGETHER, TOKENS_TOGETHER // longest, len(left)))
+        left, some = left[:-count], left[-count:]
+        yield some

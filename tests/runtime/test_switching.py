@@ -1,0 +1,170 @@
+"""Recorded steps that draft and decode plainly in any order: the text of plain decoding, and the same guesses."""
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter import Engine, Shape
+from redrafter.core.tree import root_tree
+from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
+from redrafter.drafters.step_drafter import StepDrafter
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.executor import Executor
+from redrafter.runtime.row import Request
+from redrafter.runtime.state import BatchState, tensors_of
+from redrafter.targets import load_target
+from redrafter.tuning.account import AccountPolicy, DraftAccount, StepTimes
+from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
+
+SHAPE = Shape(width=3, length=4, nodes=9)
+
+
+def switching(target: Any, drafter: Any) -> Engine:
+    """An engine whose steps run over fixed buffers and that chooses as on a GPU."""
+    engine = Engine(target, drafter, shape=SHAPE, runtime="graphs")
+    engine.recorded = True
+    engine.account = DraftAccount(SHAPE)
+    return engine
+
+
+@pytest.fixture
+def chosen(monkeypatch) -> list[Shape | None]:
+    """Steps draft or not as chance wants."""
+    draw, made = random.Random(4), []
+
+    def choose(self, size):
+        made.append(draw.choice([SHAPE, None]))
+        return made[-1]
+
+    monkeypatch.setattr(AccountPolicy, "choose", choose)
+    return made
+
+
+def texts_by(engine: Engine, temperature: float) -> list[list[int]]:
+    """Seven ragged requests in two rows: rows end and join all the time."""
+    prompts = [*PROMPTS, [9, 9], [4]]
+    budgets = [3, 30, 17, 1, 24, 2, 20]
+    options = {"temperature": temperature, "seed": 5}
+    asked = [engine.requests([p], max_new_tokens=n, **options)[0] for p, n in zip(prompts, budgets, strict=True)]
+    asked = [type(r)(**(vars(r) | {"eos": (11, 23) if i % 2 else ()})) for i, r in enumerate(asked)]
+    done = engine.complete(asked, rows=2)
+    assert all(c.stats.steps >= c.stats.plain_steps for c in done)
+    return [c.tokens for c in done]
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 1.0), (torch.float64, 0.0)])
+def test_the_text_is_the_same_whatever_is_chosen(chosen, monkeypatch, dtype, temperature):
+    target = load_target(make_model("llama", dtype))
+    want = texts_by(Engine(target, NoDrafter()), temperature)
+    inner = recurrent_drafter(target, memory_heads=2, memory_size=8)
+    for drafter in (inner, WithNgrams(inner), NgramDrafter(2, 1)):
+        assert texts_by(switching(target, drafter), temperature) == want
+    assert chosen.count(None) > 20
+    assert chosen.count(SHAPE) > 20
+    draft = StepDrafter.draft
+
+    def blind(self, state, last, search):  # twin: a plain step that reads another token than the last
+        return draft(self, state, last, search) if self.guesses else root_tree((last + 1) % VOCAB)
+
+    monkeypatch.setattr(StepDrafter, "draft", blind)
+    assert texts_by(switching(target, inner), temperature) != want
+
+
+def test_a_drafter_that_knows_the_text_is_right_after_plain_steps(chosen, monkeypatch):
+    target = load_target(make_model())
+    options = {"max_new_tokens": 40}
+    want = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
+
+    def accepted() -> float:
+        """Of each step with a draft, the last step left out: the text ends there."""
+        engine = switching(target, OracleDrafter(PROMPTS, want, skill=1.0))
+        done = engine.generate(PROMPTS, **options)
+        assert [c.tokens for c in done] == want
+        drafted = sum(c.stats.steps - c.stats.plain_steps - 1 for c in done)
+        assert sum(c.stats.plain_steps for c in done) > 10
+        return sum(sum(c.stats.accepted_per_step[:-1]) for c in done) / drafted
+
+    assert accepted() > SHAPE.length - 0.3
+    monkeypatch.setattr(BatchState, "catch_up", lambda *_: None)  # twin: plain steps pass the drafter by
+    assert accepted() < 0.6 * SHAPE.length
+
+
+def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
+    target = load_target(make_model())
+    drafter = WithNgrams(recurrent_drafter(target, memory_heads=2, memory_size=8))
+    options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
+
+    def state(plain: bool) -> list[torch.Tensor]:
+        draw, engine = random.Random(2), switching(target, drafter)
+
+        def choose(self, size, steps=[]):  # noqa: B006 - counts its calls
+            steps.append(1)
+            return None if plain and len(steps) < 20 and draw.random() < 0.6 else SHAPE
+
+        with monkeypatch.context() as patch:
+            patch.setattr(AccountPolicy, "choose", choose)
+            done = engine.generate(PROMPTS[0], **options)
+        assert (done.stats.plain_steps > 5) is plain
+        (batch,) = engine._idle
+        return [x[0].clone() for x in tensors_of(batch.state.rows.state.inner)]
+
+    drafted = state(plain=False)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
+    remember = StepDrafter.remember
+    monkeypatch.setattr(StepDrafter, "remember", lambda self, h: remember(self, h) if self.guesses else None)
+    assert not all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
+
+
+def test_a_given_shape_and_a_grammar_are_no_matter_of_choice(chosen):
+    target = load_target(make_model())
+    engine = switching(target, recurrent_drafter(target))
+    keep = [lambda ids, scores: scores]
+    assert engine.generate(PROMPTS[0], max_new_tokens=9, logits_processor=keep).stats.plain_steps == 0
+    engine.account = None
+    assert engine.generate(PROMPTS[0], max_new_tokens=9).stats.plain_steps == 0
+    assert not chosen
+    assert Engine(target, engine.drafter, shape=SHAPE).account is None
+
+
+def test_a_plain_step_is_recorded_when_it_is_first_wanted(monkeypatch):
+    """Drafts that are always wrong: the account runs empty, then nearly all steps are plain."""
+    monkeypatch.setattr(StepTimes, "cost", lambda *_: 1.5)
+    target = load_target(make_model())
+    want = Engine(target, NoDrafter()).generate(PROMPTS[0], max_new_tokens=80).tokens
+    engine = switching(target, OracleDrafter(PROMPTS[:1], [want], skill=0.0))
+    assert engine.generate(PROMPTS[0], max_new_tokens=8).tokens == want[:8]
+    (batch,) = engine._idle
+    assert len(batch.executor.steps) == 1
+    done = engine.generate(PROMPTS[0], max_new_tokens=80)
+    assert done.tokens == want
+    assert done.stats.plain_steps > 0.7 * done.stats.steps
+    assert len(batch.executor.steps) == 2
+
+
+def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
+    target = load_target(make_model())
+    record = Executor._record
+
+    def slow(self, *arguments):
+        time.sleep(0.3)
+        return record(self, *arguments)
+
+    monkeypatch.setattr(Executor, "_record", slow)
+    batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[SHAPE], recorded=True)
+    batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
+    assert batch.step(True, SHAPE) == [], "recorded: the result comes late"
+    began = time.perf_counter()
+    (under_way,) = batch.step(True, None)
+    assert time.perf_counter() - began > 0.3, "recorded too"
+    assert under_way.seconds > 0.3, "the step waited to be read while the next one was recorded"
+    (alone,) = batch.drain()
+    assert alone.seconds < 0.25
+    batch.reset()
+    batch.executor.steps.clear()
+    batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
+    batch.step(True, SHAPE)
+    (first,) = batch.drain()
+    assert first.seconds < 0.25
