@@ -38,6 +38,7 @@ MEASURING = (
     "speech",
     "structured",
     "table1",
+    "texts",
     "verify_kernel",
 )
 """Scripts that write a results file."""
