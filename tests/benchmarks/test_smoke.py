@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import HERE
+from benchmarks.tables import drafters
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in Triton's interpreter, warns of every log of 0
@@ -42,6 +43,8 @@ MEASURING = (
     "verify_kernel",
 )
 """Scripts that write a results file."""
+TABLES = {"ablations": drafters.ablations, "peers": drafters.peers, "table1": drafters.table1}
+"""Tables of results whose columns depend on the options of a run."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
 SLOW = ("serve", "serve_start", "versions")
@@ -65,6 +68,8 @@ def check_results(path: Path) -> None:
 def test_measures(name: str, tmp_path: Path) -> None:
     run(name, "--save", tmp_path / "result.json")
     check_results(tmp_path / "result.json")
+    if name in TABLES:
+        assert TABLES[name](json.loads((tmp_path / "result.json").read_text())).startswith("| ")
 
 
 def test_measures_an_engine_without_seeds(tmp_path: Path) -> None:
@@ -79,6 +84,17 @@ def test_measures_an_engine_without_seeds(tmp_path: Path) -> None:
 def test_measures_with_another_process(name: str, tmp_path: Path) -> None:
     run(name, "--save", tmp_path / "result.json")
     check_results(tmp_path / "result.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ablations", "peers", "texts"])
+def test_measures_its_parts_at_once(name: str, tmp_path: Path) -> None:
+    run(name, "--at-once", "--out", tmp_path / "out", "--save", tmp_path / "result.json")
+    check_results(tmp_path / "result.json")
+    assert (
+        len(json.loads((tmp_path / "result.json").read_text())["rows"])
+        == {"ablations": 2, "peers": 3, "texts": 4}[name]
+    )
 
 
 @pytest.mark.parametrize("kind", ["layers", "recurrent"])
