@@ -124,6 +124,25 @@ def test_packing_counts_the_nodes_of_real_trees(tmp_path: Path) -> None:
     assert row["tokens_per_step"] > 1, "the target drafts for itself"
 
 
+def test_a_suite_is_added_to_results_of_another_run(tmp_path: Path) -> None:
+    """`benchmarks/drafter.py --suites alpaca_eval --resume`: the file keeps its facts, new rows carry their own."""
+    save, more = tmp_path / "result.json", tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"question_id": 9, "category": "other", "turns": ["Where is it?"]}) + "\n")
+    run("drafter", "--temperatures", 0, "--save", save)
+    before = json.loads(save.read_text()) | {"commit": "of another run"}
+    save.write_text(json.dumps(before))
+    run("drafter", "--suites", more, "--temperatures", 0, "--resume", "--save", save)
+    after = json.loads(save.read_text())
+    new = [row for row in after["rows"] if row not in before["rows"]]
+    assert after["rows"][: len(before["rows"])] == before["rows"]
+    assert {row["suite"] for row in new} == {"more"}
+    assert after["commit"] == "of another run"
+    assert {row["run"]["commit"] == "of another run" for row in new} == {False}
+    assert set(after["headline"]) > set(before["headline"])
+    run("drafter", "--suites", more, "--temperatures", 0, "--resume", "--save", save)
+    assert json.loads(save.read_text()) == after, "nothing was left to measure"
+
+
 def test_a_script_runs_as_a_file(tmp_path: Path) -> None:
     """`python benchmarks/gather.py`, besides the import of the package that the tests above use."""
     words = [sys.executable, "benchmarks/gather.py", "--smoke", "--save", str(tmp_path / "result.json")]
