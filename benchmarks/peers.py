@@ -1,7 +1,8 @@
 """Medusa, EAGLE and the recurrent drafter with the same target, data, time, depth, vocabulary and parameter count.
 
     python benchmarks/texts.py --out DATA --answers ANSWERS --seconds 60 --at-once
-    python benchmarks/peers.py --data DATA/tasks-0 DATA/tasks-1 --answers ANSWERS --out RUNS --minutes 4 --at-once
+    python benchmarks/peers.py --data DATA/tasks-0 DATA/tasks-1 DATA/free --answers ANSWERS --out RUNS --minutes 4 \\
+        --at-once
 
 DATA/... are folders made by texts.py or by `redrafter distill`. All drafters are trained by the same trainer with the
 same loss; only the network and its learning rate differ. With `--minutes` each has the same time, in which its learning

@@ -46,9 +46,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", default=[*TEXTS, ANSWERS], choices=[*TEXTS, ANSWERS])
     parser.add_argument("--seconds", type=float, default=60.0, help="for each part (default 60)")
     parser.add_argument("--texts", type=int, default=100_000, help="most texts of each part (default 100000)")
-    parser.add_argument("--shard", type=int, default=2048, help="texts in one file; the time is kept to about one file")
+    parser.add_argument("--shard", type=int, default=4096, help="texts in one file; a part has at least one")
     parser.add_argument("--batch", type=int, default=1024, help="texts that a process writes at once (default 1024)")
     parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument(
+        "--longest-prompt",
+        type=int,
+        default=768,
+        help="skip longer prompts: EAGLE's training attends from every token to every token (default 768)",
+    )
     parser.add_argument("--prompts", type=Path, help="answer these prompts instead of the target's own")
     parser.add_argument("--at-once", action=argparse.BooleanOptionalAction, default=False, help="a process per part")
     args = parse(parser, argv, smoke)
@@ -78,6 +84,7 @@ def write_part(target: Target, name: str, args: argparse.Namespace) -> dict[str,
         config = DistillConfig(
             texts=args.texts,
             max_new_tokens=args.max_new_tokens,
+            longest_prompt=args.longest_prompt,
             tasks=percent,
             seed=seed,
             shard=args.shard,

@@ -93,7 +93,7 @@ def _training(rows: list[dict[str, Any]]) -> str:
     if trained[0].get("minutes") is None:
         return f"{updates[0]} updates of {positions} positions"
     count = f"{min(updates)} to {max(updates)}" if min(updates) < max(updates) else f"{updates[0]}"
-    return f"{trained[0]['minutes']:g} minutes, at the same time on one GPU ({count} updates of {positions} positions)"
+    return f"{trained[0]['minutes']:g} minutes of training ({count} updates of {positions} positions)"
 
 
 def table1(result: Result) -> str:
