@@ -1,12 +1,13 @@
 """The papers' Table 1 on a GPU: plain decoding, Medusa, EAGLE and the recurrent drafter, with widened models.
 
-    python benchmarks/table1.py --prepare                              # while peers.py trains
+    python benchmarks/table1.py --drafters RUNS --prepare              # while another program runs
     python benchmarks/table1.py --drafters RUNS --shape vicuna-7b
 
 RUNS is the output folder of benchmarks/peers.py. The target and all drafters are widened. Each drafter takes part with
 n-grams, as `drafter="auto"` runs it, and alone. Steps are compiled and recorded: about half a minute for each
-contender and temperature, or 5 seconds if the compiler's caches know the step. `--prepare` fills these caches with
-drafters that are not trained, and measures nothing. After `--prepare-seconds` no further contender is made ready.
+contender and temperature, or 5 seconds if the compiler's caches know the step. `--prepare` fills these caches and
+measures nothing; without `--drafters`, the drafters are not trained, and Medusa's tree will have another shape later.
+After `--prepare-seconds` no further contender is made ready.
 Contenders take turns, prompt by prompt; times are the medians of each answer over the rounds. Results are written after
 each suite and temperature.
 """
@@ -145,7 +146,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "table1_gpu.json")
     parser.add_argument("--drafters", type=Path, help="folder with medusa, eagle and recurrent")
-    parser.add_argument("--prepare", action="store_true", help="compile with untrained drafters, and measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="fill the compiler's caches, and measure nothing")
     parser.add_argument("--contenders", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--ngrams", default="both", choices=("with", "without", "both"), help="(default both)")
     parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target (default vicuna-7b)")
@@ -191,13 +192,13 @@ def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours],
     model = widen(small.model, shape_named(args.shape), dtype=parse_dtype(None, args.device), device=args.device)
     target = load_target(model, tokenizer=small.tokenizer)
     budgets = [BUDGETS.get(text) or int(text) for text in (args.budget, args.medusa_budget)]
-    folder = None if args.prepare else args.drafters
-    networks = {name: read_network(name, folder, small) for name in args.contenders}
-    drafters = {name: widened(net, small, target, *budgets) for name, net in networks.items()}
-    layers = max((drafter.layers for drafter, _ in drafters.values()), key=len)
-    print(f"{time.perf_counter() - began:.0f} s: models are loaded", flush=True)
+    networks = {name: read_network(name, args.drafters, small) for name in args.contenders}
     names = [f"{name}{alone}" for alone in ("", ALONE) for name in args.contenders]
     names = [name for name in names if args.ngrams in ("both", "without" if name.endswith(ALONE) else "with")]
+    # One drafter for each contender: n-grams let a recurrent drafter read more tokens than it guesses.
+    drafters = {name: widened(networks[name.removesuffix(ALONE)], small, target, *budgets) for name in names}
+    layers = max((drafter.layers for drafter, _ in drafters.values()), key=len)
+    print(f"{time.perf_counter() - began:.0f} s: models are loaded", flush=True)
     contenders: list[Ours] = []
     rows: list[dict[str, Any]] = []
     for name in (REFERENCE, *names):
@@ -208,7 +209,7 @@ def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours],
         drafter: Drafter = NoDrafter()
         read = 0
         if name != REFERENCE:
-            drafter, read = drafters[name.removesuffix(ALONE)]
+            drafter, read = drafters[name]
             if set(drafter.layers) < set(layers):
                 drafter = LayerSelector(drafter, layers, target.hidden_size)
             if not name.endswith(ALONE):
