@@ -1,11 +1,16 @@
-"""Ablations of the drafter and of its training: one change at a time, with the same data and number of updates.
+"""Ablations of the drafter and of its training: one change at a time, with the same amount of data and training.
 
-    python benchmarks/ablations.py --data DATA --out RUNS --text docs.txt
+    python benchmarks/texts.py --out DATA --answers ANSWERS --seconds 60 --at-once
+    python benchmarks/ablations.py --data DATA/tasks-0 --free DATA/free --answers ANSWERS --out RUNS --minutes 2 \\
+        --at-once
+    python benchmarks/ablations.py --data DATA --out RUNS --text docs.txt --variants "other text, local rollouts"
 
-`DATA` is a folder made by `redrafter distill`. tokens/step are simulated along the target's answers to the questions
-(see tuning/simulate.py), which are written once. The last variants are the papers' Table 6: training on text that the
-target did not write, directly and through the target's local rollouts. Several processes may share the work
-(`--variants`); benchmarks/drafter.py includes their results.
+DATA/... are folders made by texts.py or by `redrafter distill`. With `--minutes` each variant has the same time, in
+which its learning rate falls to zero; `--at-once` trains all of them at the same time, in a process each, on the same
+GPU. tokens/step are simulated along the target's answers to the questions (see tuning/simulate.py): by the drafter
+alone, with n-grams, and with n-grams whose copied tokens all have the same odds instead of those of a table. The
+variants about other text are the papers' Table 6: training on text that the target did not write, directly and through
+the target's local rollouts.
 """
 
 import sys
@@ -14,17 +19,23 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/ablations.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from benchmarks.answers import write_answers
+from benchmarks.at_once import run_at_once
 from benchmarks.common import arguments, parse
+from benchmarks.peers import last_records, read_folders, time_or_updates
 from benchmarks.smoke import QUESTIONS, TinyFiles
 from redrafter.config import Shape
-from redrafter.drafters import RecurrentDrafter
+from redrafter.core.step import Drafter
+from redrafter.drafters import RecurrentDrafter, WithNgrams, shipped
 from redrafter.drafters.options import DrafterOptions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target
@@ -34,14 +45,8 @@ from redrafter.train.dataset import read_texts
 from redrafter.train.distill import distill
 from redrafter.train.local_rollouts import read_documents
 from redrafter.train.trainer import train
-from redrafter.tuning.simulate import simulate
+from redrafter.tuning.simulate import simulate_batches, text_batches
 
-SHAPES = {
-    "1x5": Shape(width=1, length=5),
-    "16x5": Shape(width=16, length=5),
-    "16x5:63": Shape(width=16, length=5, nodes=63),
-    "4x5:7": Shape(width=4, length=5, nodes=7),
-}
 PAPERS = {
     "cell": "rnn", "first_state": "embedding", "blocks": 2, "head": "own", "draft_vocab": 0, "layers": (-1,),
     "memory_heads": 0, "normed": False,
@@ -50,6 +55,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all of it": ({}, {}),
     "hard labels": ({}, {"loss": "hard"}),
     "acceptance loss": ({}, {"loss": "acceptance"}),
+    "loss under shared noise": ({}, {"loss": "seeded"}),
+    "depth 4": ({}, {"depth": 4}),
+    "depth 5": ({}, {"depth": 5}),
+    "depth 8": ({}, {"depth": 8}),
     "plain RNN": ({"cell": "rnn"}, {}),
     "no RNN": ({"cell": "none"}, {}),
     "first state from the embedding": ({"first_state": "embedding"}, {}),
@@ -59,85 +68,145 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8192 tokens": ({"draft_vocab": 8192}, {}),
     "last layer only": ({"layers": (-1,)}, {}),
     "no memory": ({"memory_heads": 0}, {}),
+    "twice the memory": ({"memory_heads": 8}, {}),
     "2 blocks": ({"blocks": 2}, {}),
     "not normed": ({"normed": False}, {}),
     "the papers' drafter, hard labels": (PAPERS, {"loss": "hard"}),
     "the papers' drafter, soft labels": (PAPERS, {"loss": "soft"}),
 }
+FREE = "no tasks among the prompts"
+"""Trained on the texts of `--free`."""
 ON_TEXT: dict[str, dict[str, Any]] = {
     "other text, its own tokens": {"loss": "hard", "depth": 5},
     "other text, local rollouts": {"loss": "hard", "depth": 5},
     "other text, local rollouts, soft labels": {"loss": "soft", "depth": 5},
 }
+SHIPPED = "the drafter in the package, longer trained"
+RECIPE = (
+    "all of it", FREE, "hard labels", "acceptance loss", "loss under shared noise", "depth 4", "depth 5", "depth 8",
+    SHIPPED,
+)  # fmt: skip
+"""The default: the training recipe, and the drafter that it has made."""
+TABLE = "n-grams"
+CONSTANT = 0.7
+"""Odds of every copied token, in place of the table's."""
 
 
 def smoke(tiny: TinyFiles) -> list[object]:
     text = tiny.new_folder() / "documents.jsonl"
     text.write_text("".join(json.dumps({"text": f"{i} {q}"}) + "\n" for i in range(3) for q in QUESTIONS))
     words = ["--model", tiny.model, "--questions", tiny.questions, "--data", tiny.texts, "--out", tiny.new_folder()]
-    words += ["--text", text, "--documents", 12, "--variants", "no memory", "other text, local rollouts"]
+    words += ["--free", tiny.texts, "--text", text, "--documents", 12]
+    words += ["--variants", FREE, "other text, local rollouts"]
     return [*words, "--width", 32, "--updates", 1, "--positions", 64, "--held-out", 2, "--max-new-tokens", 4]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__, "ablations.json")
+    parser = arguments(__doc__, "ablations_gpu.json")
+    names = [*VARIANTS, FREE, *ON_TEXT, SHIPPED]
     parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--data", type=Path, required=True, help="folder made by `redrafter distill`")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders of training texts")
+    parser.add_argument("--free", type=Path, help=f"folder of texts for the variant: {FREE}")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters")
+    parser.add_argument("--answers", type=Path, help="folder of the answers to the questions (default: --out)")
     parser.add_argument("--text", type=Path, help="text that the target did not write")
     parser.add_argument("--documents", type=int, default=3000, help="number of documents of --text (default 3000)")
-    parser.add_argument("--variants", nargs="+", help="train only these variants (default: all)")
+    parser.add_argument("--variants", nargs="+", default=list(RECIPE), choices=names, metavar="NAME")
+    parser.add_argument("--shapes", nargs="+", default=["16x5:63"], metavar="WxL:N")
     parser.add_argument("--width", type=int, help="state and exit size of the drafters (default: the usual sizes)")
     parser.add_argument("--updates", type=int, default=500)
-    parser.add_argument("--positions", type=int, default=16384)
+    parser.add_argument("--minutes", type=float, help="train each variant for this time, in place of --updates")
+    parser.add_argument("--positions", type=int, default=8192)
+    parser.add_argument("--texts", type=int, help="train on this many texts only (default: those of the smallest data)")
     parser.add_argument("--held-out", type=int, default=TrainConfig.held_out, help="texts kept out of training")
     parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--at-once", action=argparse.BooleanOptionalAction, default=False, help="a process per variant")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    target = load_target(args.model)
-    answers = {t: write_answers(target, args.questions, args.max_new_tokens, t, args.out) for t in (0.0, 1.0)}
-    texts = read_texts(args.data, target)
-    jobs = [(name, texts, *VARIANTS[name]) for name in VARIANTS if not args.variants or name in args.variants]
-    on_text = [name for name in ON_TEXT if args.text and (not args.variants or name in args.variants)]
-    if on_text:
-        rolled = documents(target, args.text, args.documents, args.out / "documents")
-        plain = dataclasses.replace(rolled, rollouts=None)
-        jobs += [(name, plain if "tokens" in name else rolled, {}, ON_TEXT[name]) for name in on_text]
-    sizes = {"state_size": args.width, "exit_size": args.width}
-    rows: list[dict[str, Any]] = []
-    for name, data, options, config in jobs:
-        began = time.perf_counter()
-        folder = args.out / name.replace(" ", "-").replace(",", "").replace("'", "")
-        settings = TrainConfig(
-            **(
-                {
-                    "updates": args.updates,
-                    "positions": args.positions,
-                    "evaluate_every": args.updates,
-                    "warmup": args.updates // 8,
-                    "held_out": args.held_out,
-                }
-                | config
-            )
-        )
-        done = train(target, data, folder, options=DrafterOptions(**(sizes | options)), config=settings)
-        seconds = time.perf_counter() - began
+    if args.at_once:
+        parts = {name: ["--variants", name] for name in args.variants}
+        words = sys.argv[1:] if argv is None else argv
+        rows, failed = run_at_once(__file__, words, parts, args.out / "logs")
+    else:
+        rows, failed = [], []
+        target = load_target(args.model)
+        for row in measured(target, args):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            write_results(args.save, headline(rows, args.shapes[0]), rows)
+    write_results(args.save, headline(rows, args.shapes[0]), rows)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def headline(rows: Sequence[dict[str, Any]], shape: str) -> dict[str, float]:
+    """tokens/step at T = 0 without n-grams."""
+    return {row["variant"]: row[f"{shape}, T=0"] for row in rows}
+
+
+def measured(target: Target, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train each variant and simulate it."""
+    for name in args.variants:
+        if name == SHIPPED:
+            folder = shipped.find(target)
+            if folder is None:
+                sys.exit(f"no drafter comes with the package for {target.name}: leave out the variant {SHIPPED!r}")
+            row: dict[str, Any] = {"variant": name, "options": {}, "updates": 0}
+        else:
+            folder, row = trained(name, target, args)
         drafter = RecurrentDrafter.load(folder, target)
-        row: dict[str, Any] = {
-            "variant": name,
-            "options": options | config,
-            "parameters": done.parameters,
-            "updates": done.updates,
-            "positions": args.positions,
-            "seconds": round(seconds, 1),
-        }
-        for temperature, label in [(0.0, label) for label in SHAPES] + [(1.0, "16x5:63")]:
-            found = simulate(target, drafter, answers[temperature], SHAPES[label])
-            row[f"{label}, T={temperature:g}"] = round(found.tokens_per_step, 4)
-        row["held_out"] = next(r["held_out"] for r in reversed(done.records) if "held_out" in r)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        write_results(args.save, {r["variant"]: r["16x5:63, T=0"] for r in rows}, rows)
+        row["parameters"] = sum(p.numel() for p in drafter.net.parameters())
+        yield row | simulated(target, drafter, args)
+
+
+def trained(name: str, target: Target, args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+    """Train one variant. Returns its folder and a row about the training."""
+    options, config = VARIANTS.get(name, ({}, ON_TEXT.get(name, {})))
+    texts = texts_for(name, target, args)
+    folder = args.out / name.replace(" ", "-").replace(",", "").replace("'", "")
+    sizes = {"state_size": args.width, "exit_size": args.width}
+    settings = TrainConfig(**time_or_updates(args) | config)
+    began = time.perf_counter()
+    done = train(target, texts, folder, options=DrafterOptions(**(sizes | options)), config=settings)
+    return folder, {
+        "variant": name,
+        "options": options | config,
+        "texts": len(texts),
+        "updates": done.updates,
+        "minutes": args.minutes,
+        "positions": args.positions,
+        "seconds": round(time.perf_counter() - began, 1),
+        **last_records(done),
+    }
+
+
+def texts_for(name: str, target: Target, args: argparse.Namespace) -> Texts:
+    """The texts that a variant is trained on. With and without tasks there are equally many."""
+    if name in ON_TEXT:
+        rolled = documents(target, args.text, args.documents, args.out / "documents")
+        return dataclasses.replace(rolled, rollouts=None) if "tokens" in name else rolled
+    if name == FREE and args.free is None:
+        sys.exit(f"the variant {FREE!r} needs --free")
+    texts = read_folders(args.data, target)
+    free = texts if args.free is None else read_folders([args.free], target)
+    count = min(len(texts), len(free), args.texts or len(texts))
+    return (free if name == FREE else texts).select(torch.arange(count))
+
+
+def simulated(target: Target, drafter: RecurrentDrafter, args: argparse.Namespace) -> dict[str, Any]:
+    """tokens/step along the answers for each shape and temperature: alone, with n-grams, with constant odds."""
+    found: dict[str, Any] = {}
+    for temperature in (0.0, 1.0):
+        answers = write_answers(target, args.questions, args.max_new_tokens, temperature, args.answers or args.out)
+        batches = list(text_batches(target, drafter.layers, answers))
+        mixed, constant = WithNgrams(drafter), WithNgrams(drafter)
+        constant.odds = torch.full_like(constant.odds, CONSTANT)
+        kinds: dict[str, Drafter] = {"": drafter, f", {TABLE}": mixed, f", {TABLE} at {CONSTANT}": constant}
+        for label in args.shapes:
+            for kind, one in kinds.items():
+                steps = simulate_batches(batches, one, Shape.of(label))
+                found[f"{label}{kind}, T={temperature:g}"] = round(steps.tokens_per_step, 4)
+    return found
 
 
 def documents(target: Target, path: Path, count: int, folder: Path) -> Texts:

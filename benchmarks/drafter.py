@@ -1,13 +1,15 @@
 """tokens/step of a drafter, alone and with n-grams, on MT-Bench and on four other question sets.
 
     python benchmarks/drafter.py --answers FOLDER --resume          # repeat the command until it says "done"
+    python benchmarks/drafter.py --suites alpaca_eval --resume      # adds one suite to the results
     python benchmarks/drafter.py --drafter FOLDER --suites mt_bench --shapes 16x6:63 4x4:7
 
 The target writes its answers once, in the given dtype, at temperature 0 and 1. tokens/step are then simulated along the
 answers for each shape, which gives the same figure as decoding (see tuning/simulate.py). An answer loops if its end
 repeats with a period of at most 64 tokens, at least three times and for at least 32 tokens. Results are written after
 each part: one set of questions at one temperature with one drafter. With --resume, parts in the results file are kept;
-rows about training and ablations are always kept, unless --ablations or --training gives new ones.
+if another command, commit or machine measured these, a new part says under `run` what measured it. Rows about training
+and ablations are always kept, unless --ablations or --training gives new ones.
 
 Names in the headline: SUITE_tT_nN, the best of the shapes with N nodes, with n-grams; `_alone` without n-grams;
 `_no_loops` without answers that loop.
@@ -34,7 +36,7 @@ from redrafter.drafters import WithNgrams
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import WITH_NGRAMS
 from redrafter.questions import read_questions
-from redrafter.results import check_new, write_results
+from redrafter.results import check_new, here, write_results
 from redrafter.targets import load_target
 from redrafter.texts import Texts
 from redrafter.tuning.simulate import SimulatedSteps, TextBatch, text_batches
@@ -43,7 +45,7 @@ KIND = "tokens/step"
 SUITES = ("mt_bench", "cnn_dm", "gsm8k", "humaneval", "alpaca_eval")
 SHAPES = {0.0: ("16x6:63", "16x8:63", "24x8:63", "4x4:7", "4x5:7"), 1.0: ("16x6:63", "16x8:63", "4x4:7", "4x5:7")}
 FEW_SHAPES = {0.0: ("16x8:63", "4x5:7"), 1.0: ("16x6:63", "4x4:7")}
-"""For all suites but the first."""
+"""For all suites but MT-Bench."""
 
 
 def loops(tokens: list[int]) -> bool:
@@ -107,6 +109,20 @@ def earlier_rows(path: Path, resume: bool) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] != KIND or (resume and "suite" in row)]
 
 
+def facts_of(path: Path, resume: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a results file says about the run that made it, and what new rows say about this run.
+
+    New rows say nothing if all rows of the file come from this command, commit and machine.
+    """
+    own = here()
+    if not (resume and path.exists()):
+        return own, {}
+    file = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("headline", "rows")}
+    if all(file[name] == own[name] for name in ("command", "commit", "hardware")):
+        return file | own, {}
+    return file, {"run": {name: own[name] for name in ("command", "commit", "hardware", "date")}}
+
+
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--suites", tiny.questions]
     return [*words, "--max-new-tokens", 4, "--shapes", "4x4:7"]
@@ -139,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     alone = resolve_drafter(args.drafter, target)
     kind = str(getattr(alone, "name", "drafter"))
     drafters: dict[str, Drafter] = {kind + WITH_NGRAMS: WithNgrams(alone), kind: alone}
-    rows = earlier_rows(args.save, args.resume)
+    rows, (made, run) = earlier_rows(args.save, args.resume), facts_of(args.save, args.resume)
     for kind, new in (
         ("ablation", [row for path in args.ablations for row in json.loads(path.read_text())["rows"]]),
         ("training", [args.training] if args.training else []),
@@ -148,10 +164,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows = [row for row in rows if row["kind"] != kind] + [{"kind": kind} | row for row in new]
     done = {(r["suite"], r["temperature"], r["drafter"]) for r in rows if r["kind"] == KIND}
     with tempfile.TemporaryDirectory() as scratch:
-        for place, (suite, temperature) in enumerate((s, t) for s in args.suites for t in args.temperatures):
+        for suite, temperature in [(s, t) for s in args.suites for t in args.temperatures]:
             file = Path(suite) if Path(suite).exists() else HERE / "data" / f"{suite}.jsonl"
-            first = place < len(args.temperatures)
-            shapes = args.shapes or (SHAPES if first else FEW_SHAPES)[temperature]
+            shapes = args.shapes or (SHAPES if file.stem == SUITES[0] else FEW_SHAPES)[temperature]
             missing = [n for n in drafters if (file.stem, temperature, n) not in done]
             if not missing:
                 continue
@@ -163,12 +178,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 part = {"kind": KIND, "suite": file.stem, "temperature": temperature, "drafter": name}
                 for shape in shapes:
                     began = time.perf_counter()
-                    new = [part | row for row in measured(drafters[name], batches, texts, categories, Shape.of(shape))]
+                    found = measured(drafters[name], batches, texts, categories, Shape.of(shape))
+                    new = [part | row | run for row in found]
                     seconds = time.perf_counter() - began
                     print(*part.values(), shape, new[0]["tokens_per_step"], f"({seconds:.1f} s)", flush=True)
                     rows += new
-                write_results(args.save, headline(rows), rows)
-    write_results(args.save, headline(rows), rows)
+                write_results(args.save, headline(rows), rows, made)
+    write_results(args.save, headline(rows), rows, made)
     print("done")
 
 

@@ -89,7 +89,9 @@ class TinyFiles:
         """A folder with random drafters for the model: recurrent, medusa and eagle."""
         sizes: dict[str, Any] = {"vocab_size": VOCAB, "embedding_size": HIDDEN, "context_size": HIDDEN, "exit_size": 24}
         configs: dict[str, DrafterConfig] = {
-            "recurrent": RecurrentConfig(**sizes, state_size=HIDDEN),
+            "recurrent": RecurrentConfig(
+                **sizes | {"context_size": 2 * HIDDEN}, state_size=HIDDEN, layers=(1, -1)
+            ),  # more hidden states than the others read
             "medusa": MedusaConfig(**sizes, heads=5),
             "eagle": EagleConfig(**sizes, heads=4, head_size=8),
         }

@@ -1,11 +1,15 @@
 """The papers' Table 1 on a GPU: plain decoding, Medusa, EAGLE and the recurrent drafter, with widened models.
 
+    python benchmarks/table1.py --drafters RUNS --prepare              # while another program runs
     python benchmarks/table1.py --drafters RUNS --shape vicuna-7b
 
-RUNS is the output folder of benchmarks/peers.py. The target and all drafters are widened. The target's forward pass is
-compiled twice: for plain decoding, and for all drafters. The rest of a step is recorded without compilation, which
-takes seconds instead of a minute per contender (`--whole` compiles it too). Contenders take turns, prompt by prompt;
-times are the medians of each answer over the rounds. Results are written after each suite and temperature.
+RUNS is the output folder of benchmarks/peers.py. The target and all drafters are widened. Each drafter takes part with
+n-grams, as `drafter="auto"` runs it, and alone. Steps are compiled and recorded: about half a minute for each
+contender and temperature, or 5 seconds if the compiler's caches know the step. `--prepare` fills these caches and
+measures nothing; without `--drafters`, the drafters are not trained, and Medusa's tree will have another shape later.
+After `--prepare-seconds` no further contender is made ready.
+Contenders take turns, prompt by prompt; times are the medians of each answer over the rounds. Results are written after
+each suite and temperature.
 """
 
 import sys
@@ -14,6 +18,8 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/table1.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import argparse
+import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, parse
+from benchmarks.peers import RECIPES
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen import widen
 from benchmarks.widen.drafter import BUDGETS, parameters_per_draft_step, widen_recurrent
@@ -35,8 +42,11 @@ from redrafter.bench.statistics import Record, headline, summaries
 from redrafter.bench.suites import questions
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
+from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
-from redrafter.drafters import EagleDrafter, MedusaDrafter, NoDrafter, RecurrentDrafter, checkpoint
+from redrafter.core.tree import Tree
+from redrafter.drafters import EagleDrafter, MedusaDrafter, NoDrafter, RecurrentDrafter, WithNgrams, checkpoint
+from redrafter.drafters.base import DrafterNet
 from redrafter.drafters.load import bind
 from redrafter.engine import Engine
 from redrafter.results import check_new, write_results
@@ -44,15 +54,24 @@ from redrafter.targets import Target, load_target
 from redrafter.targets.load import parse_dtype
 
 SUITES = ("mt_bench", "alpaca_eval")
-NAMES = ("medusa", "eagle", "recurrent")
+NAMES = ("recurrent", "eagle", "medusa")
+ALONE = " alone"
+"""Added to the name of a drafter that guesses without n-grams."""
 
 
-def load_widened(folder: Path, small: Target, target: Target, budget: str | int) -> tuple[Drafter, int]:
+def read_network(name: str, folder: Path | None, small: Target) -> DrafterNet:
+    """The network in folder/name; without a folder, one that is not trained."""
+    if folder is not None:
+        return checkpoint.read_for(folder / name, small)
+    options, _ = RECIPES[name]
+    return checkpoint.make(options.config_for(small))
+
+
+def widened(net: DrafterNet, small: Target, target: Target, budget: int, medusa_budget: int) -> tuple[Drafter, int]:
     """Return the widened drafter, and the parameters it reads per draft step (Medusa has one draft step)."""
-    net = checkpoint.read_for(folder, small)
     drafter = bind(net, small)
     if isinstance(drafter, MedusaDrafter):
-        peer = widen_medusa(drafter, target, BUDGETS[budget] if isinstance(budget, str) else budget)
+        peer = widen_medusa(drafter, target, medusa_budget)
         return peer, parameters_read(peer)
     if isinstance(drafter, EagleDrafter):
         wide = widen_eagle(drafter, target)
@@ -65,9 +84,8 @@ def load_widened(folder: Path, small: Target, target: Target, budget: str | int)
 class LayerSelector:
     """Gives a drafter only the hidden states it reads, so that one compiled target pass serves all drafters."""
 
-    def __init__(self, drafter: Any, layers: tuple[int, ...], hidden_size: int) -> None:
+    def __init__(self, drafter: Drafter, layers: tuple[int, ...], hidden_size: int) -> None:
         self.drafter, self.layers, self.default_shape = drafter, layers, drafter.default_shape
-        self.draft, self.keep = drafter.draft, drafter.keep
         self.starts = [layers.index(layer) * hidden_size for layer in drafter.layers]
         self.size = hidden_size
 
@@ -77,8 +95,30 @@ class LayerSelector:
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, self.select(hidden), slots)
 
+    def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
+        return self.drafter.draft(state, last, search)
+
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
         return self.drafter.advance(state, accepted, self.select(hidden))
+
+    def keep(self, state: Any, rows: Tensor) -> Any:
+        return self.drafter.keep(state, rows)
+
+
+def ready(name: str, target: Target, drafter: Drafter, args: argparse.Namespace) -> tuple[Ours, bool]:
+    """A contender whose steps are compiled and recorded, and whether whole steps are compiled.
+
+    A step that cannot be compiled as a whole is recorded with the target's pass compiled alone.
+    """
+    for whole in (True, False) if args.whole else (False,):
+        engine = Engine(target, drafter, shape=None if name == REFERENCE else Shape.of(args.beam), runtime="compiled")
+        engine.compiles_step = whole
+        contender = Ours(name, engine)
+        warm_up(contender, args.temperatures, args.tokens)
+        if recorded(engine) or not engine.recorded:
+            break
+    print(f"{name} promises {contender.exactness}", flush=True)  # tried now, so that no measured answer waits for it
+    return contender, whole
 
 
 def warm_up(contender: Ours, temperatures: list[float], tokens: int) -> float:
@@ -90,70 +130,98 @@ def warm_up(contender: Ours, temperatures: list[float], tokens: int) -> float:
     return time.perf_counter() - began
 
 
+def recorded(engine: Engine) -> bool:
+    """Whether all steps that the engine has run are recorded. On a CPU none is."""
+    steps = [step for batch in engine._idle for step in batch.executor.steps.values()]
+    return engine.recorded and None not in steps
+
+
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--device", "cpu", "--drafters", tiny.drafters, "--suites", tiny.questions]
-    words += ["--shape", SMOKE, "--budget", 200_000, "--beam", "2x3:4"]
+    words += ["--shape", SMOKE, "--budget", 200_000, "--medusa-budget", 200_000, "--beam", "2x3:4"]
     return [*words, "--prompts", 1, "--tokens", 4, "--rounds", 1, "--temperatures", 0.0]
 
 
 @torch.no_grad()
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, "table1_gpu.json")
-    parser.add_argument("--drafters", type=Path, required=True, help="folder with medusa, eagle and recurrent")
+    parser.add_argument("--drafters", type=Path, help="folder with medusa, eagle and recurrent")
+    parser.add_argument("--prepare", action="store_true", help="fill the compiler's caches, and measure nothing")
     parser.add_argument("--contenders", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--ngrams", default="both", choices=("with", "without", "both"), help="(default both)")
     parser.add_argument("--shape", default="vicuna-7b", help="shape of the widened target (default vicuna-7b)")
     parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--budget", default="120M", help="parameters that recurrent and medusa read per draft step")
+    parser.add_argument("--budget", default="100M", help="parameters that recurrent reads per draft step")
+    parser.add_argument("--medusa-budget", default="120M", help="the same for medusa, which needs 119.6 M at 7B cost")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
     parser.add_argument("--prompts", type=int, default=8, help="questions per suite (default 8)")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--whole", action="store_true", help="compile whole steps: about a minute per contender")
-    parser.add_argument("--seconds", type=float, default=240.0, help="start no further suite after this many seconds")
+    parser.add_argument("--whole", action=argparse.BooleanOptionalAction, default=True, help="compile whole steps")
+    parser.add_argument("--prepare-seconds", type=float, default=130.0, help="add no contender after this time")
+    parser.add_argument("--seconds", type=float, default=180.0, help="start no suite but the first after this time")
     parser.add_argument("--suites", nargs="+", default=list(SUITES))
     args = parse(parser, argv, smoke)
-    check_new(args.save, args.overwrite)
+    check_new(args.save, args.overwrite or args.prepare)
+    if not args.prepare and args.drafters is None:
+        parser.error("give the folder of the drafters: --drafters RUNS, or --prepare")
+    logging.basicConfig(level=logging.WARNING)  # a step that cannot be recorded is a warning
     began = time.perf_counter()
+    contenders, rows = make_contenders(args, began)
+    if args.prepare:
+        return
+    records: list[Record] = []
+    for suite, temperature in [(s, t) for s in args.suites for t in args.temperatures]:
+        if records and time.perf_counter() - began > args.seconds:
+            print("out of time, skipped", suite, temperature, flush=True)
+            continue
+        records += answer_suite(contenders, suite, temperature, args)
+        found = summaries(records, REFERENCE)
+        labelled = [{"target": label(args.shape), "beam": args.beam} | r for r in rows + found]
+        write_results(args.save, headline(found, REFERENCE), labelled)
+        for r in found[-len(contenders) :]:
+            said = {k: r[k] for k in ("contender", "tokens_per_step", "speedup", "speedup_with_prompt", "equal")}
+            print(f"{time.perf_counter() - began:.0f} s", suite, temperature, said, flush=True)
+
+
+def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours], list[dict[str, Any]]]:
+    """Plain decoding, the drafters with n-grams and the drafters alone, ready to answer; and a row about each."""
     small = load_target(args.model, dtype="fp32", device="cpu")
     model = widen(small.model, shape_named(args.shape), dtype=parse_dtype(None, args.device), device=args.device)
     target = load_target(model, tokenizer=small.tokenizer)
-    shape = Shape.of(args.beam)
-    rows: list[dict[str, Any]] = []
-    contenders: list[Ours] = []
-    budget = int(args.budget) if args.budget.isdigit() else args.budget
-    drafters = {name: load_widened(args.drafters / name, small, target, budget) for name in args.contenders}
+    budgets = [BUDGETS.get(text) or int(text) for text in (args.budget, args.medusa_budget)]
+    networks = {name: read_network(name, args.drafters, small) for name in args.contenders}
+    names = [f"{name}{alone}" for alone in ("", ALONE) for name in args.contenders]
+    names = [name for name in names if args.ngrams in ("both", "without" if name.endswith(ALONE) else "with")]
+    # One drafter for each contender: n-grams let a recurrent drafter read more tokens than it guesses.
+    drafters = {name: widened(networks[name.removesuffix(ALONE)], small, target, *budgets) for name in names}
     layers = max((drafter.layers for drafter, _ in drafters.values()), key=len)
-    for name in (REFERENCE, *args.contenders):
+    print(f"{time.perf_counter() - began:.0f} s: models are loaded", flush=True)
+    contenders: list[Ours] = []
+    rows: list[dict[str, Any]] = []
+    for name in (REFERENCE, *names):
+        late = time.perf_counter() - began > args.prepare_seconds
+        if late and len(contenders) > 1 and not args.prepare:
+            print("out of time, left out", name, flush=True)
+            continue
         drafter: Drafter = NoDrafter()
         read = 0
         if name != REFERENCE:
             drafter, read = drafters[name]
             if set(drafter.layers) < set(layers):
                 drafter = LayerSelector(drafter, layers, target.hidden_size)
-        engine = Engine(target, drafter, shape=None if name == REFERENCE else shape, runtime="compiled")
-        engine.compiles_step = args.whole
-        contender = Ours(name, engine)
-        seconds = warm_up(contender, args.temperatures, args.tokens)
-        row = {"part": "prepare", "contender": name, "seconds": round(seconds, 1), "parameters_per_draft_step": read}
-        row["recorded"] = engine.recorded
-        rows.append(row)
+            if not name.endswith(ALONE):
+                drafter = WithNgrams(drafter)
+        start = time.perf_counter()
+        contender, compiled = ready(name, target, drafter, args)
+        seconds = round(time.perf_counter() - start, 1)
+        row = {"part": "prepare", "contender": name, "seconds": seconds, "parameters_per_draft_step": read}
+        rows.append(row | {"recorded": recorded(contender.engine), "compiled": compiled and recorded(contender.engine)})
         contenders.append(contender)
-        print(f"{time.perf_counter() - began:.0f} s", row, flush=True)
-    records: list[Record] = []
-    for temperature in args.temperatures:
-        for suite in args.suites:
-            if time.perf_counter() - began > args.seconds:
-                print("out of time, skipped", suite, temperature, flush=True)
-                continue
-            records += answer_suite(contenders, suite, temperature, args)
-            found = summaries(records, REFERENCE)
-            labelled = [{"target": label(args.shape), "beam": args.beam} | r for r in rows + found]
-            write_results(args.save, headline(found, REFERENCE), labelled)
-            for r in found[-len(contenders) :]:
-                said = {k: r[k] for k in ("contender", "tokens_per_step", "speedup", "speedup_with_prompt", "equal")}
-                print(f"{time.perf_counter() - began:.0f} s", suite, temperature, said, flush=True)
+        print(f"{time.perf_counter() - began:.0f} s", rows[-1], flush=True)
+    return contenders, rows
 
 
 def answer_suite(contenders: list[Ours], suite: str, temperature: float, args: Any) -> list[Record]:

@@ -59,20 +59,41 @@ def _best(row: dict[str, Any], rows: list[dict[str, Any]], drafter: str) -> bool
 
 
 def ablations(result: Result) -> str:
-    """One change at a time, after the same short training."""
-    rows = [r for r in result["rows"] if r["kind"] == "ablation"]
-    shapes = {"1x5, T=0": "1×5", "16x5, T=0": "16×5", "16x5:63, T=0": "16×5, 63", "4x5:7, T=0": "4×5, 7"}
-    shapes["16x5:63, T=1"] = "16×5, 63, T = 1"
-    lines = ["| variant | parameters | " + " | ".join(shapes.values()) + " |", "|---" * (2 + len(shapes)) + "|"]
+    """One change at a time, after the same short training: tokens/step by beam, temperature and n-grams."""
+    rows = [r for r in result["rows"] if r.get("kind", "ablation") == "ablation"]
+    shapes = _simulated(rows[0])
+    heads = [_named(s).replace(", T = 0", "") for s in shapes]
+    lines = ["| variant | parameters | " + " | ".join(heads) + " |", "|---" * (2 + len(shapes)) + "|"]
     for r in rows:
         values = " | ".join(f"{r[s]:.2f}" for s in shapes)
         lines.append(f"| {r['variant']} | {r['parameters'] / 1e6:.1f} M | {values} |")
     first = rows[0]
-    lines += [
-        "",
-        f"Each after {first['updates']} updates of {first['positions']} positions; {first['hardware']['gpu']}.",
-    ]
+    hardware = first.get("hardware", result["hardware"])
+    lines += ["", f"Each after {_training(rows)}; {hardware.get('gpu') or hardware['cpu']}."]
     return "\n".join(lines)
+
+
+def _simulated(row: dict[str, Any]) -> list[str]:
+    """The columns of simulated tokens/step, for instance "16x5:63, n-grams, T=0"."""
+    return [k for k in row if re.fullmatch(r"\d+x\d+(:\d+)?(, n-grams[^,]*)?, T=\d", k)]
+
+
+def _named(column: str) -> str:
+    """
+    >>> _named("16x5:63, n-grams, T=0")
+    '16×5, 63, n-grams, T = 0'
+    """
+    return column.replace("x", "×").replace(":", ", ").replace("T=", "T = ")
+
+
+def _training(rows: list[dict[str, Any]]) -> str:
+    """How long all rows were trained."""
+    trained = [r for r in rows if r["updates"]]
+    updates, positions = [r["updates"] for r in trained], trained[0]["positions"]
+    if trained[0].get("minutes") is None:
+        return f"{updates[0]} updates of {positions} positions"
+    count = f"{min(updates)} to {max(updates)}" if min(updates) < max(updates) else f"{updates[0]}"
+    return f"{trained[0]['minutes']:g} minutes of training ({count} updates of {positions} positions)"
 
 
 def table1(result: Result) -> str:
@@ -84,12 +105,14 @@ def table1(result: Result) -> str:
     heads = [f"{names.get(suite, suite)}, T = {temperature:g}" for temperature, suite in columns]
     what = next((r["target"] for r in rows if "target" in r), "SmolLM2-135M-Instruct")
     lines = [f"| {what} | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
-    for name in dict.fromkeys(r["contender"] for r in rows):
+    every = list(dict.fromkeys(r["contender"] for r in rows))
+    for name in every:
         cells = []
         for column in columns:
             r = found[name, *column]
             cells.append(f"{speedup(r)}, {r['tokens_per_step']:.2f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        mixed = f"{name} alone" in every  # the drafter takes part with n-grams and alone
+        lines.append(f"| {name}{' with n-grams' * mixed} | " + " | ".join(cells) + " |")
     equal, compared, ties = (
         sum(r[k] for r in rows if r["contender"] != "plain") for k in ("equal", "compared", "ties")
     )
@@ -101,17 +124,14 @@ def table1(result: Result) -> str:
 def peers(result: Result) -> str:
     """tokens/step by beam, then the accuracy of each depth's first guess on held-out texts."""
     rows = result["rows"]
-    shapes = [k for k in rows[0] if re.fullmatch(r"\d+x\d+(:\d+)?, T=\d", k)]
+    shapes = _simulated(rows[0])
     depths = range(1, 1 + len(rows[0]["held_out"]["accuracy"]))
-    heads = [s.replace("x", "×").replace(":", ", ").replace("=", " = ") for s in shapes]
-    heads += [f"accuracy at depth {d}" for d in depths]
+    heads = [*map(_named, shapes), *(f"accuracy at depth {d}" for d in depths)]
     lines = ["| drafter | parameters | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
     for r in rows:
         values = [f"{r[s]:.2f}" for s in shapes] + [f"{100 * a:.1f} %" for a in r["held_out"]["accuracy"]]
         lines.append(f"| {r['drafter']} | {r['parameters'] / 1e6:.1f} M | " + " | ".join(values) + " |")
-    first = rows[0]
-    said = "tokens/step are simulated along the target's answers."
-    lines += ["", f"Each after {first['updates']} updates of {first['positions']} positions; {said}"]
+    lines += ["", f"Each after {_training(rows)}; tokens/step are simulated along the target's answers."]
     return "\n".join(lines)
 
 

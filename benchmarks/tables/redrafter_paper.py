@@ -262,11 +262,19 @@ def first_version(
 
 
 def drafters(result: Result, suite: str, temperature: float, names: tuple[str, ...] = ()) -> str:
-    """Speedup and tokens/step of each drafter in one cell of Table 1."""
+    """Speedup and tokens/step of each drafter in one cell of Table 1, alone and with n-grams."""
     rows = [r for r in result["rows"] if r.get("category") == "all"]
     own = {r["contender"]: r for r in rows if (r["suite"], r["temperature"]) == (suite, temperature)}
     shown = {"medusa": "Medusa", "eagle": "EAGLE", "recurrent": "recurrent"}
-    return "; ".join(f"{shown[n]} {own[n]['speedup']:.2f}×, {own[n]['tokens_per_step']:.2f}" for n in names or shown)
+
+    def cell(suffix: str) -> str:
+        found = {shown[n]: own[n + suffix] for n in names or shown if n + suffix in own}
+        return "; ".join(f"{n} {r['speedup']:.2f}×, {r['tokens_per_step']:.2f}" for n, r in found.items())
+
+    if not own:
+        return "not measured"
+    alone = cell(" alone")
+    return f"{alone}. With n-grams: {cell('')}" if alone else cell("")
 
 
 def headline(result: Result) -> str:

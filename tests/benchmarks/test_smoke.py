@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import HERE
+from benchmarks.tables import drafters
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in Triton's interpreter, warns of every log of 0
@@ -38,9 +39,12 @@ MEASURING = (
     "speech",
     "structured",
     "table1",
+    "texts",
     "verify_kernel",
 )
 """Scripts that write a results file."""
+TABLES = {"ablations": drafters.ablations, "peers": drafters.peers, "table1": drafters.table1}
+"""Tables of results whose columns depend on the options of a run."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
 SLOW = ("serve", "serve_start", "versions")
@@ -64,6 +68,8 @@ def check_results(path: Path) -> None:
 def test_measures(name: str, tmp_path: Path) -> None:
     run(name, "--save", tmp_path / "result.json")
     check_results(tmp_path / "result.json")
+    if name in TABLES:
+        assert TABLES[name](json.loads((tmp_path / "result.json").read_text())).startswith("| ")
 
 
 def test_measures_an_engine_without_seeds(tmp_path: Path) -> None:
@@ -78,6 +84,17 @@ def test_measures_an_engine_without_seeds(tmp_path: Path) -> None:
 def test_measures_with_another_process(name: str, tmp_path: Path) -> None:
     run(name, "--save", tmp_path / "result.json")
     check_results(tmp_path / "result.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ablations", "peers", "texts"])
+def test_measures_its_parts_at_once(name: str, tmp_path: Path) -> None:
+    run(name, "--at-once", "--out", tmp_path / "out", "--save", tmp_path / "result.json")
+    check_results(tmp_path / "result.json")
+    assert (
+        len(json.loads((tmp_path / "result.json").read_text())["rows"])
+        == {"ablations": 2, "peers": 3, "texts": 4}[name]
+    )
 
 
 @pytest.mark.parametrize("kind", ["layers", "recurrent"])
@@ -105,6 +122,25 @@ def test_packing_counts_the_nodes_of_real_trees(tmp_path: Path) -> None:
     assert 4 <= row["after_p1"] <= row["after_mean"] <= row["after_p99"] <= 12
     assert row["steps"] >= 1
     assert row["tokens_per_step"] > 1, "the target drafts for itself"
+
+
+def test_a_suite_is_added_to_results_of_another_run(tmp_path: Path) -> None:
+    """`benchmarks/drafter.py --suites alpaca_eval --resume`: the file keeps its facts, new rows carry their own."""
+    save, more = tmp_path / "result.json", tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"question_id": 9, "category": "other", "turns": ["Where is it?"]}) + "\n")
+    run("drafter", "--temperatures", 0, "--save", save)
+    before = json.loads(save.read_text()) | {"commit": "of another run"}
+    save.write_text(json.dumps(before))
+    run("drafter", "--suites", more, "--temperatures", 0, "--resume", "--save", save)
+    after = json.loads(save.read_text())
+    new = [row for row in after["rows"] if row not in before["rows"]]
+    assert after["rows"][: len(before["rows"])] == before["rows"]
+    assert {row["suite"] for row in new} == {"more"}
+    assert after["commit"] == "of another run"
+    assert {row["run"]["commit"] == "of another run" for row in new} == {False}
+    assert set(after["headline"]) > set(before["headline"])
+    run("drafter", "--suites", more, "--temperatures", 0, "--resume", "--save", save)
+    assert json.loads(save.read_text()) == after, "nothing was left to measure"
 
 
 def test_a_script_runs_as_a_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training data: the target's own texts, the same after any interruption, and what is wrong with a folder."""
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +55,15 @@ def test_no_shard_is_begun_after_the_time_given(target, tmp_path):
     config = DistillConfig(**vars(SMALL) | {"shard": 1})
     assert distill(target, tmp_path, config, prompts=FILE, seconds=0.0).rows == 1
     assert distill(target, tmp_path, config, prompts=FILE).rows == 4
+
+
+@pytest.mark.parametrize(("seconds", "shards"), [(17, 1), (18, 2), (27, 2), (28, 3)])
+def test_a_shard_is_begun_if_half_of_it_fits_into_the_time(target, tmp_path, monkeypatch, seconds, shards):
+    """On this clock a shard takes 5 seconds and 5 more pass before the next: it is judged after 5, 15, 25 seconds."""
+    clock = itertools.count(0, 5)
+    monkeypatch.setattr("redrafter.train.distill.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    config = DistillConfig(**vars(SMALL) | {"shard": 1})
+    assert distill(target, tmp_path, config, prompts=FILE, seconds=seconds).rows == shards
 
 
 def test_how_many_at_once_changes_nothing(target, tmp_path):
@@ -186,6 +197,7 @@ def test_a_target_with_nothing_to_say(target, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)

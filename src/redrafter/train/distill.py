@@ -93,8 +93,8 @@ def distill(
     """Fill a folder with texts, going on where an earlier run with the same settings was stopped.
 
     `prompts` are answered, each once; then, with `self_prompt`, the target writes the rest of the
-    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts. After `seconds`, no
-    further shard is begun.
+    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts. With `seconds`, a
+    further shard is begun only if half of it fits into the time, judged by the slowest shard so far.
     """
     if documents is not None and (prompts is not None or self_prompt):
         raise ConfigError("give either whole texts or prompts to answer, not both")
@@ -117,14 +117,18 @@ def distill(
         check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
     made.open()
     begun = Begun(0, [0] * len(sources), set())
-    began = time.perf_counter()
-    while begun.rows < total and not (begun.rows and seconds is not None and time.perf_counter() - began > seconds):
+    began, slowest = time.perf_counter(), 0.0
+    while begun.rows < total:
+        now = time.perf_counter()
+        if begun.rows and seconds is not None and now - began + slowest / 2 > seconds:
+            break
         index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
         rows = made.read(index, begun)
         if rows is None:
             texts, marks, dropped = writer.shard(sources, begun, wanted)
             rows = made.add(index, texts, marks, begun.used, dropped)
         begun.rows += rows
+        slowest = max(slowest, time.perf_counter() - now)
         if progress is not None:
             progress(rows, 0)
         if rows < wanted:  # the file ran out
