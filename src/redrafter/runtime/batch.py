@@ -212,7 +212,8 @@ class Batch:
             counts.scatter_add_(1, prompts, real.float())
         at = self._places(rows)
         hidden = state.history[at, : prompts.shape[1]]  # (n, P, C)
-        drafter: Drafter = self.drafter if drafts else self.plain
+        begins = drafts and self.recorded  # else with the first draft: under load there may be none
+        drafter: Drafter = self.drafter if begins else self.plain
         fresh = Rows(
             lengths=lengths - 1,
             last=prompts.gather(1, lengths[:, None] - 1)[:, 0],
@@ -224,13 +225,13 @@ class Batch:
             state=drafter.begin(prompts, lengths, hidden, state.slots),
         )
         new, accepted = first_tokens(fresh, sampling, self.executor.rule(None), drafter, logits, hidden)
-        state.put(at, new, drafts=drafts)
+        state.put(at, new)
         outputs = []
         tokens, taken, done = accepted.tokens[:, 0].tolist(), accepted.count.tolist(), new.done.tolist()
         for i, row in enumerate(rows):
             gained = [tokens[i]][: taken[i]]
             row.ids += gained
-            row.seen, row.live = len(row.ids), True
+            row.seen, row.live = len(row.ids) if begins else 0, True
             found = None if row.logprobs is None else logprobs_of(logits[i : i + 1], gained, row.logprobs)
             heard = row.prompt_logprobs if row.asks_prompt is not None else None
             outputs.append(RowOutput(gained, done=done[i], logprobs=found, prompt_logprobs=heard, error=row.error))
@@ -262,7 +263,7 @@ class Batch:
             return self.drain()
         began, launched = time.perf_counter(), None
         if guesses:
-            self._catch_up(rows)
+            self.catch_up(rows)
         if recorded:
             beside = self.recorded_places(len(self._live(Kind(drafts, watched=False)))) if watched else 0
             start, stop = self._gather(rows, size, first_place(len(self.at), size, drafts, beside))
@@ -351,14 +352,12 @@ class Batch:
                 row.place = place
         self._changed()
 
-    def _catch_up(self, rows: list[Row]) -> None:
-        """Let the drafter take in what rows gained in steps without a guess."""
-        for behind in {len(row.ids) - row.seen for row in rows} - {0}:
-            late = [row for row in rows if len(row.ids) - row.seen == behind]
-            new = [row.ids[row.seen :] for row in late]
-            self.state.catch_up(self.drafter, [row.place for row in late], new, [row.seen for row in late])
-            for row in late:
-                row.seen = len(row.ids)
+    @torch.no_grad()
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """Let the drafter take in what it does not know yet of these rows' texts."""
+        if new := [row for row in rows if not row.seen]:
+            self.state.begin(self.drafter, new)
+        self.state.catch_up(self.drafter, rows)
 
     def _reuse(self, row: Row) -> None:
         """Copy what any row has already read of this prompt; its last token is always read, for its logits."""

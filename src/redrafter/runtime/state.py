@@ -4,6 +4,7 @@ A step runs over neighbouring places, which are views of these tensors. To chang
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.step import Drafter, Rows
 from redrafter.errors import ConfigError
 from redrafter.runtime.cache import Arena, lazy_zeros
+from redrafter.runtime.row import Row, padded
 from redrafter.targets import Target
 
 
@@ -103,18 +105,25 @@ class BatchState:
             counts = torch.zeros(self.places, self.vocab_size, device=self.rows.last.device)
             self.rows = replace(self.rows, counts=counts)
 
-    def put(self, places: Tensor, new: Rows, *, drafts: bool) -> None:
+    def put(self, places: Tensor, new: Rows) -> None:
         """Rows that have chosen their first token take these places (n,)."""
         if new.counts is not None:
             self._count()
-        rows = self.rows
-        if drafts and rows.state is None:
-            room = [x.new_zeros(self.places, *x.shape[1:]) for x in tensors_of(new.state)]
-            self.rows = rows = replace(rows, state=with_tensors(new.state, room))
-        for f in fields(rows):
-            value = getattr(new, f.name)
-            for whole, own in zip(tensors_of(getattr(rows, f.name)), tensors_of(value), strict=False):
-                whole[places] = own
+        for f in fields(new):
+            if f.name != "state":
+                mine, own = (tensors_of(getattr(rows, f.name)) for rows in (self.rows, new))
+                for whole, value in zip(mine, own, strict=False):  # rows without penalties have no counts
+                    whole[places] = value
+        if new.state is not None:
+            self._put_state(places, new.state)
+
+    def _put_state(self, places: Tensor, state: Any) -> None:
+        """The drafter's state of rows at these places."""
+        if self.rows.state is None:
+            room = [x.new_zeros(self.places, *x.shape[1:]) for x in tensors_of(state)]
+            self.rows = replace(self.rows, state=with_tensors(state, room))
+        for whole, value in zip(tensors_of(self.rows.state), tensors_of(state), strict=True):
+            whole[places] = value
 
     def swap(self, a: int, b: int, length: int) -> None:
         """Two rows change places; neither has more than `length` tokens in the KV cache."""
@@ -129,18 +138,30 @@ class BatchState:
             x[place, ..., start:stop, :] = x[source, ..., start:stop, :]
         self.history[place, start:stop] = self.history[source, start:stop]
 
-    def catch_up(self, drafter: Drafter, places: list[int], tokens: list[list[int]], begin: list[int]) -> None:
-        """Let the drafter take in tokens that rows gained in steps without it: as many of each, from `begin` on."""
+    def begin(self, drafter: Drafter, rows: Sequence[Row]) -> None:
+        """Let the drafter read texts that it does not know, up to the last token, which `catch_up` adds."""
         device = self.history.device
-        at, new, first = (torch.tensor(x, device=device) for x in (places, tokens, begin))
-        slots = first[:, None] - 1 + torch.arange(new.shape[1], device=device)  # of the states that chose the tokens
-        none = torch.zeros_like(new)
-        count = torch.full_like(at, new.shape[1])
-        accepted = Accepted(none, new, count, drafted=none[:, 0], nodes=none[:, 0])
-        mine = with_tensors(self.rows.state, [x[at] for x in tensors_of(self.rows.state)])
-        state = drafter.advance(mine, accepted, self.history[at[:, None], slots])
-        for whole, value in zip(tensors_of(self.rows.state), tensors_of(state), strict=True):
-            whole[at] = value
+        texts = padded([row.ids[: row.known] for row in rows], device)  # (n, P)
+        at, lengths = (torch.tensor(x, device=device) for x in zip(*((r.place, r.known) for r in rows), strict=True))
+        self._put_state(at, drafter.begin(texts, lengths, self.history[at, : texts.shape[1]], self.slots))
+        for row in rows:
+            row.seen = row.known
+
+    def catch_up(self, drafter: Drafter, rows: Sequence[Row]) -> None:
+        """Let the drafter take in what rows gained in steps without a guess."""
+        device = self.history.device
+        for behind in {len(row.ids) - row.seen for row in rows} - {0}:
+            late = [row for row in rows if len(row.ids) - row.seen == behind]
+            at = torch.tensor([row.place for row in late], device=device)
+            new = torch.tensor([row.ids[row.seen :] for row in late], device=device)
+            first = torch.tensor([row.seen for row in late], device=device)
+            slots = first[:, None] - 1 + torch.arange(behind, device=device)  # of the states that chose the tokens
+            none = torch.zeros_like(new)
+            accepted = Accepted(none, new, torch.full_like(at, behind), drafted=none[:, 0], nodes=none[:, 0])
+            mine = with_tensors(self.rows.state, [x[at] for x in tensors_of(self.rows.state)])
+            self._put_state(at, drafter.advance(mine, accepted, self.history[at[:, None], slots]))
+            for row in late:
+                row.seen = len(row.ids)
 
 
 def _swap(x: Tensor, a: int, b: int) -> None:

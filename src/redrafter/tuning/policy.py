@@ -61,6 +61,17 @@ class StepCosts:
     def of_chain(self, nodes: int) -> float:
         return 1 + self.node * nodes
 
+    def of_rows(self, times: float) -> "StepCosts":
+        """What to expect with this many times as many rows: a token costs the same, in a row of its own or as a node.
+
+        >>> two = StepCosts(node=0.25, drafted=1.75).of_rows(2)
+        >>> two.node, two.drafted
+        (0.4, 2.2)
+        """
+        node, drafted = self.confirmed
+        plain = 1 + node * (times - 1)
+        return StepCosts(node * times / plain, 1 + (drafted - 1) * times / plain)
+
     @property
     def stale(self) -> bool:
         """Whether it is time for a plain step."""
@@ -174,8 +185,10 @@ class StepPolicy:
         Costs are CPU time of all threads: other programs that take a core make some steps many times as long on a wall
         clock, and how much of a step one thread runs varies.
         """
-        began = time.process_time()
         plan = self.choose({row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in rows})
+        if plan.shape is not None:
+            batch.catch_up(rows)  # to read a text for the first time is not what a step costs
+        began = time.process_time()
         results = batch.step(True, plan.shape, copied=plan.copied)
         gained = {row: output.tokens for result in results for row, output in result.rows}
         self.learn(plan, gained, time.process_time() - began)
@@ -195,14 +208,13 @@ class StepPolicy:
             self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
 
     def costs_of(self, rows: Sequence[Row]) -> StepCosts:
-        """For this number of rows. At first they are those of fewer rows, which cost less: little is tried in vain."""
+        """For this number of rows. At first they follow from those of fewer rows: little is tried in vain."""
         sampled = any(self.rows[row].sampled for row in rows)
         known, key = self.experience.costs, (len(rows), sampled)
         if key not in known:
-            made = known[key] = StepCosts()
             fewer = max((n for n, kind in known if n < len(rows) and kind == sampled), default=0)
-            if fewer:
-                made.node, made.drafted = made.confirmed = known[fewer, sampled].confirmed
+            begins = known[fewer, sampled] if fewer else StepCosts()
+            known[key] = begins.of_rows(len(rows) / (fewer or 1))
         return known[key]
 
     def choose(self, room: Mapping[Row, int]) -> Plan:

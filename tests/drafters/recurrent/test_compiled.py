@@ -84,6 +84,19 @@ def test_it_drafts_and_advances_as_in_torch(monkeypatch, memory, temperature):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_it_reads_prompts_as_in_torch(monkeypatch, size):
+    made = drafter(monkeypatch)
+    hidden, tokens = torch.randn(ROWS, size, 64), torch.randint(VOCAB, (ROWS, size))
+    lengths = torch.tensor([size, 1, max(1, size - 3)])
+    new = made.begin(tokens, lengths, hidden, 40)
+    wanted = in_torch(made, lambda: made.begin(tokens, lengths, hidden, 40))
+    assert torch.equal(new.context, wanted.context)
+    assert torch.allclose(new.memory, wanted.memory, atol=1e-4)
+    assert not new.memory[1].any(), "a prompt of one token has no pair yet"
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_chain_is_mixed_in_as_in_torch(monkeypatch, temperature):
     """The chain's token is in the draft vocabulary or not, likely or not, and one row has no chain."""

@@ -166,5 +166,9 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
     def remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
         """Add the first `count` (B,) pairs to the memory: tokens (B, n) and the states (B, n, C) that chose them."""
         assert self.net.memory is not None
+        if self.compiled is not None and tokens.shape[1]:  # none after a prompt of one token
+            made = self.compiled.take(hidden, tokens, count, memory)[1]
+            assert made is not None
+            return made
         pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
         return self.net.memory.add(memory, pair, count)
