@@ -12,8 +12,8 @@ from redrafter.kernels.product import triton as kernel
 BIG = torch.cuda.is_available()
 DEVICE = "cuda" if BIG else "cpu"
 CLOSE = {"rtol": 1e-2, "atol": 1e-2}
-SHAPES = [(40, 80, 1), (72, 144, 1), (64, 256, 2), (64, 384, 3), (130, 512, 4)]  # O, K, parts
-LARGE = [(4096, 4096, 2), (576, 1536, 4), (49152, 576, 1), (2560, 6912, 3)]
+SHAPES = [(40, 80, 1), (72, 144, 1), (64, 256, 2), (130, 512, 4)]  # O, K, parts
+LARGE = [(4096, 4096, 2), (576, 1536, 4), (49152, 576, 1), (2560, 6912, 2)]
 
 
 def weights(width: int, size: int, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:

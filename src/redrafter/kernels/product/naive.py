@@ -13,26 +13,14 @@ BLOCK = 128
 
 
 def parts_of(weight: Tensor) -> int:
-    """Into how many parts the K terms of a product with weights (O, K) are split.
+    """Into how many parts the K terms of a product with weights (O, K) are split: so many that their tiles fill a GPU.
 
-    A product whose tiles leave more than a third of a large GPU idle is split into up to four parts: as many as leave
-    the least of the GPU idle.
-
-    >>> shapes = (4096, 11008), (5120, 13824), (6656, 17920), (12288, 4096), (576, 1536), (576, 576)
-    >>> [parts_of(torch.empty(*shape, device="meta")) for shape in shapes]
-    [2, 3, 1, 1, 4, 1]
+    >>> [parts_of(torch.empty(*shape)) for shape in ((4096, 11008), (12288, 4096), (576, 1536), (576, 576))]
+    [2, 1, 4, 1]
     """
     width, size = weight.shape
     tiles = -(-width // TILE)
-    if 3 * tiles > 2 * PROGRAMS:
-        return 1
-    possible = [s for s in (1, 2, 3, 4) if s == 1 or size % (BLOCK * s) == 0]
-    return max(possible, key=lambda s: busy(tiles * s))  # the first of equals: the fewest parts
-
-
-def busy(tiles: int) -> float:
-    """The share of a large GPU that computes, on average, while it computes so many tiles."""
-    return tiles / (-(-tiles // PROGRAMS) * PROGRAMS)
+    return next((s for s in (4, 2) if tiles * s <= PROGRAMS and size % (BLOCK * s) == 0), 1)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
