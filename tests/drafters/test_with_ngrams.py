@@ -225,7 +225,7 @@ def test_what_ngrams_cannot_mix_into_is_refused():
         with pytest.raises(ConfigError, match=f"not into {type(drafter).__name__}"):
             WithNgrams(drafter)
     with pytest.raises(ConfigError, match="a drafter that gives probabilities"):
-        texts(Engine(target, WithNgrams(OracleDrafter(PROMPTS, PROMPTS, 1.0))))
+        texts(Engine(target, WithNgrams(OracleDrafter(PROMPTS, PROMPTS, 1.0)), shape=Shape(width=2, length=2)))
 
 
 def test_the_rejection_rule_drafts_without_ngrams():

@@ -29,12 +29,15 @@ TELLING = 2
 DEEPEST = 15
 """Tokens of a chain. The GPU's tree attention adds up the keys of deeper trees in another order than plain decoding."""
 ODDS = {
-    "greedy": ((0.22, 0.45, 0.72), (0.58, 0.61, 0.78), (0.67, 0.61, 0.89), (0.72, 0.75, 0.85), (0.77, 0.79, 0.89)),
-    "sampled": ((0.13, 0.31, 0.62), (0.41, 0.50, 0.72), (0.55, 0.68, 0.64), (0.58, 0.75, 0.60), (0.66, 0.77, 0.74)),
+    "greedy": ((0.30, 0.60, 0.73), (0.55, 0.70, 0.81), (0.66, 0.72, 0.82), (0.74, 0.82, 0.84), (0.77, 0.84, 0.91)),
+    "sampled": ((0.19, 0.33, 0.60), (0.40, 0.47, 0.66), (0.52, 0.60, 0.66), (0.58, 0.44, 0.63), (0.64, 0.69, 0.79)),
 }
 """Probability that a copied token is right if all copied tokens before it were, by match length (1, 2, 3, 4, 5 or
 more): for the first token of the chain, for the second and for later ones. Counted by benchmarks/ngram_odds.py in
 answers of SmolLM2-135M-Instruct (benchmarks/results/ngram_odds.json)."""
+SINGLE = 0.5
+"""What the odds of the first token after a match of one token are multiplied by. The drafter is better informed than
+such a match: in simulations (docs/experiments.md) smaller odds than the counted ones gave more tokens/step."""
 FORGETS = 0.9
 """How much of the count of hits remains after each step whose match is TELLING."""
 PRIOR = 2.0
@@ -105,11 +108,12 @@ class WithNgrams:
 
 
 def odds_table() -> Tensor:
-    """(greedy or sampled, match length, depth): `ODDS` for every depth of a chain."""
+    """(greedy or sampled, match length, depth): `ODDS` for every depth of a chain, with `SINGLE`."""
     table = torch.empty(2, LONGEST - SHORTEST + 1, DEEPEST)
     for part, by_size in zip(table, ODDS.values(), strict=True):
         for row, (first, second, later) in zip(part, by_size, strict=True):
             row[0], row[1], row[2:] = first, second, later
+    table[:, 0, 0] *= SINGLE
     return table
 
 
