@@ -68,6 +68,7 @@ BLOCKS: dict[str, Block] = {
     "serve_start": (("serve_start.json",), decoding.serve_start),
     "vllm": (("vllm_cpu.json",), decoding.vllm),
     "sglang": (("sglang_gpu.json",), decoding.engine),
+    "vllm_gpu": (("vllm_gpu.json",), decoding.engine),
     "mlx": (("mlx_cpu.json",), decoding.mlx),
     "drafter": (("drafter_smollm2.json",), drafters.drafter),
     "ablation": (("drafter_smollm2.json",), drafters.ablations),

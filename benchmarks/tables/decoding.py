@@ -231,8 +231,10 @@ def structured(result: Result) -> str:
         f"without forced tokens | {head['tokens_per_step_forced']:.2f}, {head['tokens_per_step_unforced']:.2f} |",
     ]
     if "speedup" in head:
+        timed = next((f"{row['target']}, {row['gpu']}, " for row in part(result, "speed_setup")), "")
         lines += [
-            f"| one answer at a time: speedup over plain decoding with the same grammar | **{head['speedup']:.2f}×** |",
+            f"| {timed}one answer at a time: speedup over plain decoding with the same grammar "
+            f"| **{head['speedup']:.2f}×** |",
             f"| ms/step, plain and speculative | {head['plain_ms']:.2f}, {head['step_ms']:.2f} |",
             f"| of which the grammar takes on the host, mostly while the target verifies | {head['overhead_ms']:.2f} |",
         ]
