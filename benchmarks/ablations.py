@@ -123,6 +123,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--at-once", action=argparse.BooleanOptionalAction, default=False, help="a process per variant")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
+    if FREE in args.variants and args.free is None:
+        parser.error(f"the variant {FREE!r} needs --free")
+    if (of_text := ON_TEXT.keys() & set(args.variants)) and args.text is None:
+        parser.error(f"the variants {sorted(of_text)} need --text")
+    if len(of_text) > 1 and args.at_once:
+        parser.error(f"only one of {sorted(of_text)} can run with --at-once: they write the same texts")
     if args.at_once:
         parts = {name: ["--variants", name] for name in args.variants}
         words = sys.argv[1:] if argv is None else argv
@@ -185,8 +191,6 @@ def texts_for(name: str, target: Target, args: argparse.Namespace) -> Texts:
     if name in ON_TEXT:
         rolled = documents(target, args.text, args.documents, args.out / "documents")
         return dataclasses.replace(rolled, rollouts=None) if "tokens" in name else rolled
-    if name == FREE and args.free is None:
-        sys.exit(f"the variant {FREE!r} needs --free")
     texts = read_folders(args.data, target)
     free = texts if args.free is None else read_folders([args.free], target)
     count = min(len(texts), len(free), args.texts or len(texts))

@@ -131,7 +131,7 @@ class OtherEngine:
     """A `Writer` that asks a process of the interpreter `python`."""
 
     def __init__(self, name: str, python: str, gguf: Path, folder: Path, eos: tuple[int, ...]) -> None:
-        self.scratch = tempfile.TemporaryDirectory()
+        self.name, self.scratch = name, tempfile.TemporaryDirectory()
         given = [str(gguf), str(folder), self.scratch.name, str(torch.get_num_threads()), json.dumps(eos)]
         ours = (SPINNING, "PYTHONPATH")
         env = {key: value for key, value in os.environ.items() if key not in ours}
@@ -157,7 +157,10 @@ class OtherEngine:
     def __call__(self, ids: list[int], most: int) -> tuple[list[int], float, int]:
         self.stdin.write(json.dumps([ids, most]) + "\n")
         self.stdin.flush()
-        tokens, seconds = json.loads(self.stdout.readline())
+        said = self.stdout.readline()
+        if not said:
+            sys.exit(f"{self.name} ended before its answer: try fewer engines, or run the engine alone")
+        tokens, seconds = json.loads(said)
         return tokens, seconds, len(tokens) - 1
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ RUNS is the output folder of benchmarks/peers.py. The target and all drafters ar
 n-grams, as `drafter="auto"` runs it, and alone. Steps are compiled and recorded: about half a minute for each
 contender and temperature, or 5 seconds if the compiler's caches know the step. `--prepare` fills these caches and
 measures nothing; without `--drafters`, the drafters are not trained, and Medusa's tree will have another shape later.
-After `--prepare-seconds` no further contender is made ready.
+Without `--prepare`, no further contender is made ready after `--prepare-seconds`.
 Contenders take turns, prompt by prompt; times are the medians of each answer over the rounds. Results are written after
 each suite and temperature.
 """
@@ -179,11 +179,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         records += answer_suite(contenders, suite, temperature, args)
         found = summaries(records, REFERENCE)
-        labelled = [{"target": label(args.shape), "beam": args.beam} | r for r in rows + found]
+        setting = {"target": label(args.shape), "beam": args.beam}
+        labelled = [setting | {"ngrams": with_ngrams(r["contender"])} | r for r in rows + found]
         write_results(args.save, headline(found, REFERENCE), labelled)
         for r in found[-len(contenders) :]:
             said = {k: r[k] for k in ("contender", "tokens_per_step", "speedup", "speedup_with_prompt", "equal")}
             print(f"{time.perf_counter() - began:.0f} s", suite, temperature, said, flush=True)
+
+
+def with_ngrams(contender: str) -> bool:
+    """
+    >>> with_ngrams("recurrent"), with_ngrams("recurrent alone"), with_ngrams("plain")
+    (True, False, False)
+    """
+    return contender != REFERENCE and not contender.endswith(ALONE)
 
 
 def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours], list[dict[str, Any]]]:
@@ -194,7 +203,7 @@ def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours],
     budgets = [BUDGETS.get(text) or int(text) for text in (args.budget, args.medusa_budget)]
     networks = {name: read_network(name, args.drafters, small) for name in args.contenders}
     names = [f"{name}{alone}" for alone in ("", ALONE) for name in args.contenders]
-    names = [name for name in names if args.ngrams in ("both", "without" if name.endswith(ALONE) else "with")]
+    names = [name for name in names if args.ngrams in ("both", "with" if with_ngrams(name) else "without")]
     # One drafter for each contender: n-grams let a recurrent drafter read more tokens than it guesses.
     drafters = {name: widened(networks[name.removesuffix(ALONE)], small, target, *budgets) for name in names}
     layers = max((drafter.layers for drafter, _ in drafters.values()), key=len)
@@ -212,7 +221,7 @@ def make_contenders(args: argparse.Namespace, began: float) -> tuple[list[Ours],
             drafter, read = drafters[name]
             if set(drafter.layers) < set(layers):
                 drafter = LayerSelector(drafter, layers, target.hidden_size)
-            if not name.endswith(ALONE):
+            if with_ngrams(name):
                 drafter = WithNgrams(drafter)
         start = time.perf_counter()
         contender, compiled = ready(name, target, drafter, args)

@@ -273,8 +273,9 @@ def drafters(result: Result, suite: str, temperature: float, names: tuple[str, .
 
     if not own:
         return "not measured"
-    alone = cell(" alone")
-    return f"{alone}. With n-grams: {cell('')}" if alone else cell("")
+    if not any(r.get("ngrams") for r in own.values()):
+        return cell("")
+    return ". ".join(filter(None, [cell(" alone"), f"With n-grams: {cell('')}"]))
 
 
 def headline(result: Result) -> str:

@@ -84,3 +84,18 @@ def test_a_drafter_reads_a_text_with_its_first_draft() -> None:
     batch.step(True, SHAPE)
     assert begun == [3 + 4]  # of one row, once: the prompt and what the row wrote before its last token
     assert drafter.advance.call_count == 3  # for the last token, and after each draft
+
+
+def test_first_readings_of_many_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts in one padded pass would take the memory of a second batch; twin: where all fit, one pass reads all."""
+    target = load_target(make_model("llama", torch.float32))
+    for most, passes in ((10, 3), (8192, 1)):
+        monkeypatch.setattr("redrafter.runtime.prefill.TOKENS_TOGETHER", most)
+        drafter = recurrent_drafter(target)
+        drafter.begin = mock.Mock(side_effect=drafter.begin)  # type: ignore[method-assign]
+        batch = Batch(target, drafter, rows=5, context=40, shapes=[SHAPE])
+        for i in range(5):
+            batch.read(batch.open(Request(prompt=[1, 2, 3, 4 + i], max_new_tokens=20, seed=i)), 9)
+        batch.step(True, SHAPE)
+        assert drafter.begin.call_count == passes
+        assert all(call.args[0].numel() <= most for call in drafter.begin.call_args_list)

@@ -197,7 +197,6 @@ def test_a_target_with_nothing_to_say(target, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)

@@ -160,3 +160,24 @@ def test_a_measured_cost_is_a_guide_for_other_sizes() -> None:
     World(useless, 2.5 * PLAIN).run(account, 100)
     assert account.cost(ONE) == pytest.approx(2.5)
     assert account.cost(eight) > 1.3 * assumed
+
+
+@pytest.mark.parametrize("rows", [1, 32, 64, 256])
+def test_many_rows_whose_drafts_pay_come_back_from_plain_steps(rows: int) -> None:
+    """Their assumed cost is so high that plain steps are measured before steps with a draft are."""
+    account, size, drafted = DraftAccount(TREE), Size(rows, rows, 11, sampled=False), 0
+    for _ in range(300):
+        if account.pays(size):
+            drafted += 1
+            account.learn(size, "drafted", 6.0, 1.5 * PLAIN)
+        else:
+            account.learn(size, "plain", 1.0, PLAIN)
+    assert drafted > 280
+
+
+@pytest.mark.parametrize("cost", [4.0, 12.0])
+def test_costly_drafts_that_fail_take_a_small_share_of_a_long_text(cost: float) -> None:
+    world = World(useless, drafted=cost * PLAIN).run(account := DraftAccount(TREE), 500)
+    before = world.seconds
+    world.run(account, 5000)
+    assert (world.seconds - before) / (5000 * PLAIN) < 1.02

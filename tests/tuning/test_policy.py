@@ -163,8 +163,23 @@ def test_costs_of_more_rows_follow_from_those_of_fewer():
     assert mine.costs_of(rows[:1]).confirmed == first.confirmed
     assert mine.costs_of(rows[:2]).confirmed == first.of_rows(2).confirmed
     two = mine.costs_of(rows[:2])
-    two.confirmed = (0.1, 1.2)  # as learned on a machine with many cores
+    two.confirmed, two.seen["drafted"] = (0.1, 1.2), 1  # as learned on a machine with many cores
     assert mine.costs_of(rows[:4]).confirmed == pytest.approx((0.2 / 1.1, 1 + 0.4 / 1.1))
+
+
+def test_costs_of_many_rows_follow_what_one_row_learns_later():
+    """A server whose first requests come together would otherwise keep the costs of a machine with two cores."""
+    mine = policy()
+    rows = [make_row([i, i + 1]) for i in range(4)]
+    for row in rows:
+        mine.open(row)
+    before = mine.costs_of(rows).drafted
+    one = mine.costs_of(rows[:1])
+    one.confirmed, one.seen["drafted"] = (0.05, 1.1), 1
+    assert mine.costs_of(rows).drafted < 1.4 < before
+    four = mine.costs_of(rows)
+    four.seen["drafted"], four.drafted = 1, 9.0
+    assert mine.costs_of(rows).drafted == 9.0, "twin: learned costs stay"
 
 
 def test_many_rows_never_try_a_draft_that_cannot_pay():

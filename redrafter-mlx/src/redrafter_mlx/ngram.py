@@ -31,7 +31,8 @@ ODDS = np.array(
     dtype=np.float32,
 )[..., [0, 1] + [2] * (DEEPEST - 2)]
 """Probability that a copied token is right if all copied tokens before it were, by match length (1, 2, 3, 4, 5 or
-more): for the first token of the chain, for the second and for later ones. The same table as in redrafter."""
+more): for the first token of the chain, for the second and for later ones. The same
+table as in redrafter, where the first odds of a single token are halved."""
 FORGETS = np.float32(0.9)
 """How much of the count of hits remains after each step whose match is TELLING."""
 PRIOR = 2.0

@@ -40,7 +40,10 @@ class Drafter(Protocol):
         """The target's hidden states that the context is made of; empty if the drafter reads none."""
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
-        """Read the prompt: tokens (B, P) padded on the right, lengths (B,), hidden states (B, P, C).
+        """Read the text so far: tokens (B, P) padded on the right, lengths (B,), hidden states (B, P, C).
+
+        The text is the prompt, or the prompt and what was written before the first draft. What is behind a row's length
+        has no meaning.
 
         No row ever becomes longer than `slots`, its tree included.
         """

@@ -169,7 +169,8 @@ class Batch:
         """Read the whole prompts of rows that were just opened, many in one pass; all draft or none does."""
         if len(rows) == 1 or any(row.known for row in rows):
             return [(row, self._read_to_the_end(row)) for row in rows]
-        return [pair for some in together(rows) for pair in zip(some, self._read_together(some), strict=True)]
+        parts = together(rows, lambda row: len(row.request.prompt))
+        return [pair for some in parts for pair in zip(some, self._read_together(some), strict=True)]
 
     def _read_to_the_end(self, row: Row) -> RowOutput:
         while (output := self.read(row, PIECES[-1])) is None:
@@ -355,8 +356,8 @@ class Batch:
     @torch.no_grad()
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Let the drafter take in what it does not know yet of these rows' texts."""
-        if new := [row for row in rows if not row.seen]:
-            self.state.begin(self.drafter, new)
+        for some in together([row for row in rows if not row.seen], lambda row: row.known):
+            self.state.begin(self.drafter, some)
         self.state.catch_up(self.drafter, rows)
 
     def _reuse(self, row: Row) -> None:

@@ -1,7 +1,7 @@
 """Reads prompts: piece by piece in recorded passes, since a launch kernel by kernel takes longer; or whole."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,7 @@ SCORED = 128
 """Tokens of a pass that keeps the logits of all of them: bounds its memory."""
 
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
-"""Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
+"""Whole texts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
 
 
 class PromptReader:
@@ -141,11 +141,11 @@ def score(
     return logits[:, -1], hidden
 
 
-def together(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows whose whole prompts are read in one pass, those with the longest prompts first."""
-    left = sorted(rows, key=lambda row: len(row.request.prompt))  # alike in length: little padding
+def together(rows: Sequence[Row], length: Callable[[Row], int]) -> Iterator[list[Row]]:
+    """Rows whose texts of this length are read in one pass, those with the longest texts first."""
+    left = sorted(rows, key=length)  # alike in length: little padding
     while left:
-        longest = len(left[-1].request.prompt)
+        longest = length(left[-1])
         count = max(1, min(PROMPTS_TOGETHER, TOKENS_TOGETHER // longest, len(left)))
         left, some = left[:-count], left[-count:]
         yield some

@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
     rows: int  # of the batch
     places: int  # rows that are computed in a step
-    context: int  # bits of the context's length: about the same length, the same costs
+    context: int  # bits of the tokens that a row has room for: about as much room, the same costs
     sampled: bool
 
 
@@ -87,7 +87,9 @@ class DraftAccount:
         times = self._times(size)
         if times.measured:
             return self.balance > 0
-        return self.balance > -CREDIT and not times.recent["plain"]  # once recorded, plain steps go on until measured
+        if times.recent["plain"]:  # once recorded, plain steps go on until measured, then steps with a draft
+            return len(times.recent["plain"]) >= ENOUGH
+        return self.balance > -CREDIT
 
     def cost(self, size: Size, kind: StepKind = "drafted") -> float:
         """Of a step with a draft, in plain steps."""
@@ -107,7 +109,9 @@ class DraftAccount:
         if seconds is not None:
             times.add(kind, seconds)
         gained = SHARE if kind == "plain" else tokens - self.cost(size, kind)
-        self.balance = max(-CREDIT, min(CREDIT, self.balance + gained))
+        # A try launches two steps before its first result is known. The account may fall as far as they cost.
+        least = -2 * self.cost(size) if times.measured else -CREDIT
+        self.balance = max(least, min(CREDIT, self.balance + gained))
         if times.measured and not before:  # the balance was made of assumed costs
             self.scale = times.cost("drafted") / self._assumed(size)
             self.balance = max(self.balance, TRIAL)

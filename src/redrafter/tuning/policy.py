@@ -58,6 +58,14 @@ class StepCosts:
         self.since_plain = 0  # steps
         self.seen = {"plain": 0, "drafted": 0, "chain": 0}  # steps that were learned from
 
+    @property
+    def learned(self) -> bool:
+        """Whether a step with a draft or with copied tokens was measured."""
+        return self.seen["drafted"] + self.seen["chain"] > 0
+
+    def begin_with(self, other: "StepCosts") -> None:
+        self.node, self.drafted = self.first = self.confirmed = other.first
+
     def of_chain(self, nodes: int) -> float:
         return 1 + self.node * nodes
 
@@ -186,7 +194,7 @@ class StepPolicy:
         clock, and how much of a step one thread runs varies.
         """
         plan = self.choose({row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in rows})
-        if plan.shape is not None:
+        if plan.shape is not None and not all(row.seen for row in rows):
             batch.catch_up(rows)  # to read a text for the first time is not what a step costs
         began = time.process_time()
         results = batch.step(True, plan.shape, copied=plan.copied)
@@ -208,13 +216,15 @@ class StepPolicy:
             self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
 
     def costs_of(self, rows: Sequence[Row]) -> StepCosts:
-        """For this number of rows. At first they follow from those of fewer rows: little is tried in vain."""
+        """For this number of rows; until learned, what follows from those of fewer rows: little is tried in vain."""
         sampled = any(self.rows[row].sampled for row in rows)
         known, key = self.experience.costs, (len(rows), sampled)
+        fewer = {n: c for (n, kind), c in known.items() if n < len(rows) and kind == sampled and c.learned}
+        most = max(fewer, default=1)
         if key not in known:
-            fewer = max((n for n, kind in known if n < len(rows) and kind == sampled), default=0)
-            begins = known[fewer, sampled] if fewer else StepCosts()
-            known[key] = begins.of_rows(len(rows) / (fewer or 1))
+            known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
+        elif fewer and not known[key].learned:
+            known[key].begin_with(fewer[most].of_rows(len(rows) / most))
         return known[key]
 
     def choose(self, room: Mapping[Row, int]) -> Plan:
