@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
@@ -35,6 +36,7 @@ def buffers_of_that_size(function):
     return "\n".join(code).count(f"empty_strided_cpu((2, {SLOTS}, 8)")
 
 
+@pytest.mark.slow
 def test_remembering_compiles_to_a_write_in_place():
     """The history of a long text is large: copying it twice would take 0.2 ms of a step on an H200."""
     assert buffers_of_that_size(remember) == 0

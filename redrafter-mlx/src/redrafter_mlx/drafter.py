@@ -74,13 +74,13 @@ class NgramDrafter:
     name = "ngram"
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=7)
-    longest = 4
+    longest, shortest = 4, 2
 
     def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> list[list[int]]:  # noqa: ARG002
         return [list(p) for p in prompts]
 
     def draft(self, state: list[list[int]], last: mx.array, search: Search) -> Tree:
-        found = [find_chain(text, search.shape.length, self.longest) for text in state]
+        found = [find_chain(text, search.shape.length, self.longest, self.shortest) for text in state]
         if not any(match for _, match in found):
             return root_tree(last)
         size = (len(state), search.shape.length)

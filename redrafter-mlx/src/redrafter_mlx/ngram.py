@@ -39,7 +39,9 @@ PRIOR = 2.0
 """Copied tokens, all of them right, that a row's count of hits begins with."""
 
 
-def find_chain(text: Sequence[int], length: int, longest: int = LONGEST) -> tuple[list[int], int]:
+def find_chain(
+    text: Sequence[int], length: int, longest: int = LONGEST, shortest: int = SHORTEST
+) -> tuple[list[int], int]:
     """The tokens after the longest, then most recent, earlier match of the text's end, and the match's length.
 
     If the text ends before the chain does, the chain repeats: the text is in a loop. A length of 0: no match.
@@ -57,7 +59,7 @@ def find_chain(text: Sequence[int], length: int, longest: int = LONGEST) -> tupl
         going[:back] = False
         going[back:] &= ids[: end - back] == ids[end - back]
         run += going
-    usable = np.flatnonzero(run >= SHORTEST)
+    usable = np.flatnonzero(run >= shortest)
     if not len(usable):
         return [0] * length, 0
     start = int(usable[np.lexsort((usable, run[usable]))[-1]])

@@ -22,8 +22,6 @@ class Stats:
     lossless: bool
     steps: int = 0
     """Steps after the prompt's own pass, which gives the first token."""
-    plain_steps: int = 0
-    """How many of them verified no drafted node."""
     tokens: int = 0
     accepted: int = 0
     """Drafted tokens kept."""
@@ -35,6 +33,8 @@ class Stats:
     first_token_seconds: float = 0.0
     exactness: Exactness | None = "ties"
     """What is promised about the tokens; see `engine.exactness`. None: the rule makes no such promise."""
+    plain_steps: int = 0
+    """Steps that verified no drafted node."""
 
     @property
     def tokens_per_step(self) -> float:
