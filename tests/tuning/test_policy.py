@@ -165,6 +165,9 @@ def test_costs_of_more_rows_follow_from_those_of_fewer():
     two = mine.costs_of(rows[:2])
     two.confirmed, two.seen["drafted"] = (0.1, 1.2), 1  # as learned on a machine with many cores
     assert mine.costs_of(rows[:4]).confirmed == pytest.approx((0.2 / 1.1, 1 + 0.4 / 1.1))
+    two.drafted = 9.0
+    two.learn(False, 0, 0.01)
+    assert mine.costs_of(rows[:2]).drafted < 9.0, "learned costs return slowly to the first ones, to be tried again"
 
 
 def test_costs_of_many_rows_follow_what_one_row_learns_later():
