@@ -8,6 +8,7 @@ import torch
 
 import redrafter
 from redrafter.drafters import NgramDrafter, RecurrentDrafter, WithNgrams, checkpoint, shipped
+from redrafter.drafters.load import CPU_TOKENS
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.targets import Target, load_target
 from tests.helpers.zoo import make_model
@@ -46,6 +47,18 @@ def test_what_lies_in_the_package(engine: redrafter.Engine) -> None:
         assert word in card
     config = json.loads((folder / "config.json").read_text())
     assert config["target"] == checkpoint.identity(engine.target)
+
+
+def test_on_a_cpu_it_guesses_among_the_most_frequent_tokens(engine: redrafter.Engine) -> None:
+    drafter = resolve_drafter("recurrent", engine.target)
+    assert isinstance(drafter, RecurrentDrafter)
+    folder = shipped.find(engine.target)
+    assert folder is not None
+    whole, _ = checkpoint.read(folder)
+    assert (len(whole.token_ids), len(drafter.net.token_ids)) == (32768, CPU_TOKENS)
+    assert len(drafter.vocabulary) == drafter.net.config.guessable == CPU_TOKENS
+    assert torch.equal(drafter.net.token_ids, whole.token_ids[:CPU_TOKENS])
+    assert drafter.net.tied
 
 
 def test_int8_storage_is_a_quarter_and_nearly_the_same(engine: redrafter.Engine, tmp_path) -> None:

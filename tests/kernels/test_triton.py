@@ -34,7 +34,14 @@ def test_commit(path):
 
 
 TOPW = [(1, 1, 100, 1), (2, 2, 700, 3), (1, 2, 1100, 16), (1, 3, 513, 7), (1, 1, 2100, 32)]
-LARGE_TOPW = [(1, 16, 16384, 16), (4, 64, 16384, 64), (1, 16, 49152, 16), (80, 16, 16384, 16), (2, 64, 128256, 64)]
+LARGE_TOPW = [
+    (1, 16, 16384, 16),
+    (1, 16, 32768, 16),
+    (4, 64, 16384, 64),
+    (1, 16, 49152, 16),
+    (80, 16, 16384, 16),
+    (2, 64, 128256, 64),
+]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def test_topw(case, mapped):
 
 
 CHAINED = [(1, 40, 1, True), (2, 600, 3, False)]  # widths that the kernel rounds up
-LARGE_CHAINED = [(16, 16384, 16, True), (16, 49152, 32, False), (64, 16384, 64, True)]
+LARGE_CHAINED = [(16, 16384, 16, True), (16, 32768, 16, True), (16, 49152, 32, False), (64, 16384, 64, True)]
 
 
 @pytest.mark.parametrize("case", CHAINED + (LARGE_CHAINED if BIG else []), ids=str)
@@ -156,6 +163,15 @@ def test_narrow_layers(case, dtype):
         assert not torch.allclose(got, want, **tight)
     memory = torch.randn(batch, 2, 20, 20, device=DEVICE) * 3
     same("read", random(batch, beams, 40), memory)
+    # The kernel for the vocabulary takes widths that are multiples of 16.
+    x, vocabulary = random(batch, beams, 16 * other), torch.randint(-127, 128, (150, 16 * other), dtype=torch.int8)
+    scale = torch.rand(150, device=DEVICE) / other
+    same("head", x, vocabulary.to(DEVICE), scale)
+    got, want = (
+        narrow_triton.head(x, vocabulary.to(DEVICE), scale),
+        narrow_naive.head(x, vocabulary.to(DEVICE), scale.flip(0)),
+    )
+    assert not torch.allclose(got, want, **tight)
 
 
 def test_twin_narrow_block_without_its_norm_differs():

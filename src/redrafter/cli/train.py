@@ -41,7 +41,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, metavar="FOLDER", help="data that `redrafter distill` made (default: make it now)"
     )
     parser.add_argument(
-        "--init-from", type=Path, metavar="FOLDER", help="start from the weights and the shape of this drafter"
+        "--init-from",
+        type=Path,
+        metavar="FOLDER",
+        help="start from the weights and the shape of this drafter (a larger --draft-vocab lets it guess more tokens)",
     )
     parser.add_argument(
         "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"
@@ -55,7 +58,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     options, config = from_fields(args, DrafterOptions), from_fields(args, TrainConfig)
     shape = Shape.of(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
-    if args.init_from and any(getattr(args, f.name) != f.default for f in dataclasses.fields(DrafterOptions)):
+    shaping = [f for f in dataclasses.fields(DrafterOptions) if f.name != "draft_vocab"]
+    if args.init_from and any(getattr(args, f.name) != f.default for f in shaping):
         raise ConfigError("--init-from uses the shape of that drafter: leave the other drafter options out")
     for name in ("prompts", "text", "self_prompt", "local"):
         if args.data and getattr(args, name):

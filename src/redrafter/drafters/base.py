@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -86,6 +86,27 @@ class DrafterNet(nn.Module):
     def vocabulary(self, output_embedding: Tensor) -> Tensor:
         """(V', F): features times its transpose are logits. By default the target's own output embedding."""
         return output_embedding
+
+    @property
+    def tied(self) -> bool:
+        """Whether the vocabulary is the target's output embedding, so that tokens can be added or left out."""
+        rows = torch.empty(0)
+        return self.vocabulary(rows) is rows
+
+    def guess_first(self, most: int) -> None:
+        """Guess among the first `most` token ids only, if the network is tied."""
+        if self.token_ids is not None and len(self.token_ids) > most and self.tied:
+            self.token_ids = self.token_ids[:most]
+            self.config = replace(self.config, draft_vocab_size=most)
+
+    def guess_more(self, count: int) -> None:
+        """Make room for `count` token ids; the caller names the new ones."""
+        require(
+            self.tied, "only a drafter whose head is tied to the target's can guess more tokens than it has learned"
+        )
+        if self.token_ids is not None:
+            self.token_ids = F.pad(self.token_ids, (0, count - len(self.token_ids)))
+            self.config = replace(self.config, draft_vocab_size=count)
 
 
 class NetDrafter(ABC, Generic[N]):

@@ -6,7 +6,7 @@ from typing import Any
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
-from redrafter.drafters.load import bind
+from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import folders
 from redrafter.interop.find import WITH_NGRAMS, find
@@ -52,5 +52,5 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
         return drafter  # type: ignore[no-any-return]
     folder = find(str(drafter))
     if net := folders.read_for(folder, target):
-        return bind(net, target).use_int8()
+        return bind_own(net, target)
     return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)

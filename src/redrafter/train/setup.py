@@ -25,7 +25,7 @@ def check(
     rollouts: int = 0,
 ) -> DrafterConfig:
     """Raise for every mistake that can be found before data is made; return the sizes of the network to train."""
-    planned = _read_fitting(target, init_from).config if init_from else options.config_for(target)
+    planned = _read_fitting(target, init_from, options).config if init_from else options.config_for(target)
     if shape.width > planned.guessable:
         raise ConfigError(f"beam width {shape.width} is larger than the drafter's {planned.guessable} tokens")
     if rollouts and config.depth >= rollouts:
@@ -43,9 +43,12 @@ def check(
     return planned
 
 
-def _read_fitting(target: Target, folder: Path) -> DrafterNet:
+def _read_fitting(target: Target, folder: Path, options: DrafterOptions) -> DrafterNet:
+    """The network in a folder; with room for more tokens if `options` ask for more than it has and than is usual."""
     net = checkpoint.read_for(folder, target)
     check_shapes(net.config, target)
+    if options.draft_vocab > max(net.config.guessable, DrafterOptions.draft_vocab):
+        net.guess_more(min(options.draft_vocab, target.vocab_size))
     return net.float()
 
 
@@ -66,14 +69,21 @@ def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
 def make_net(
     target: Target, texts: Texts, options: DrafterOptions, seed: int, init_from: Path | None = None
 ) -> DrafterNet:
-    """A new network that guesses among the most frequent tokens of the data; or a copy of `init_from`."""
-    if init_from is not None:
-        return _read_fitting(target, init_from)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = checkpoint.make(options.config_for(target))
-    if net.token_ids is not None:
+    """A new network that guesses among the most frequent tokens of the data; or a copy of `init_from`.
+
+    Token ids are in order of frequency, those of `init_from` first.
+    """
+    known = torch.empty(0, dtype=torch.long)
+    if init_from is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = checkpoint.make(options.config_for(target))
+    else:
+        own = checkpoint.read_for(init_from, target).token_ids
+        net, known = _read_fitting(target, init_from, options), known if own is None else own
+    if net.token_ids is not None and len(net.token_ids) > len(known):
         counts = torch.bincount(texts.tokens.long(), minlength=target.vocab_size)[: target.vocab_size]
-        frequent = counts.argsort(descending=True, stable=True)[: len(net.token_ids)]
-        net.token_ids.copy_(frequent.sort().values)
+        counts[known] = -1
+        new = counts.argsort(descending=True, stable=True)[: len(net.token_ids) - len(known)]
+        net.token_ids.copy_(torch.cat([known, new]))
     return net

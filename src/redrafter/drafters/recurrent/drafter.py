@@ -17,14 +17,17 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint
 from redrafter.drafters.base import NetDrafter, last_accepted, select_position
-from redrafter.drafters.int8 import product, usable_for
+from redrafter.drafters.int8 import product, round_rows, usable_for
 from redrafter.drafters.recurrent.compiled import compile_network
 from redrafter.drafters.recurrent.int8 import replace_layers
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.drafter_layers import cell, narrow, trial
+from redrafter.kernels.drafter_layers import cell, head, narrow, trial
 from redrafter.targets import TargetInfo
+
+ALIGNED = 16
+"""The kernel for an int8 vocabulary reads rows of a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,24 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         rows, wide = self.vocabulary.shape
         if config.head == "tied" and rows * config.exit_size < wide * (rows + config.exit_size):
             self.vocabulary = self.vocabulary @ net.head.weight  # (V', exit)
-            self.logits = lambda x: F.linear(x, self.vocabulary)
+            self.logits = self._rounded(lambda x: x)
+        else:
+            self.logits = self._rounded(net.project)
         if config.cell != "none":
             ids = torch.arange(config.vocab_size, device=self.vocabulary.device)
             self._make_table(ids if net.token_ids is None else net.token_ids)
+
+    def _rounded(self, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The product with the vocabulary. For few rows its time is that of reading the vocabulary: in int8, half."""
+        weight, scale = round_rows(self.vocabulary)
+
+        def logits(x: Tensor) -> Tensor:
+            x = project(x)
+            few = narrow(x) and x.shape[-1] % ALIGNED == 0
+            made: Tensor = head(x, weight, scale) if few else F.linear(x, self.vocabulary)
+            return made
+
+        return logits
 
     def _make_table(self, tokens: Tensor) -> None:
         """The cell's input for each of these tokens (n,), computed once."""

@@ -14,6 +14,9 @@ from redrafter.runtime.graph import recorded
 
 log = logging.getLogger(__name__)
 
+BATCHES = (1, 3, 16)
+"""Batch sizes to warm up with. Triton compiles a kernel anew for 1, for multiples of 16 and for other numbers."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -64,6 +67,20 @@ class RecordedFollow:
         except RuntimeError as error:
             log.warning("redrafter: drafting is not recorded and runs eagerly: %s", error)
             self.graphs.clear()
+
+    def warm_up(self, usable: Callable[[int], list[int]]) -> None:
+        """Draft and accept once with every size of tree, so that no request waits while a kernel is compiled.
+
+        Verification's choices, and the drafting after a prompt, run outside the recordings.
+        """
+        trees = self.trees
+        for batch in BATCHES:
+            given = self._made(batch)
+            for size in usable(batch):
+                trees.follow(given.requests, given.tokens, given.count, given.hidden, size)
+                tree = trees.tree(given.requests.slots, size)
+                logits = torch.zeros(*tree.tokens.shape, trees.vocab_size, device=trees.device)  # SGLang's are fp32
+                trees.accept(given.requests, size, tree, logits)
 
     def _made(self, batch: int) -> Inputs:
         device = self.trees.device

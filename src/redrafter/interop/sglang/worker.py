@@ -140,6 +140,7 @@ def make_worker() -> type:
             self.runners = SizedRunners(self.model_runner, self.server_args, self.widths, self.chooser.most_tokens)
             self.chooser.most_rows = self.runners.most_rows()
             self.recorded = RecordedFollow(self.trees, self.depth, self.context_size, self.target.dtype)
+            self.recorded.warm_up(self.chooser.usable)
             if self.settings.graphs:
                 self.recorded.record(self.runners.batch_sizes(), self.chooser.usable)
             log.info(

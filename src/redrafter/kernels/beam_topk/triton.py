@@ -14,8 +14,9 @@ from torch import Tensor
 
 from redrafter.kernels.launch import indices, launch, wait_for_previous
 
-CHUNK = 512
-"""Logits per program of the first kernel."""
+CHUNKS = 512, 1024, 2048
+"""Logits per program of the first kernel: the smallest that needs at most PARTS programs for a beam."""
+PARTS = 32
 MOST = 512
 """Most candidates of a row that one program chooses from. If there are more, `_gather` reduces each beam's first."""
 
@@ -199,7 +200,7 @@ def extend(
     batch, beams, vocab = logits.shape
     device = logits.device
     wp = max(2, triton.next_power_of_2(width))  # some versions of tl.topk fail for 1
-    size = CHUNK if vocab <= 32 * CHUNK else 4 * CHUNK
+    size = next((c for c in CHUNKS if vocab <= PARTS * c), CHUNKS[-1])
     parts = chunks = triton.cdiv(vocab, size)
     keys = torch.empty(batch, beams, parts, wp, dtype=torch.long, device=device)
     peaks = torch.empty(batch, beams, parts, device=device)

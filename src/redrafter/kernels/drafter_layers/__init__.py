@@ -60,6 +60,7 @@ def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]
         ("cell", (state, random(160, 80), random(160), random(2, 3, 160))),
         ("cell", (state, random(160, 80), random(160), random(9, 160), below(3, 2, 4), below(11, 2, 4), below(9, 11))),
         ("read", (reading, memory)),
+        ("head", (state, (below(255, 200, 80) - 127).to(torch.int8), torch.full((200,), 0.002, device=like.device))),
     ]
 
 
@@ -106,6 +107,13 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     return triton.read(query.contiguous(), memory.contiguous())
 
 
+@torch.library.custom_op("redrafter::head", mutates_args=())
+def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    from redrafter.kernels.drafter_layers import triton
+
+    return triton.head(x.contiguous(), weight, scale)
+
+
 @block.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, normed: bool) -> Tensor:
     return x.new_empty(x.shape)
@@ -132,3 +140,8 @@ def _(
 @read.register_fake
 def _(query: Tensor, memory: Tensor) -> Tensor:
     return query.new_empty(query.shape)
+
+
+@head.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -64,3 +64,8 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     found = torch.einsum("bwhk,bhkv->bwhv", unit_query.to(memory.dtype), memory)
     damping = (found.square().mean(-1, keepdim=True) + 1).rsqrt()
     return (found * damping).flatten(2).to(query.dtype)
+
+
+def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """Logits of x (..., n) over a vocabulary (V', n) in int8 with one fp32 scale for each token."""
+    return (F.linear(x.float(), weight.float()) * scale).to(x.dtype)

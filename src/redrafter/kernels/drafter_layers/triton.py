@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from redrafter.kernels.launch import launch, wait_for_previous
 
@@ -140,6 +141,24 @@ def _read(
     tl.store(into, found.to(out.dtype.element_ty), mask=here)
 
 
+@triton.jit
+def _head(
+    weights, x, scales, out, count, vocab, size,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Logits of WIDE tokens for all rows."""
+    wait_for_previous(EARLY)
+    first = tl.program_id(0) * WIDE
+    acc = tl.zeros([WIDE, ROWS], tl.float32)
+    for k in range(0, size, BLOCK):  # behind the last column, loads give zeros
+        given = x.load([0, k])
+        acc = tl.dot(weights.load([first, k]).to(given.dtype), given.T, acc, input_precision=PRECISION)
+    token, row = first + tl.arange(0, WIDE), tl.arange(0, ROWS)
+    acc *= tl.load(scales + token, mask=token < vocab, other=0.0)[:, None]
+    into = out + row[None, :].to(tl.int64) * vocab + token[:, None]
+    tl.store(into, acc.to(out.dtype.element_ty), mask=(row < count)[None, :] & (token < vocab)[:, None])
+
+
 def _tiles(x: Tensor, columns: int, gated: bool = False) -> dict[str, object]:
     """Sixteen columns per program: about a hundred programs, one per multiprocessor, for a layer of two thousand.
 
@@ -211,5 +230,23 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
         W=max(16, triton.next_power_of_2(beams)), D=max(16, triton.next_power_of_2(size)),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # more precise than the result's dtype
         num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    vocab, size = weight.shape
+    rows = x.reshape(-1, size)
+    m = max(16, triton.next_power_of_2(len(rows)))
+    full = x.dtype == torch.float32
+    wide, deep = 128, 32 if full else 128
+    out = x.new_empty(*x.shape[:-1], vocab)
+    launch(
+        _head, (triton.cdiv(vocab, wide),), x.device,
+        TensorDescriptor(weight, [vocab, size], [size, 1], [wide, deep]),
+        TensorDescriptor(rows, [len(rows), size], [size, 1], [m, deep]),
+        scale, out, len(rows), vocab, size,
+        WIDE=wide, ROWS=m, BLOCK=deep, PRECISION="ieee" if full else "tf32",
+        num_warps=4, num_stages=4 if m <= 16 else 3,
     )  # fmt: skip
     return out
