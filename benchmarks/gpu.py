@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="the small target (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--drafter", type=Path, help="folder of the small drafter (default: that of the package)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--budget", type=budget, default="100M", help="parameters read per draft step (default 100M)")
+    parser.add_argument("--budget", type=budget, default="80M", help="parameters read per draft step (default 80M)")
     parser.add_argument("--beam", default="16x5:63", metavar="WxL:N")
     parser.add_argument("--no-ngrams", dest="ngrams", action="store_false", help="the recurrent drafter alone")
     parser.add_argument("--runtime", default="compiled")

@@ -18,7 +18,7 @@ from redrafter.drafters.options import HeadKind
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.targets import Target
 
-BUDGETS = {"100M": 100_000_000, "120M": 120_000_000, "430M": 430_000_000}
+BUDGETS = {"80M": 80_000_000, "100M": 100_000_000, "120M": 120_000_000, "430M": 430_000_000}
 """Parameters read per draft step. 430M is about the size of the papers' drafter."""
 STEP = 128
 """Exit sizes grow by this step; GPUs multiply matrices fastest at multiples of 128."""
