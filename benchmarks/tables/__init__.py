@@ -74,6 +74,7 @@ BLOCKS: dict[str, Block] = {
     "ablation": (("drafter_smollm2.json",), drafters.ablations),
     "table1_gpu": (("table1_gpu.json",), drafters.table1),
     "table1_cpu": (("table1_cpu.json",), drafters.table1),
+    "ablations_gpu": (("ablations_gpu.json",), drafters.ablations),
     "peers": (("peers.json",), drafters.peers),
     "family": (("family.json",), drafters.family),
     "ngram_odds": (("ngram_odds.json",), drafters.ngram_odds),

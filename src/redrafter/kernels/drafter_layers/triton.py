@@ -247,6 +247,6 @@ def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         TensorDescriptor(rows, [len(rows), size], [size, 1], [m, deep]),
         scale, out, len(rows), vocab, size,
         WIDE=wide, ROWS=m, BLOCK=deep, PRECISION="ieee" if full else "tf32",
-        num_warps=4, num_stages=4 if m <= 16 else 3,
+        num_warps=4, num_stages=5 if m <= 16 else 3,
     )  # fmt: skip
     return out
