@@ -17,6 +17,7 @@ from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.errors import ConfigError
 from redrafter.interop.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.measured_depths import MeasuredDepths
+from redrafter.interop.timing import Timing
 from redrafter.interop.vllm_target import (
     SECTION,
     HiddenLayers,
@@ -41,6 +42,12 @@ def wanted(vllm_config: Any) -> bool:
         return False
     section = additional.get(SECTION, {}) if isinstance(additional, dict) else {}
     return isinstance(section, dict) and section.get("runner") == 2
+
+
+def adaptive(vllm_config: Any) -> bool:
+    """Whether step times decide. Without scheduling ahead, vLLM ignores how many guesses its scheduler asks for."""
+    asked = ProposerConfig.of(vllm_config.additional_config).adaptive
+    return asked and bool(vllm_config.scheduler_config.async_scheduling)
 
 
 def register() -> None:
@@ -108,7 +115,7 @@ def _replace_depths() -> None:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        if wanted(self.vllm_config) and ProposerConfig.of(self.vllm_config.additional_config).adaptive:
+        if wanted(self.vllm_config) and adaptive(self.vllm_config):
             self.dynamic_sd_lookup = MeasuredDepths(self.num_spec_tokens)
 
     def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,6 +149,9 @@ def make_speculator() -> type:
                 if vllm.__version__.split("+")[0] not in TESTED:
                     raise ConfigError(f'"runner": 2 is for vLLM {", ".join(TESTED)}; leave it out')
                 self.config = ProposerConfig.of(vllm_config.additional_config)
+                parallel = vllm_config.parallel_config
+                if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+                    raise ConfigError('"runner": 2 is for a model on one GPU; leave it out')
                 if self.config.least:
                     raise ConfigError('with "runner": 2 all guesses have one length; leave out "least"')
             self.vllm_config, self.device = vllm_config, device
@@ -149,7 +159,7 @@ def make_speculator() -> type:
             self.model = nn.Identity()  # vLLM looks through its modules
             self.fresh: list[int] = []  # slots of new requests
             self.drafts = True  # whether the next step verifies guesses
-            if self.config.adaptive:  # vLLM records steps with and without guesses
+            if adaptive(vllm_config):  # vLLM records steps with and without guesses
                 most = vllm_config.scheduler_config.max_num_seqs
                 both = [(1, most, self.depth), (most + 1, most + 1, 0)]
                 vllm_config.speculative_config.num_speculative_tokens_per_batch_size = both
@@ -169,6 +179,8 @@ def make_speculator() -> type:
             states = runner.req_states
             texts = Texts(states.all_token_ids.gpu, states.total_len.gpu)
             self.chains = DeviceChains(slots, texts, recorded_batches(runner.max_num_reqs))
+            self.timing = Timing(config.timing, self.device)
+            self.follow: Any = self.timing.watched(self.chains.step) if config.timing else self.chains.step
             self._watch(runner, states)
             log.warning("redrafter: drafts in vLLM's second runner, %d tokens ahead", self.depth)
 
@@ -207,14 +219,19 @@ def make_speculator() -> type:
             dummy_run: bool = False,
             **__: Any,
         ) -> Tensor:
-            rows, total = input_batch.num_reqs, input_batch.num_tokens
+            rows = input_batch.num_reqs
             if dummy_run:
                 return torch.zeros(rows, self.depth, dtype=torch.long, device=self.device)
+            with self.timing.step(rows):
+                return self._propose(input_batch, last_hidden_states, aux_hidden_states or [], num_sampled)
+
+        def _propose(self, input_batch: Any, last: Tensor, earlier: list[Tensor], num_sampled: Tensor) -> Tensor:
+            rows = input_batch.num_reqs
             fresh, self.fresh = self.fresh, []
-            hidden = self.layers.joined(last_hidden_states, aux_hidden_states or [], total)
+            hidden = self.layers.joined(last, earlier, input_batch.num_tokens)
             reading = reading_of(input_batch)
             slots, first = input_batch.idx_mapping[:rows], input_batch.query_start_loc[:rows]
-            return self.chains.step(slots, first, num_sampled[:rows], hidden, fresh, reading, self.drafts)
+            return self.follow(slots, first, num_sampled[:rows], hidden, fresh, reading, self.drafts)
 
     return Speculator
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redrafter import Engine, Shape
 from redrafter.core.beam import beam_search, candidates
@@ -274,6 +275,65 @@ def test_the_same_name_again_is_another_request(target, drafter):
         assert chain == expected(target, drafter, text)[0]
     chain_drafter.keep(["others"])
     assert not chain_drafter.requests
+
+
+def test_a_request_that_waits_makes_room(target, drafter):
+    """More requests than slots: one that is not in the pass is forgotten, and begins anew when it comes back."""
+    chain_drafter = ChainDrafter(drafter, Shape(width=1, length=LENGTH), slots=2)
+    texts = scheduler(target, drafter).texts
+    names = ["r0", "r1", "r2"]
+    whole = {n: computed(n, n, texts[n][:15], 0, hidden(target, drafter, texts[n][:14])) for n in names}
+    for group in (names[:2], names[1:], names[:1]):
+        found = step(chain_drafter, [whole[n] for n in group])
+        assert found == [expected(target, drafter, texts[n][:15])[0] for n in group]
+        assert len(chain_drafter.requests) <= 2
+    with pytest.raises(ConfigError, match="3 requests at once are more than the drafter's 2 slots"):
+        step(chain_drafter, [whole[n] for n in names])
+
+
+def test_memories_follow_the_text_while_nothing_is_drafted(target, drafter):
+    chain_drafter = chains(drafter)
+    text = scheduler(target, drafter).texts["r2"]
+    states = hidden(target, drafter, text)
+    assert step(chain_drafter, [computed("a", None, text[:11], 0, states[:10])], draft=False) == [[]]
+    for n in range(11, 15):
+        assert step(chain_drafter, [computed("a", None, text[: n + 1], n - 1, states[n - 1 : n])], draft=False) == [[]]
+    [chain] = step(chain_drafter, [computed("a", None, text[:16], 14, states[14:15])])
+    guesses, memory = expected(target, drafter, text[:16])
+    assert chain == guesses
+    torch.testing.assert_close(memory_of(chain_drafter, "a"), memory)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute or copy something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.count += not func.is_view
+        return found
+
+
+@pytest.mark.parametrize("ngrams", [False, True])
+def test_a_step_launches_as_much_for_many_requests_as_for_one(target, drafter, ngrams):
+    text = [t % VOCAB for t in range(3, 33)]
+    states = hidden(target, drafter, text)
+    launched = []
+    for rows in (2, 8):
+        chain_drafter = ChainDrafter(drafter, Shape(width=1, length=LENGTH), ngrams=ngrams)
+        outside = Launches()
+        chain_drafter.follow = lambda rows, hidden, draft: torch.zeros(rows, LENGTH, dtype=torch.long)
+        step(chain_drafter, [computed(str(i), None, text[:20], 0, states[:19]) for i in range(rows)])
+        passes = [computed(str(i), None, text[:22], 19, states[19:23]) for i in range(rows)]
+        given = [c.done for c in passes], torch.cat([c.states for c in passes])
+        with outside:
+            chain_drafter.step(*given)
+            chain_drafter.follow_eagerly(rows, given[1], draft=True)
+        launched.append(outside.count)
+    assert launched[0] == launched[1]
 
 
 def test_tokens_that_are_taken_back_begin_it_anew(target, drafter):
