@@ -1,7 +1,8 @@
 """Chains for an engine that keeps its texts on the device: they are those of the whole text, in any schedule."""
 
 import random
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from redrafter import Engine, Shape
 from redrafter.drafters.recurrent.chain import ChainDrafter
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.drafters.recurrent.drafter import RecurrentState
+from redrafter.errors import ConfigError
+from redrafter.interop import vllm_v2
 from redrafter.interop.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.measured_depths import MeasuredDepths
 from redrafter.interop.vllm_v2 import reading_of, wanted
@@ -221,3 +224,98 @@ class TestDepths:
 
         assert self.run(cost, 0.0, 1).count(0) > 50
         assert self.run(cost, 1.2, 32, prompts=True).count(4) > 50
+
+
+class TestSpeculator:
+    """The drafter's class for vLLM's second runner, with stubs of what vLLM gives it."""
+
+    @pytest.fixture
+    def made(self, target, drafter, monkeypatch):
+        base = ModuleType("vllm.v1.worker.gpu.spec_decode.speculator")
+        base.BaseSpeculator = object
+        vllm = ModuleType("vllm")
+        vllm.__version__ = "0.26.0"
+        for name, module in ((base.__name__, base), ("vllm", vllm)):
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(vllm_v2, "VllmTarget", lambda model, config: SimpleNamespace(layer_count=2))
+        monkeypatch.setattr(vllm_v2, "drafter_for", lambda name, target: drafter)
+        vllm_v2.make_speculator.cache_clear()
+        yield vllm_v2.make_speculator()
+        vllm_v2.make_speculator.cache_clear()
+
+    def config(self, **section):
+        return SimpleNamespace(
+            additional_config={"redrafter": {"runner": 2, "drafter": "recurrent", **section}},
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+            scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, async_scheduling=True),
+            speculative_config=SimpleNamespace(
+                num_speculative_tokens=LENGTH, num_speculative_tokens_per_batch_size=None
+            ),
+            model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+        )
+
+    def runner(self):
+        states = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=torch.zeros(SLOTS, LONGEST, dtype=torch.int32)),
+            total_len=SimpleNamespace(gpu=torch.zeros(SLOTS, dtype=torch.int32)),
+            req_id_to_index={"a": 1},
+            add_request=lambda req_id, all_token_ids: None,
+        )
+        model = SimpleNamespace(supports_eagle3=True, asked=None)
+        model.set_aux_hidden_state_layers = lambda layers: setattr(model, "asked", layers)
+        return SimpleNamespace(
+            model=model, max_num_reqs=SLOTS, req_states=states, execute_model=lambda scheduler_output: "done"
+        )
+
+    def test_a_prompt_and_a_step(self, made, target, drafter, texts):
+        prompt, truth = texts[2]
+        config, runner = self.config(graphs=False), self.runner()
+        one = made(config, torch.device("cpu"))
+        assert [x[2] for x in config.speculative_config.num_speculative_tokens_per_batch_size] == [LENGTH, 0]
+        one.attach(runner)
+        assert runner.model.asked == (1,)
+        assert runner.use_aux_hidden_state_outputs
+        runner.req_states.add_request(req_id="a", all_token_ids=prompt)
+        tokens, lengths = runner.req_states.all_token_ids.gpu, runner.req_states.total_len.gpu
+        start, decided = 0, len(prompt)
+        for step in range(3):
+            assert (
+                runner.execute_model(SimpleNamespace(num_spec_tokens_to_schedule=0 if step == 1 else LENGTH)) == "done"
+            )
+            decided += 1
+            tokens[1, :decided] = torch.tensor(truth[:decided])
+            lengths[1] = decided
+            batch = self.batch(start, decided - 1 - start, step == 0)
+            states = hidden(target, drafter, truth[: decided - 1])[start:]
+            earlier, last = states.chunk(2, dim=-1)
+            found = one.propose(batch, None, None, last, [earlier], torch.tensor([1]), torch.tensor([0]), None)
+            wanted_guesses, memory = expected(target, drafter, truth[:decided])
+            assert found.tolist() == [[0] * LENGTH if step == 1 else wanted_guesses]
+            torch.testing.assert_close(one.chains.slots.memory[1], memory)
+            start = decided - 1
+        assert one.propose(batch, None, None, last, None, None, None, dummy_run=True).tolist() == [[0] * LENGTH]
+
+    def batch(self, start: int, count: int, prompt: bool):
+        return SimpleNamespace(
+            num_reqs=1,
+            num_tokens=count,
+            idx_mapping=torch.tensor([1], dtype=torch.int32),
+            idx_mapping_np=[1],
+            query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+            query_start_loc_np=[0, count],
+            num_computed_prefill_tokens_np=torch.tensor([start]),
+            num_scheduled_tokens=torch.tensor([count]),
+            is_prefilling_np=[prompt],
+            num_draft_tokens_per_req=None,
+        )
+
+    def test_refusals(self, made, monkeypatch):
+        with pytest.raises(ConfigError, match="all guesses have one length"):
+            made(self.config(least=0.3), torch.device("cpu"))
+        split = self.config()
+        split.parallel_config.tensor_parallel_size = 2
+        with pytest.raises(ConfigError, match="for a model on one GPU"):
+            made(split, torch.device("cpu"))
+        monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0")
+        with pytest.raises(ConfigError, match=r"is for vLLM 0\.26\.0"):
+            made(self.config(), torch.device("cpu"))

@@ -7,6 +7,7 @@ chooses the drafter there. Nothing is replaced for engines that do not ask for i
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -180,7 +181,9 @@ def make_speculator() -> type:
             texts = Texts(states.all_token_ids.gpu, states.total_len.gpu)
             self.chains = DeviceChains(slots, texts, recorded_batches(runner.max_num_reqs))
             self.timing = Timing(config.timing, self.device)
-            self.follow: Any = self.timing.watched(self.chains.step) if config.timing else self.chains.step
+            self.follow: Callable[..., Tensor] = self.chains.step
+            if config.timing:
+                self.follow = self.timing.watched(self.follow)
             self._watch(runner, states)
             log.warning("redrafter: drafts in vLLM's second runner, %d tokens ahead", self.depth)
 
