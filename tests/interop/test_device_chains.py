@@ -15,6 +15,7 @@ from redrafter.errors import ConfigError
 from redrafter.interop import vllm_v2
 from redrafter.interop.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.measured_depths import MeasuredDepths
+from redrafter.interop.vllm import Proposer
 from redrafter.interop.vllm_v2 import reading_of, wanted
 from redrafter.runtime.graph import unrecorded
 from redrafter.targets import load_target
@@ -233,10 +234,7 @@ class TestSpeculator:
     def made(self, target, drafter, monkeypatch):
         base = ModuleType("vllm.v1.worker.gpu.spec_decode.speculator")
         base.BaseSpeculator = object
-        vllm = ModuleType("vllm")
-        vllm.__version__ = "0.26.0"
-        for name, module in ((base.__name__, base), ("vllm", vllm)):
-            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, base.__name__, base)
         monkeypatch.setattr(vllm_v2, "VllmTarget", lambda model, config: SimpleNamespace(layer_count=2))
         monkeypatch.setattr(vllm_v2, "drafter_for", lambda name, target: drafter)
         vllm_v2.make_speculator.cache_clear()
@@ -309,13 +307,31 @@ class TestSpeculator:
             num_draft_tokens_per_req=None,
         )
 
-    def test_refusals(self, made, monkeypatch):
+    def test_refusals(self, made):
         with pytest.raises(ConfigError, match="all guesses have one length"):
             made(self.config(least=0.3), torch.device("cpu"))
         split = self.config()
         split.parallel_config.tensor_parallel_size = 2
         with pytest.raises(ConfigError, match="for a model on one GPU"):
             made(split, torch.device("cpu"))
-        monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0")
-        with pytest.raises(ConfigError, match=r"is for vLLM 0\.26\.0"):
-            made(self.config(), torch.device("cpu"))
+
+
+def test_other_versions_are_left_as_they_are(monkeypatch):
+    """A stub without anything that `register` replaces: the version that is known would fail here."""
+    vllm = ModuleType("vllm")
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.delitem(sys.modules, "vllm.config", raising=False)
+    vllm.__version__ = "0.32.0"
+    vllm_v2.register()
+    vllm.__version__ = "0.26.0+cu130"
+    with pytest.raises(ImportError):
+        vllm_v2.register()
+
+
+def test_the_first_runner_refuses_to_stand_in_for_the_second(monkeypatch, caplog):
+    vllm = ModuleType("vllm")
+    vllm.__version__ = "0.32.0"
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    with pytest.raises(ConfigError, match="vLLM uses its first runner"):
+        Proposer(SimpleNamespace(additional_config={"redrafter": {"runner": 2}}))
+    assert "redrafter: vLLM uses its first runner" in caplog.text

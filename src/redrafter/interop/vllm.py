@@ -56,6 +56,11 @@ class Proposer:
         with said():
             check_version()
             self.config = ProposerConfig.of(vllm_config.additional_config)
+            if self.config.runner == 2:
+                raise ConfigError(
+                    'vLLM uses its first runner; "runner": 2 needs vLLM 0.26.0, a GPU, and redrafter installed by pip, '
+                    "which tells vLLM of the entry point; else leave it out"
+                )
         self.vllm_config = vllm_config
         self._pass: Pass | None = None
 

@@ -24,7 +24,6 @@ from redrafter.interop.vllm_target import (
     HiddenLayers,
     ProposerConfig,
     VllmTarget,
-    check_version,
     drafter_for,
     log,
     recorded_batches,
@@ -52,7 +51,11 @@ def adaptive(vllm_config: Any) -> bool:
 
 
 def register() -> None:
-    """Called by vLLM in every process, before there is a configuration."""
+    """Called by vLLM in every process, before there is a configuration. Other versions are left as they are."""
+    import vllm
+
+    if vllm.__version__.split("+")[0] not in TESTED:
+        return
     from vllm.config import VllmConfig
 
     if getattr(VllmConfig, "_redrafter", False):
@@ -143,12 +146,7 @@ def make_speculator() -> type:
         draft_logits = None  # guesses without probabilities
 
         def __init__(self, vllm_config: Any, device: torch.device) -> None:
-            import vllm
-
             with said():
-                check_version()
-                if vllm.__version__.split("+")[0] not in TESTED:
-                    raise ConfigError(f'"runner": 2 is for vLLM {", ".join(TESTED)}; leave it out')
                 self.config = ProposerConfig.of(vllm_config.additional_config)
                 parallel = vllm_config.parallel_config
                 if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
