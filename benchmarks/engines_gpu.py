@@ -64,6 +64,7 @@ class EnginesBenchmark:
         if args.device == "cpu":  # a smoke run
             self.kind = replace(self.kind, label=f"redrafter in place of {self.kind.label}")
         self.settings: dict[str, Any] = json.loads(args.settings)
+        self.profile = {"timing": args.profile} if args.profile else {}
         self.model = Path(args.model or default_model()).expanduser()
         self.twin: subprocess.Popen[bytes] | None = None
         self.questions = tokenised(self.model, args.questions)
@@ -136,7 +137,7 @@ class EnginesBenchmark:
 
     def wide(self) -> None:
         """tokens/s of both engines at every level, and with arrivals by requests per second."""
-        plain, speculative = self.wide_pair(self.kind, self.settings, "wide")
+        plain, speculative = self.wide_pair(self.kind, self.settings | self.profile, "wide")
         try:
             if "wide" in self.args.parts:
                 self.levels("wide", self.kind, plain, speculative)
@@ -322,6 +323,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--beam", default="16x5:63", help="shape of the largest tree")
     parser.add_argument("--depth", type=int, default=4, help="tokens drafted per step in vLLM, which verifies a chain")
     parser.add_argument("--settings", default="{}", help="settings of the plug-in (default: tried until one works)")
+    parser.add_argument(
+        "--profile", type=int, default=0, help="vLLM: log where the time goes, after so many steps (slows them)"
+    )
     parser.add_argument("--own", default="{}", help='settings of the part `own`, such as {"runtime": "graphs"}')
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")

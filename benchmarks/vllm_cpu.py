@@ -74,11 +74,16 @@ def twelve_heads(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def engine(depth: int, model: Path | None = None, **options: Any) -> Iterator[Any]:
-    """Start vLLM with the default model, and with our drafter unless `depth` is 0; stop it when the block ends."""
+    """Start vLLM with the default model, and with our drafter unless `depth` is 0; stop it when the block ends.
+
+    Every step drafts, also where drafting loses time, so that vLLM's counters tell of all steps.
+    """
     from vllm import LLM
 
     if depth:
         options["speculative_config"] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": depth}
+        section = options.get("additional_config", {}).get("redrafter", {})
+        options["additional_config"] = {"redrafter": {"adaptive": False} | section}
     usual = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "enable_prefix_caching": False}
     cores = sorted(os.sched_getaffinity(0))
     if options.get("tensor_parallel_size", 1) == 2:  # vLLM assigns NUMA nodes, and there may be only one

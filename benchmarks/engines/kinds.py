@@ -23,6 +23,8 @@ CACHE_TOKENS = 32768
 """Of each engine: the caches of two engines fit beside each other."""
 SIZES = [1, 2, 4, 8, 16, 32]
 """Numbers of requests for which an engine records a CUDA graph."""
+MIXED = (64, 128, 192, 256, 384, 512)
+"""Tokens of recorded steps that also read a prompt."""
 _ports = itertools.count(30500, 500)
 
 
@@ -111,7 +113,11 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
 
 
 def vllm(pair: Pair) -> tuple[Started, Started]:
-    """Settings are the plug-in's. With `graphs` false, vLLM records no CUDA graphs of verification either."""
+    """Settings are the plug-in's. With `graphs` false, vLLM records no CUDA graphs of verification either.
+
+    Besides: `depth`; `mixed`, with which steps that also read a prompt are recorded, except for attention, for plain
+    decoding too.
+    """
     both: dict[str, Any] = {
         "model": str(pair.model),
         "dtype": "bfloat16",
@@ -125,7 +131,8 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
         "disable_log_stats": False,  # else nothing counts the steps
     }
     settings = dict(pair.settings)
-    depth = settings.pop("depth", pair.depth)
+    depth, mixed = settings.pop("depth", pair.depth), settings.pop("mixed", False)
+    variables = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"} if mixed else {}
     speculative: dict[str, Any] = {
         "speculative_config": {
             "method": "custom_class",
@@ -133,15 +140,30 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
             "num_speculative_tokens": depth,
         }
     }
-    speculative |= graphs(depth + 1) if settings.get("graphs", True) else {"enforce_eager": True}
+    widths = [1, depth + 1] if settings.get("runner") == 2 else [depth + 1]
+    speculative |= graphs(*widths, mixed=mixed) if settings.get("graphs", True) else {"enforce_eager": True}
     speculative["additional_config"] = {"redrafter": {"drafter": pair.drafter} | settings}
-    return Started(both | graphs(1)), Started(both | speculative)
+    return Started(both | graphs(1, mixed=mixed), variables), Started(both | speculative, variables)
 
 
-def graphs(width: int) -> dict[str, Any]:
-    """vLLM's options for CUDA graphs of whole steps with `width` tokens per request, without torch.compile."""
-    sizes = [width * requests for requests in SIZES]
-    compilation = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+def graphs(*widths: int, mixed: bool = False) -> dict[str, Any]:
+    """vLLM's options for CUDA graphs of whole steps with so many tokens per request, without torch.compile.
+
+    vLLM takes the next larger recording of a number of tokens, and runs eagerly if that one is of another width. So up
+    to the most requests, every number of tokens that a width can have is recorded.
+
+    >>> graphs(5)["compilation_config"]["cudagraph_capture_sizes"]
+    [5, 10, 20, 40, 80, 160]
+    >>> graphs(1, 5)["compilation_config"]["cudagraph_capture_sizes"]
+    [1, 2, 4, 5, 8, 10, 15, 16, 20, 25, 30, 32, 40, 80, 160]
+    """
+    sizes = {width * requests for requests in SIZES for width in widths}
+    if len(widths) > 1:
+        sizes |= {tokens for width in widths if width > 1 for tokens in range(width, REQUESTS + 1, width)}
+    if mixed:
+        sizes |= {size for size in MIXED if size > max(sizes)}
+    how = "FULL_AND_PIECEWISE" if mixed else "FULL_DECODE_ONLY"
+    compilation = {"mode": 0, "cudagraph_mode": how, "cudagraph_capture_sizes": sorted(sizes)}
     return {"compilation_config": compilation}
 
 
@@ -173,11 +195,11 @@ KINDS = {
         ),
     ),
     "vllm": Kind(
-        label="vLLM 0.26.0, FlashAttention 3, no torch.compile; plain on runner V2, redrafter on V1",
+        label="vLLM 0.26.0, FlashAttention 3, no torch.compile; plain on runner V2",
         script="vllm_process.py",
         options=vllm,
         parcels=VLLM,
-        fallbacks=({}, {"graphs": False}),
+        fallbacks=({"runner": 2}, {}, {"graphs": False}),
         seeded=False,
     ),
     "own": Kind(label="redrafter, scheduler of its server without HTTP", script="own_process.py", options=own),

@@ -38,7 +38,14 @@ VLLM = Parcels(
             stripped="/_(moe_)?C_stable_libtorch",
         ),
     ),
-    stubs={"xgrammar/__init__.py": XGRAMMAR},
+    stubs={
+        "xgrammar/__init__.py": XGRAMMAR,
+        # The package is not installed there; its entry point must be found.
+        "redrafter-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: redrafter\nVersion: 0\n",
+        "redrafter-0.dist-info/entry_points.txt": (
+            "[vllm.general_plugins]\nredrafter = redrafter.interop.vllm_v2:register\n"
+        ),
+    },
     compiled="vllm",
     variables={
         "VLLM_NO_USAGE_STATS": "1",

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.engines.process import serve
 
-DRAFTS = "vllm:spec_decode_num_drafts"
+TOKENS, ACCEPTED = "vllm:generation_tokens", "vllm:spec_decode_num_accepted_tokens"
 
 
 class Vllm:
@@ -16,6 +16,7 @@ class Vllm:
         import vllm
 
         self.loop, self.version, self.names = asyncio.new_event_loop(), vllm.__version__, itertools.count()
+        self.ended = 0  # texts
         self.engine = self.loop.run_until_complete(self._start(options))
 
     async def _start(self, options: dict[str, Any]) -> Any:
@@ -46,13 +47,17 @@ class Vllm:
         tokens: list[int] = []
         async for output in self.engine.generate({"prompt_token_ids": prompt}, wanted, str(next(self.names))):
             tokens = list(output.outputs[0].token_ids)
+        self.ended += 1
         return tokens
 
     async def steps(self) -> int:
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
         await asyncio.sleep(0.1)  # a text's last step is counted after the text is handed over
-        return sum(int(m.value) for m in get_metrics_snapshot() if m.name == DRAFTS)
+        # Not the number of drafts: a step may have none. A text's first token is the prompt's. vLLM also counts tokens
+        # accepted past the end of a text, about one in each text.
+        found = {m.name: int(m.value) for m in get_metrics_snapshot() if m.name in (TOKENS, ACCEPTED)}
+        return found.get(TOKENS, 0) - found.get(ACCEPTED, 0) - self.ended
 
     def flush(self) -> None:
         pass  # the prefix cache is off

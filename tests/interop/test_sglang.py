@@ -11,7 +11,8 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.interop.sglang import checks, load, plugin, recorded, settings, worker
+from redrafter.interop import load
+from redrafter.interop.sglang import checks, plugin, recorded, settings, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.targets import load_target

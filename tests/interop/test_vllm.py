@@ -284,11 +284,16 @@ def test_an_untested_version_is_refused(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"widht": 2}, r"has no \['widht'\]; it takes \['drafter', 'graphs', 'least', 'width'\]"),
+        (
+            {"widht": 2},
+            r"has no \['widht'\]; it takes \['adaptive', 'drafter', 'graphs', 'least', 'runner', 'timing', 'width'\]",
+        ),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"least": 1.5}, r"least must be in \[0, 1\), got 1.5"),
         ({"drafter": 3}, "drafter must be a name or a folder, got 3"),
         ({"graphs": 1}, "graphs must be true or false, got 1"),
+        ({"adaptive": 0}, "adaptive must be true or false, got 0"),
+        ({"timing": -1}, "timing must be a number of steps, got -1"),
         ([], "must be an object"),
     ],
 )

@@ -5,8 +5,8 @@
     further, if need be: REDRAFTER_SGLANG='{"drafter": "FOLDER", "rule": "seeded"}' in the environment
 
 SGLang schedules, reads prompts, runs the target and keeps its KV cache. This package drafts trees, hands them to SGLang
-as trees of its n-gram algorithm, and chooses the tokens. `trees.py` (the batch) and `load.py` (how much to draft) know
-nothing of SGLang; `worker.py` is the adapter.
+as trees of its n-gram algorithm, and chooses the tokens. `trees.py` (the batch) knows nothing of SGLang;
+`worker.py` is the adapter. `interop/load.py` decides how much to draft.
 """
 
 from redrafter.interop.sglang.plugin import register
