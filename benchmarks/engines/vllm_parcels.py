@@ -43,7 +43,7 @@ VLLM = Parcels(
         # The package is not installed there; its entry point must be found.
         "redrafter-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: redrafter\nVersion: 0\n",
         "redrafter-0.dist-info/entry_points.txt": (
-            "[vllm.general_plugins]\nredrafter = redrafter.interop.vllm_v2:register\n"
+            "[vllm.general_plugins]\nredrafter = redrafter.interop.vllm.speculator:register\n"
         ),
     },
     compiled="vllm",

@@ -12,11 +12,10 @@ from redrafter.drafters.recurrent.chain import ChainDrafter
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
-from redrafter.interop import vllm_v2
-from redrafter.interop.device_chains import DeviceChains, Reading, Texts
-from redrafter.interop.measured_depths import MeasuredDepths
-from redrafter.interop.vllm import Proposer
-from redrafter.interop.vllm_v2 import reading_of, wanted
+from redrafter.interop.vllm import Proposer, speculator
+from redrafter.interop.vllm.device_chains import DeviceChains, Reading, Texts
+from redrafter.interop.vllm.measured_depths import MeasuredDepths
+from redrafter.interop.vllm.speculator import reading_of, wanted
 from redrafter.runtime.graph import unrecorded
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
@@ -235,11 +234,11 @@ class TestSpeculator:
         base = ModuleType("vllm.v1.worker.gpu.spec_decode.speculator")
         base.BaseSpeculator = object
         monkeypatch.setitem(sys.modules, base.__name__, base)
-        monkeypatch.setattr(vllm_v2, "VllmTarget", lambda model, config: SimpleNamespace(layer_count=2))
-        monkeypatch.setattr(vllm_v2, "drafter_for", lambda name, target: drafter)
-        vllm_v2.make_speculator.cache_clear()
-        yield vllm_v2.make_speculator()
-        vllm_v2.make_speculator.cache_clear()
+        monkeypatch.setattr(speculator, "VllmTarget", lambda model, config: SimpleNamespace(layer_count=2))
+        monkeypatch.setattr(speculator, "drafter_for", lambda name, target: drafter)
+        speculator.make_speculator.cache_clear()
+        yield speculator.make_speculator()
+        speculator.make_speculator.cache_clear()
 
     def config(self, **section):
         return SimpleNamespace(
@@ -322,10 +321,10 @@ def test_other_versions_are_left_as_they_are(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.delitem(sys.modules, "vllm.config", raising=False)
     vllm.__version__ = "0.32.0"
-    vllm_v2.register()
+    speculator.register()
     vllm.__version__ = "0.26.0+cu130"
     with pytest.raises(ImportError):
-        vllm_v2.register()
+        speculator.register()
 
 
 def test_the_first_runner_refuses_to_stand_in_for_the_second(monkeypatch, caplog):

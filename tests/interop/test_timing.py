@@ -2,7 +2,7 @@
 
 import torch
 
-from redrafter.interop.timing import Timing
+from redrafter.interop.vllm.timing import Timing
 
 
 def run(timing: Timing, now: list[float], steps: int) -> None:

@@ -16,7 +16,7 @@ from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.drafters.recurrent.chain_search import ChainSearch
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
-from redrafter.interop.recorded_chains import RecordedChains
+from redrafter.interop.vllm.recorded_chains import RecordedChains
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 

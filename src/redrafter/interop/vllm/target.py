@@ -44,7 +44,7 @@ class ProposerConfig:
     adaptive: bool = True
     """Stop drafting where measured step times say that drafting loses."""
     runner: int = 1
-    """2: vLLM's second runner (`interop/vllm_v2.py`)."""
+    """2: vLLM's second runner (`speculator.py`)."""
     timing: int = 0
     """Log where the time of so many steps goes (0: never)."""
 

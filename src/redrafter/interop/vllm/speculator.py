@@ -1,6 +1,6 @@
 """The recurrent drafter in vLLM's second runner: drafting stays on the GPU, and steps are scheduled ahead.
 
-Chosen by `--additional-config '{"redrafter": {"runner": 2}}'` beside the options of `interop/vllm.py`. vLLM's second
+Chosen by `--additional-config '{"redrafter": {"runner": 2}}'` beside the options of `proposer.py`. vLLM's second
 runner has no entry for drafters of other packages, so `register`, the entry point `vllm.general_plugins`, replaces what
 chooses the drafter there. Nothing is replaced for engines that do not ask for it.
 """
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from redrafter.config import Shape
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.errors import ConfigError
-from redrafter.interop.device_chains import DeviceChains, Reading, Texts
-from redrafter.interop.measured_depths import MeasuredDepths
-from redrafter.interop.timing import Timing
-from redrafter.interop.vllm_target import (
+from redrafter.interop.vllm.device_chains import DeviceChains, Reading, Texts
+from redrafter.interop.vllm.measured_depths import MeasuredDepths
+from redrafter.interop.vllm.target import (
     SECTION,
     HiddenLayers,
     ProposerConfig,
@@ -29,6 +28,7 @@ from redrafter.interop.vllm_target import (
     recorded_batches,
     said,
 )
+from redrafter.interop.vllm.timing import Timing
 
 PROPOSER = "redrafter.interop.vllm.Proposer"
 TESTED = ("0.26.0",)

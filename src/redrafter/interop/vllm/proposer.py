@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from redrafter.config import Shape
 from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError
-from redrafter.interop.measured_depths import MeasuredDepths
-from redrafter.interop.recorded_chains import RecordedChains
-from redrafter.interop.timing import Timing
-from redrafter.interop.vllm_target import (
+from redrafter.interop.vllm.measured_depths import MeasuredDepths
+from redrafter.interop.vllm.recorded_chains import RecordedChains
+from redrafter.interop.vllm.target import (
     HiddenLayers,
     ProposerConfig,
     VllmTarget,
@@ -35,8 +34,7 @@ from redrafter.interop.vllm_target import (
     recorded_batches,
     said,
 )
-
-__all__ = ["Proposer", "ProposerConfig", "check_version"]
+from redrafter.interop.vllm.timing import Timing
 
 
 @dataclass(frozen=True)

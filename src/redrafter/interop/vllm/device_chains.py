@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redrafter.drafters.recurrent.chain import PADDING, picked
 from redrafter.drafters.recurrent.chain_slots import ChainInputs, ChainSlots
-from redrafter.interop.recorded_chains import Record, on_gpu
+from redrafter.interop.vllm.recorded_chains import Record, on_gpu
 from redrafter.runtime.graph import Replays
 
 log = logging.getLogger(__name__)
