@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from redrafter.drafters.ngram import NgramState, continuations, find_matches
 from redrafter.drafters.ngram_index import NgramIndex
+from redrafter.kernels.ngram_match import chain
 
 
 def test_the_same_chains_as_the_tensor_search():
@@ -16,11 +16,9 @@ def test_the_same_chains_as_the_tensor_search():
         index = NgramIndex(text[:1], 2, 5)
         for token in text[1:]:
             index.extend([token])
-        state = NgramState(torch.tensor([[*text, *[0] * 20]]), torch.tensor([len(text)]))
-        found = find_matches(state, 5, 2, 1)
-        size = int(found.sizes[0, 0])
-        chain = continuations(state, found.starts, 8)[0, 0].tolist() if size else []
-        assert index.chain(8) == (chain, size)
+        tokens, sizes = chain(torch.tensor([[*text, *[0] * 20]]), torch.tensor([len(text)]), 5, 2, 8)
+        size = int(sizes[0])
+        assert index.chain(8) == (tokens[0].tolist() if size else [], size)
         seen.add(size)
     assert seen == {0, 2, 3, 4, 5}
 

@@ -158,8 +158,8 @@ def test_the_chain_reaches_below_the_beam(copier):
 def test_copied_tokens_in_the_wrong_places_do_not(copier, monkeypatch):
     """The twin: the chain starts one token late."""
     alone, joint = repeating(copier)
-    true = with_ngrams.continuations
-    monkeypatch.setattr(with_ngrams, "continuations", lambda s, starts, n: true(s, starts, n).roll(1, -1))
+    true = with_ngrams.find_chain
+    monkeypatch.setattr(with_ngrams, "find_chain", lambda text: (true(text)[0].roll(1, -1), true(text)[1]))
     assert tokens_per_step(joint) < 2 * tokens_per_step(alone)
 
 

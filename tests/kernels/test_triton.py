@@ -164,14 +164,12 @@ def test_narrow_layers(case, dtype):
     memory = torch.randn(batch, 2, 20, 20, device=DEVICE) * 3
     same("read", random(batch, beams, 40), memory)
     # The kernel for the vocabulary takes widths that are multiples of 16.
-    x, vocabulary = random(batch, beams, 16 * other), torch.randint(-127, 128, (150, 16 * other), dtype=torch.int8)
-    scale = torch.rand(150, device=DEVICE) / 50
-    same("head", x, vocabulary.to(DEVICE), scale)
-    got, want = (
-        narrow_triton.head(x, vocabulary.to(DEVICE), scale),
-        narrow_naive.head(x, vocabulary.to(DEVICE), scale.flip(0)),
-    )
-    assert not torch.allclose(got, want, **tight)
+    wide, vocabulary = random(batch, beams, 16 * other), random(150, 16 * other) * other**0.5
+    (x, scale), (rows, scales) = narrow.rounded(wide), narrow.rounded(vocabulary)
+    same("head", x, scale, rows, scales, dtype)
+    got = narrow_triton.head(x, scale, rows, scales, dtype)
+    assert torch.allclose(got.float(), wide.float() @ vocabulary.float().T, atol=0.02)
+    assert not torch.allclose(got, narrow_naive.head(x, scale, rows, scales.flip(0), dtype), **tight)
 
 
 def test_twin_narrow_block_without_its_norm_differs():

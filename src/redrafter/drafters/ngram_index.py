@@ -1,4 +1,4 @@
-"""The n-grams of one text on the host: the same matches as `ngram.find_matches`, without a tensor.
+"""The n-grams of one text on the host: the same matches as kernels/ngram_match, without a tensor.
 
 Where the host knows the text, a look-up takes microseconds. So a step on a CPU can find a copied chain before the step
 decides whether a network is worth running.

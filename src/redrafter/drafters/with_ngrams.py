@@ -17,10 +17,11 @@ from redrafter.core.rows import keep_rows
 from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree
-from redrafter.drafters.ngram import NgramDrafter, NgramState, continuations, find_matches
+from redrafter.drafters.ngram import NgramDrafter, NgramState
 from redrafter.drafters.none import NoDrafter
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.errors import ConfigError
+from redrafter.kernels import ngram_match
 
 SHORTEST, LONGEST = 1, 5
 """Tokens of a match."""
@@ -119,8 +120,7 @@ def odds_table() -> Tensor:
 
 def find_chain(text: NgramState) -> tuple[Tensor, Tensor]:
     """The tokens (B, D) after the longest, most recent match of the text's end, and its length (B,); 0: no match."""
-    found = find_matches(text, LONGEST, SHORTEST, 1)
-    return continuations(text, found.starts, DEEPEST)[:, 0], found.sizes[:, 0]
+    return ngram_match.chain(text.tokens, text.lengths, LONGEST, SHORTEST, DEEPEST)
 
 
 def chain_odds(table: Tensor, temperature: Tensor, match: Tensor, hits: Tensor) -> Tensor:

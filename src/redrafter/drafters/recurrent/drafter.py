@@ -17,13 +17,13 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.drafters import checkpoint
 from redrafter.drafters.base import NetDrafter, last_accepted, select_position
-from redrafter.drafters.int8 import product, round_rows, usable_for
+from redrafter.drafters.int8 import product, usable_for
 from redrafter.drafters.recurrent.compiled import compile_network
 from redrafter.drafters.recurrent.int8 import replace_layers
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
 from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.drafter_layers import cell, head, narrow, trial
+from redrafter.kernels.drafter_layers import cell, head, narrow, rounded, trial
 from redrafter.targets import TargetInfo
 
 ALIGNED = 16
@@ -99,12 +99,13 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
 
     def _rounded(self, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The product with the vocabulary. For few rows its time is that of reading the vocabulary: in int8, half."""
-        weight, scale = round_rows(self.vocabulary)
+        weight, scale = rounded(self.vocabulary)
 
         def logits(x: Tensor) -> Tensor:
             x = project(x)
-            few = narrow(x) and x.shape[-1] % ALIGNED == 0
-            made: Tensor = head(x, weight, scale) if few else F.linear(x, self.vocabulary)
+            if not narrow(x) or x.shape[-1] % ALIGNED:
+                return F.linear(x, self.vocabulary)
+            made: Tensor = head(*rounded(x), weight, scale, x.dtype)
             return made
 
         return logits

@@ -5,12 +5,14 @@ a CPU hold int8 weights.
 """
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from redrafter.kernels import compile_kernels, runs_triton
 from redrafter.kernels.drafter_layers import naive
+from redrafter.kernels.drafter_layers.naive import rounded as rounded
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ def trial(like: Tensor) -> None:
         log.warning("the drafter's kernels do not run on %s: %s", like.device, f"{error}".splitlines()[0])
 
 
-def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]]:
+def _examples(like: Tensor) -> list[tuple[str, tuple[Any, ...]]]:
     made = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -60,11 +62,11 @@ def _examples(like: Tensor) -> list[tuple[str, tuple[Tensor | bool | None, ...]]
         ("cell", (state, random(160, 80), random(160), random(2, 3, 160))),
         ("cell", (state, random(160, 80), random(160), random(9, 160), below(3, 2, 4), below(11, 2, 4), below(9, 11))),
         ("read", (reading, memory)),
-        ("head", (state, (below(255, 200, 80) - 127).to(torch.int8), torch.full((200,), 0.002, device=like.device))),
+        ("head", (*naive.rounded(state), *naive.rounded(random(200, 80)), like.dtype)),
     ]
 
 
-def _agrees(name: str, args: tuple[Tensor | bool | None, ...]) -> bool:
+def _agrees(name: str, args: tuple[Any, ...]) -> bool:
     got, want = globals()[name](*args), getattr(naive, name)(*args)
     return torch.allclose(got.float(), want.float(), rtol=0.05, atol=0.05)
 
@@ -108,10 +110,10 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("redrafter::head", mutates_args=())
-def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+def head(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     from redrafter.kernels.drafter_layers import triton
 
-    return triton.head(x.contiguous(), weight, scale)
+    return triton.head(x.contiguous(), x_scale.contiguous(), weight, scale, dtype)
 
 
 @block.register_fake
@@ -143,5 +145,5 @@ def _(query: Tensor, memory: Tensor) -> Tensor:
 
 
 @head.register_fake
-def _(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
+def _(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)

@@ -66,6 +66,17 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     return (found * damping).flatten(2).to(query.dtype)
 
 
-def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Logits of x (..., n) over a vocabulary (V', n) in int8 with one fp32 scale for each token."""
-    return (F.linear(x.float(), weight.float()) * scale).to(x.dtype)
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (..., n) as int8, and one fp32 scale (...) for each row.
+
+    >>> rounded(torch.tensor([[1.0, -0.25], [0.0, 0.0]]))[0].tolist()
+    [[127, -32], [0, 0]]
+    """
+    wide = x.float()
+    scale = (wide.abs().amax(-1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (wide / scale[..., None]).round().to(torch.int8), scale
+
+
+def head(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits in `dtype` of x (..., n) over a vocabulary (V', n), both in int8 with one fp32 scale for each row."""
+    return (F.linear(x.double(), weight.double()) * scale * x_scale[..., None]).to(dtype)

@@ -143,20 +143,20 @@ def _read(
 
 @triton.jit
 def _head(
-    weights, x, scales, out, count, vocab, size,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    weights, x, scales, x_scales, out, count, vocab, size,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Logits of WIDE tokens for all rows."""
+    """Logits of WIDE tokens for all rows. Sums of integers are exact, so tiles may have any size."""
     wait_for_previous(EARLY)
     first = tl.program_id(0) * WIDE
-    acc = tl.zeros([WIDE, ROWS], tl.float32)
+    acc = tl.zeros([WIDE, ROWS], tl.int32)
     for k in range(0, size, BLOCK):  # behind the last column, loads give zeros
-        given = x.load([0, k])
-        acc = tl.dot(weights.load([first, k]).to(given.dtype), given.T, acc, input_precision=PRECISION)
+        acc = tl.dot(weights.load([first, k]), x.load([0, k]).T, acc, out_dtype=tl.int32)
     token, row = first + tl.arange(0, WIDE), tl.arange(0, ROWS)
-    acc *= tl.load(scales + token, mask=token < vocab, other=0.0)[:, None]
+    logits = acc.to(tl.float32) * tl.load(scales + token, mask=token < vocab, other=0.0)[:, None]
+    logits *= tl.load(x_scales + row, mask=row < count, other=0.0)[None, :]
     into = out + row[None, :].to(tl.int64) * vocab + token[:, None]
-    tl.store(into, acc.to(out.dtype.element_ty), mask=(row < count)[None, :] & (token < vocab)[:, None])
+    tl.store(into, logits.to(out.dtype.element_ty), mask=(row < count)[None, :] & (token < vocab)[:, None])
 
 
 def _tiles(x: Tensor, columns: int, gated: bool = False) -> dict[str, object]:
@@ -234,19 +234,18 @@ def read(query: Tensor, memory: Tensor) -> Tensor:
     return out
 
 
-def head(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+def head(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     vocab, size = weight.shape
     rows = x.reshape(-1, size)
-    m = max(16, triton.next_power_of_2(len(rows)))
-    full = x.dtype == torch.float32
-    wide, deep = 128, 32 if full else 128
-    out = x.new_empty(*x.shape[:-1], vocab)
+    count = len(rows)
+    m = max(16, triton.next_power_of_2(count))
+    wide, deep = 128, 128
+    out = torch.empty(*x.shape[:-1], vocab, dtype=dtype, device=x.device)
     launch(
         _head, (triton.cdiv(vocab, wide),), x.device,
         TensorDescriptor(weight, [vocab, size], [size, 1], [wide, deep]),
-        TensorDescriptor(rows, [len(rows), size], [size, 1], [m, deep]),
-        scale, out, len(rows), vocab, size,
-        WIDE=wide, ROWS=m, BLOCK=deep, PRECISION="ieee" if full else "tf32",
-        num_warps=4, num_stages=5 if m <= 16 else 3,
+        TensorDescriptor(rows, [count, size], [size, 1], [m, deep]),
+        scale, x_scale, out, count, vocab, size,
+        WIDE=wide, ROWS=m, BLOCK=deep, num_warps=4, num_stages=5,
     )  # fmt: skip
     return out
