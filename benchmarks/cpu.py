@@ -9,10 +9,10 @@ so their texts are not compared.
 turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
 texts; `_low` and `_high` are the smallest and largest ratio of a single round. texts: the speculative texts of more
-prompts against transformers' (fp32 weights and activations). copying: prompts that ask for a corrected copy of their
-text. prompt: the time until the first token of a long prompt. passes: the time of a pass over a few tokens. steps: what
-steps take besides the target's pass (draft, accept, commit and Python), by what they verify. memory: a process that
-loads the model and writes one text.
+prompts against transformers' (fp32 weights and activations), which --references keeps for later runs. copying: prompts
+that ask for a corrected copy of their text. prompt: the time until the first token of a long prompt. passes: the time
+of a pass over a few tokens. steps: what steps take besides the target's pass (draft, accept, commit and Python), by
+what they verify. memory: a process that loads the model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -41,7 +41,7 @@ from rich.progress import Progress
 import redrafter
 from benchmarks.common import HERE, arguments, parse
 from benchmarks.cpu_engines import ENGINES, SPINNING, OtherEngine, named_python
-from benchmarks.cpu_writers import Writer, ours, transformers_generate
+from benchmarks.cpu_writers import Writer, kept, ours, transformers_generate
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
@@ -51,7 +51,7 @@ from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
-from redrafter.targets.default import default_gguf, default_model
+from redrafter.targets.default import NAME, default_gguf, default_model
 from redrafter.tuning.policy import Plan, StepPolicy
 
 Row = dict[str, Any]
@@ -242,7 +242,7 @@ def headline(results: Results) -> dict[str, float]:
 
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
-    return [*words, "--prompts", 1, "--texts", 1, "--tokens", 4, "--rounds", 1]
+    return [*words, "--prompts", 1, "--texts", 1, "--tokens", 4, "--text-tokens", 4, "--rounds", 1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -250,6 +250,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="questions that the contenders answer in turns")
     parser.add_argument("--texts", type=int, default=40, help="questions whose texts are compared with transformers'")
     parser.add_argument("--tokens", type=int, default=128, help="at most this many new tokens per text")
+    parser.add_argument("--text-tokens", type=int, default=128, help="the same for texts compared with transformers'")
+    parser.add_argument(
+        "--references",
+        type=Path,
+        help="file that keeps transformers' texts (JSON), so that a later run need not write them",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
     parser.add_argument(
@@ -318,7 +324,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             results.rows.append({"part": "memory", "rss_mb": round(float(done.stdout.split()[-1]))})
         if "texts" in args.parts:
             more = [(q.category, chat(q.text)) for q in read_questions(args.questions, args.texts)]
-            compare_texts(results, engine, writers["transformers"], more, args.tokens, bar)
+            other = writers["transformers"]
+            if args.references is not None:
+                other = kept(other, args.references, NAME if args.model is None else str(args.model))
+            compare_texts(results, engine, other, more, args.text_tokens, bar)
     results.save()
     print(headline(results))
 

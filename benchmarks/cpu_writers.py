@@ -1,5 +1,7 @@
 """Writers of benchmarks/cpu.py that run in its own process: redrafter and transformers' `generate`."""
 
+import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import torch
 
 import redrafter
+from redrafter.results import versions
 
 Writer = Callable[[list[int], int], tuple[list[int], float, int]]
 """Token ids of a prompt, at most this many new tokens -> new tokens, seconds, steps."""
@@ -39,3 +42,28 @@ def transformers_generate(model_folder: Path) -> Writer:
         return tokens, time.perf_counter() - began, len(tokens) - 1
 
     return write
+
+
+def kept(write: Writer, file: Path, about: str) -> Writer:
+    """The texts of `write`, kept in a file and written only once. The time of a kept text is 0.
+
+    `about` names the model. A file of another model, or of other versions of torch or transformers, is refused: its
+    texts may differ.
+    """
+    setting = {"model": about} | {name: versions()[name] for name in ("torch", "transformers")}
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"setting": setting, "texts": []}
+    if found["setting"] != setting:
+        sys.exit(f"{file} holds texts of {found['setting']}, not of {setting}: give another file")
+    known: dict[tuple[int, ...], list[int]] = {(t["most"], *t["prompt"]): t["tokens"] for t in found["texts"]}
+
+    def write_or_find(ids: list[int], most: int) -> tuple[list[int], float, int]:
+        if (most, *ids) in known:
+            tokens = known[most, *ids]
+            return tokens, 0.0, len(tokens) - 1
+        tokens, seconds, steps = write(ids, most)
+        known[most, *ids] = tokens
+        found["texts"].append({"most": most, "prompt": ids, "tokens": tokens})
+        file.write_text(json.dumps(found))
+        return tokens, seconds, steps
+
+    return write_or_find
