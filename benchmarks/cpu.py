@@ -9,10 +9,11 @@ so their texts are not compared.
 turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
 texts; `_low` and `_high` are the smallest and largest ratio of a single round. texts: the speculative texts of more
-prompts against transformers' (fp32 weights and activations). copying: prompts that ask for a corrected copy of their
-text. prompt: the time until the first token of a long prompt. passes: the time of a pass over a few tokens. steps: what
-steps take besides the target's pass (draft, accept, commit and Python), by what they verify. memory: a process that
-loads the model and writes one text.
+prompts against transformers' (fp32 weights and activations), which --references keeps for later runs. choices: greedy
+choices with int8 activations (the contenders `int8`) that differ from those with fp32 behind the same text. copying:
+prompts that ask for a corrected copy of their text. prompt: the time until the first token of a long prompt. passes:
+the time of a pass over a few tokens. steps: what steps take besides the target's pass (draft, accept, commit and
+Python), by what they verify. memory: a process that loads the model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -41,7 +42,7 @@ from rich.progress import Progress
 import redrafter
 from benchmarks.common import HERE, arguments, parse
 from benchmarks.cpu_engines import ENGINES, SPINNING, OtherEngine, named_python
-from benchmarks.cpu_writers import Writer, ours, transformers_generate
+from benchmarks.cpu_writers import Writer, compare_choices, kept, ours, transformers_generate, with_int8_activations
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
@@ -51,16 +52,19 @@ from redrafter.engine.ties import explain
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
-from redrafter.targets.default import default_gguf, default_model
+from redrafter.targets.cpu.packed_target import PackedTarget
+from redrafter.targets.default import NAME, default_gguf, default_model
 from redrafter.tuning.policy import Plan, StepPolicy
 
 Row = dict[str, Any]
 Prompts = list[tuple[str, list[int]]]
 """Categories and token ids."""
 
-PARTS = ("turns", "texts", "copying", "prompt", "passes", "steps", "memory")
+PARTS = ("turns", "choices", "texts", "copying", "prompt", "passes", "steps", "memory")
 RATIOS = {"vs_own_plain": "plain", "vs_transformers": "transformers"} | {f"vs_{name}": name for name in ENGINES}
 """Ratios of milliseconds per token: this contender's over those of speculative decoding."""
+EQUAL = {"speculative": "plain", "ngram": "plain", "int8": "int8_plain"}
+"""Contenders, and those whose texts theirs must be."""
 MEMORY = """
 import resource, redrafter
 redrafter.load(device="cpu").generate("Why is the sky blue?", max_new_tokens=32, temperature=0)
@@ -68,6 +72,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 ARTICLES = HERE / "data" / "cnn_dm.jsonl"
 COPY, COPIED_WORDS = "Fix the spelling and give me back the whole text: ", 80
+CHOICES = 2048
+"""Greedy choices, at least, that are compared between int8 and fp32 activations."""
 LONG = 512
 """Tokens of the prompt whose first token is timed."""
 
@@ -113,9 +119,10 @@ def take_turns(
                 times.append(round(1e3 * seconds / len(texts[name]), 3))
                 row["tokens"][name] = len(texts[name])
                 bar.advance(task)
-            for name in {"speculative", "ngram"} & set(texts):
-                same = row.setdefault("equal", {}).get(name, True)
-                row["equal"][name] = same and texts[name] == texts["plain"]
+            for name, of in EQUAL.items():
+                if name in texts:
+                    same = row.setdefault("equal", {}).get(name, True)
+                    row["equal"][name] = same and texts[name] == texts[of]
         results.save()
 
 
@@ -222,6 +229,10 @@ def headline(results: Results) -> dict[str, float]:
         found["tokens_per_step"] = sum(row["tokens"]["speculative"] - 1 for row in turns) / max(1, steps)
         found |= {f"ms_{name}": round(mean_ms(turns, name), 3) for name in names}
         found |= {"equal": sum(all(row["equal"].values()) for row in turns), "texts": len(turns)}
+        if "int8" in names:
+            found |= ratio(turns, "speculative", "int8", "int8_vs_fp32")
+    for row in results.part("choices"):
+        found["int8_differing_choices"] = row["differ"] / row["choices"]
     if texts := results.part("texts"):
         found |= {"equal_to_transformers": sum(row["equal"] for row in texts), "transformers_texts": len(texts)}
         found["transformers_ties"] = sum(bool(row["difference"] and row["difference"]["tie"]) for row in texts)
@@ -230,6 +241,8 @@ def headline(results: Results) -> dict[str, float]:
         found |= {"copying_equal": sum(row["equal"]["speculative"] for row in copying), "copying_texts": len(copying)}
     if prompt := results.part("prompt"):
         found["ms_prompt"] = round(mean_ms(prompt, "plain"), 1)
+        if "int8_plain" in prompt[0]["ms_per_token"]:
+            found |= ratio(prompt, "plain", "int8_plain", "prompt_int8_vs_fp32")
         for name in ENGINES:
             if name in prompt[0]["ms_per_token"]:
                 found |= ratio(prompt, name, "plain", f"prompt_vs_{name}")
@@ -242,7 +255,7 @@ def headline(results: Results) -> dict[str, float]:
 
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions]
-    return [*words, "--prompts", 1, "--texts", 1, "--tokens", 4, "--rounds", 1]
+    return [*words, "--prompts", 1, "--texts", 1, "--tokens", 4, "--text-tokens", 4, "--rounds", 1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -250,6 +263,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="questions that the contenders answer in turns")
     parser.add_argument("--texts", type=int, default=40, help="questions whose texts are compared with transformers'")
     parser.add_argument("--tokens", type=int, default=128, help="at most this many new tokens per text")
+    parser.add_argument("--text-tokens", type=int, default=128, help="the same for texts compared with transformers'")
+    parser.add_argument(
+        "--references",
+        type=Path,
+        help="file that keeps transformers' texts (JSON), so that a later run need not write them",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", type=Shape.of, help="WxL:N (default: the drafter's own)")
     parser.add_argument(
@@ -273,6 +292,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if getattr(engine.drafter, "name", None) != "ngram":
         writers["ngram"] = ours(redrafter.Engine(engine.target, resolve_drafter("ngram", engine.target)))
     own = dict(writers)
+    if isinstance(engine.target, PackedTarget):
+        rounded = {"int8": engine, "int8_plain": engine.plain()}
+        writers |= {
+            name: with_int8_activations(each, engine.target, args.shape is None) for name, each in rounded.items()
+        }
     writers["transformers"] = transformers_generate(args.model or default_model())
 
     def chat(text: str) -> list[int]:
@@ -308,7 +332,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "copying" in args.parts:
             take_turns(results, "copying", own, copies, args.tokens, args.rounds, bar)
         if "prompt" in args.parts:
-            take_turns(results, "prompt", {"plain": plain} | others, [("long", whole)], 1, 3 * args.rounds, bar)
+            readers = {name: write for name, write in writers.items() if name.endswith("plain")} | others
+            take_turns(results, "prompt", readers, [("long", whole)], 1, 3 * args.rounds, bar)
         if "passes" in args.parts and not results.part("passes"):
             results.rows += time_passes(engine.target, args.rounds + 4)
         if "steps" in args.parts and not results.part("steps"):
@@ -316,9 +341,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "memory" in args.parts and not results.part("memory") and args.model is None:
             done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
             results.rows.append({"part": "memory", "rss_mb": round(float(done.stdout.split()[-1]))})
+        more = [(q.category, chat(q.text)) for q in read_questions(args.questions, args.texts)]
+        if "choices" in args.parts and not results.part("choices") and isinstance(engine.target, PackedTarget):
+            texts = ((ids, plain(ids, args.text_tokens)[0]) for _, ids in more)
+            differ, choices = compare_choices(engine.target, texts, CHOICES)
+            results.rows.append({"part": "choices", "choices": choices, "differ": differ})
         if "texts" in args.parts:
-            more = [(q.category, chat(q.text)) for q in read_questions(args.questions, args.texts)]
-            compare_texts(results, engine, writers["transformers"], more, args.tokens, bar)
+            other = writers["transformers"]
+            if args.references is not None:
+                other = kept(other, args.references, NAME if args.model is None else str(args.model))
+            compare_texts(results, engine, other, more, args.text_tokens, bar)
     results.save()
     print(headline(results))
 

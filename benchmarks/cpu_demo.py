@@ -4,8 +4,10 @@
 
 Plain and speculative decoding take turns step by step, as in `redrafter compare`; then transformers writes the same
 text with fp32 weights. Times include the prompts; they are medians over the rounds. `first_token_seconds` is the time
-of a new process from the end of its imports to its first token, the median of three; `import_seconds` comes before.
-Results are saved after each prompt.
+of a new process from the end of its imports to its first token, the median of three, and `first_token_cpu_seconds` the
+processor time of the same span, which other programs on the machine change less. The imports come before:
+`import_seconds`, of which `transformers_import_seconds` are those of transformers' tokenizers. Results are saved after
+each prompt.
 """
 
 import os
@@ -16,6 +18,7 @@ if not __package__:  # run as `python benchmarks/cpu_demo.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the commands
 
+import json
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -33,25 +36,29 @@ from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 
 START = """
-import sys, time
+import json, sys, time
 began = time.perf_counter()
 from redrafter.engine.engine import load
-imported = time.perf_counter()
+own = time.perf_counter()
+import transformers.tokenization_utils_tokenizers  # `load` would import it, to read the tokenizer
+imported, busy = time.perf_counter(), time.process_time()
 engine = load(sys.argv[1] or None, sys.argv[2], device="cpu")
 next(iter(engine.stream("Why is the sky blue?", max_new_tokens=8, temperature=0)))
-print(imported - began, time.perf_counter() - imported)
+print(json.dumps({
+    "import_seconds": imported - began,
+    "transformers_import_seconds": imported - own,
+    "first_token_seconds": time.perf_counter() - imported,
+    "first_token_cpu_seconds": time.process_time() - busy,
+}))
 """
 
 
 def time_start(model: Path | None, drafter: str, rounds: int = 3) -> dict[str, float]:
     """Seconds of the imports, and from there to the first token."""
     command = [sys.executable, "-c", START, str(model or ""), drafter]
-    times = []
-    for _ in range(rounds):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        times.append([float(word) for word in done.stdout.split()[-2:]])
-    imports, first = (statistics.median(column) for column in zip(*times, strict=True))
-    return {"import_seconds": round(imports, 2), "first_token_seconds": round(first, 2)}
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(rounds)]
+    times: list[dict[str, float]] = [json.loads(done.stdout.splitlines()[-1]) for done in runs]
+    return {name: round(statistics.median(each[name] for each in times), 2) for name in times[0]}
 
 
 def figures_of(rows: list[dict[str, Any]], comparisons: list[Comparison]) -> dict[str, float]:

@@ -1,13 +1,18 @@
 """Writers of benchmarks/cpu.py that run in its own process: redrafter and transformers' `generate`."""
 
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import redrafter
+from redrafter.core.cache import KVCache
+from redrafter.results import versions
+from redrafter.targets.cpu.packed_target import PackedTarget
 
 Writer = Callable[[list[int], int], tuple[list[int], float, int]]
 """Token ids of a prompt, at most this many new tokens -> new tokens, seconds, steps."""
@@ -21,6 +26,42 @@ def ours(engine: redrafter.Engine) -> Writer:
         return done.tokens, time.perf_counter() - began, done.stats.steps
 
     return write
+
+
+def with_int8_activations(engine: redrafter.Engine, target: PackedTarget, adapts: bool) -> Writer:
+    """An engine of its own over the same target: it learns what steps cost with int8 activations."""
+    write = ours(redrafter.Engine(target, engine.drafter, shape=engine.shape, adapts=adapts))
+
+    def written(ids: list[int], most: int) -> tuple[list[int], float, int]:
+        target.use_activations("int8")
+        try:
+            return write(ids, most)
+        finally:
+            target.use_activations("fp32")
+
+    return written
+
+
+@torch.no_grad()
+def compare_choices(target: PackedTarget, texts: Iterable[tuple[list[int], list[int]]], most: int) -> tuple[int, int]:
+    """Greedy choices that differ between int8 and fp32 activations behind the same texts, and how many were compared.
+
+    `texts`: prompts, and what plain decoding with fp32 activations wrote. No text is taken after `most` choices.
+    """
+    differ = total = 0
+    for ids, text in texts:
+        whole, keep = torch.tensor([ids + text[:-1]]), torch.arange(len(ids) - 1, len(ids) + len(text) - 1)
+        chosen = {}
+        for name in ("int8", "fp32"):  # fp32 last: it is what the target had before
+            target.use_activations(name)
+            logits, _ = target.read(whole, 0, KVCache(slots=whole.shape[1]), (), keep)
+            chosen[name] = logits[0].argmax(-1)
+        assert chosen["fp32"].tolist() == text, "plain decoding chose other tokens"
+        differ += int((chosen["int8"] != chosen["fp32"]).sum())
+        total += len(keep)
+        if total >= most:
+            break
+    return differ, total
 
 
 def transformers_generate(model_folder: Path) -> Writer:
@@ -39,3 +80,28 @@ def transformers_generate(model_folder: Path) -> Writer:
         return tokens, time.perf_counter() - began, len(tokens) - 1
 
     return write
+
+
+def kept(write: Writer, file: Path, about: str) -> Writer:
+    """The texts of `write`, kept in a file and written only once. The time of a kept text is 0.
+
+    `about` names the model. A file of another model, or of other versions of torch or transformers, is refused: its
+    texts may differ.
+    """
+    setting = {"model": about} | {name: versions()[name] for name in ("torch", "transformers")}
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"setting": setting, "texts": []}
+    if found["setting"] != setting:
+        sys.exit(f"{file} holds texts of {found['setting']}, not of {setting}: give another file")
+    known: dict[tuple[int, ...], list[int]] = {(t["most"], *t["prompt"]): t["tokens"] for t in found["texts"]}
+
+    def write_or_find(ids: list[int], most: int) -> tuple[list[int], float, int]:
+        if (most, *ids) in known:
+            tokens = known[most, *ids]
+            return tokens, 0.0, len(tokens) - 1
+        tokens, seconds, steps = write(ids, most)
+        known[most, *ids] = tokens
+        found["texts"].append({"most": most, "prompt": ids, "tokens": tokens})
+        file.write_text(json.dumps(found))
+        return tokens, seconds, steps
+
+    return write_or_find

@@ -1,4 +1,4 @@
-"""What `from redrafter import Engine` costs: transformers' own model class, and little more."""
+"""What a start imports: transformers' own model class for `from redrafter import Engine`, and little more."""
 
 import subprocess
 import sys
@@ -23,3 +23,19 @@ def test_the_engine_imports_no_package_that_transformers_does_not():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["redrafter"]
+
+
+READ = """
+import sys
+from redrafter.drafters import checkpoint, shipped
+for config in shipped.FOLDER.glob("*/config.json"):
+    checkpoint.read(config.parent)
+    print(*{"sympy", "torch._dynamo", "transformers"} & set(sys.modules), "read")
+"""
+
+
+def test_reading_a_drafter_imports_no_compiler():
+    """torch's meta device imports SymPy and torch._dynamo, which took half of the time to the first token."""
+    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["read"]

@@ -68,6 +68,8 @@ def cpu(result: Result) -> str:
         "speculative": "**redrafter, speculative**",
         "ngram": "redrafter, n-grams alone",
         "plain": "redrafter, plain",
+        "int8": "redrafter, speculative, int8 activations",
+        "int8_plain": "redrafter, plain, int8 activations",
         "transformers": "transformers `generate`, fp32",
         "llama_cpp": "llama.cpp, the same weights in 4 bits",
         "llama_cpp_q4_0": "llama.cpp Q4_0, weights rounded again and repacked",
@@ -83,6 +85,8 @@ def cpu(result: Result) -> str:
     if "transformers_texts" in head:
         said.append(f"{head['equal_to_transformers']:.0f} of {head['transformers_texts']:.0f} equal transformers'")
     said.append(f"{head['tokens_per_step']:.2f} tokens/step")
+    if "int8_differing_choices" in head:
+        said.append(f"with int8 activations {100 * head['int8_differing_choices']:.1f} % of greedy choices differ")
     if "copying_vs_own_plain" in head:
         said.append(f"{head['copying_vs_own_plain']:.2f}× on prompts that ask for a corrected copy of their text")
     engines = {key: name for key, name in names.items() if f"prompt_vs_{key}" in head}

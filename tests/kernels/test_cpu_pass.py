@@ -75,28 +75,57 @@ def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(lib):
             assert torch.equal(packed.multiply(x[:n]), alone[:n])
 
 
+def seen_in_8_bits(x):
+    """Each 32 inputs of a token as bytes with one scale."""
+    tiles = x.reshape(len(x), -1, 32)
+    scales = np.abs(tiles).max(2, keepdims=True) / np.float32(127)
+    return (np.rint(tiles / np.where(scales == 0, 1, scales)) * scales).reshape(x.shape)
+
+
 def test_rounded_activations(lib):
-    """Each 32 inputs of a token become bytes with one scale; the sums of their products are exact."""
     rng = np.random.default_rng(0)
-    matrix = quantise(rng.standard_normal((48, COLUMNS)).astype(np.float32), 4)
     x = rng.standard_normal((19, COLUMNS)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, (19, 1)).astype(np.float32)
     x[3, :32] = 0
-    tiles = x.reshape(19, -1, 32)
-    scales = np.abs(tiles).max(2, keepdims=True) / 127
-    seen = np.rint(tiles / np.where(scales == 0, 1, scales)) * scales
-    wanted = seen.reshape(x.shape).astype(np.float64) @ matrix.dequantise().astype(np.float64).T
-    packed = PackedMatrix(matrix, lib=lib)
-    made = packed.multiply(torch.from_numpy(x), rounded=True)
-    sizes = np.abs(wanted).max(1, keepdims=True)
-    assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 1e-5
-    assert float((np.abs(packed.multiply(torch.from_numpy(x)).numpy() - wanted) / sizes).max()) > 1e-4, (
-        "twin: unrounded"
-    )
-    alone = torch.cat([packed.multiply(torch.from_numpy(row[None]), rounded=True) for row in x])
-    for n in (2, 3, 4, 5, 8, 19):
-        assert torch.equal(packed.multiply(torch.from_numpy(x[:n]), rounded=True), alone[:n])
-    floats = PackedMatrix(Floats(matrix.dequantise()), lib=lib)
-    assert torch.equal(floats.multiply(torch.from_numpy(x), rounded=True), floats.multiply(torch.from_numpy(x)))
+    given = torch.from_numpy(x)
+    for index, matrix in enumerate(matrices()):
+        packed, weights = PackedMatrix(matrix, lib=lib), matrix.dequantise().astype(np.float64)
+        made, exact = packed.multiply(given, rounded=True), packed.multiply(given)
+        if isinstance(matrix, Floats):
+            assert torch.equal(made, exact), "floats take the activations as they are"
+            continue
+        wanted = seen_in_8_bits(x).astype(np.float64) @ weights.T
+        sizes = np.abs(wanted).max(1, keepdims=True)
+        assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 2e-6, library.FORMATS[index]
+        assert float((np.abs(exact.numpy() - wanted) / sizes).max()) > 1e-4, "twin: unrounded"
+        alone = torch.cat([packed.multiply(row[None], rounded=True) for row in given])
+        for n in (2, 3, 4, 5, 7, 8, 19):
+            assert torch.equal(packed.multiply(given[:n], rounded=True), alone[:n])
+
+
+def test_rounded_activations_are_the_same_for_every_set_of_instructions(lib):
+    """Where every number has few bits, no sum is rounded and the result is exact. Weights reach -128, inputs 127."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-127, 128, (9, COLUMNS)).astype(np.float32)
+    x[:, ::16] = 127  # the scale of each 32 inputs is 1
+    x[0], x[1] = 127, -127
+    for index, matrix in enumerate(matrices()[:7]):
+        values = matrix.values.copy()
+        values[0], values[1] = values.max(), values.min()
+        scales = (2.0 ** rng.integers(-3, 1, matrix.scales.shape)).astype(matrix.scales.dtype)
+        least = None if matrix.minimums is None else (rng.integers(-8, 8, scales.shape) / 8).astype(scales.dtype)
+        plain = Quantised(matrix.bits, values, scales, least, matrix.zero)
+        made = PackedMatrix(plain, lib=lib).multiply(torch.from_numpy(x), rounded=True)
+        wanted = x.astype(np.float64) @ plain.dequantise().astype(np.float64).T
+        assert np.array_equal(made.numpy(), wanted), library.FORMATS[index]
+
+
+def test_what_is_no_number_stays_none(lib):
+    """A token with NaN or infinity among its activations, and no other token, has NaN or infinity as its result."""
+    packed, x = PackedMatrix(matrices()[0], lib=lib), torch.randn(4, COLUMNS)
+    x[1, 5], x[2, 40] = float("nan"), float("inf")
+    made = packed.multiply(x, rounded=True)
+    assert made[[0, 3]].isfinite().all()
+    assert not made[[1, 2]].isfinite().any()
 
 
 def test_odd_widths_of_floats(lib):

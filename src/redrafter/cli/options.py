@@ -79,6 +79,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="of the KV cache of a model that runs on packed weights on a CPU; fp16 takes half the memory, int8 little "
         "more than a quarter, and the text may differ from that of fp32 (default)",
     )
+    group.add_argument(
+        "--activations",
+        default="fp32",
+        choices=("fp32", "int8"),
+        help="what such a model multiplies with its quantised weights; int8 is faster, as in llama.cpp, and the text "
+        "is that of int8 activations, not that of fp32 (default)",
+    )
     help_ = field_help(Shape)
     group.add_argument("--width", type=int, metavar="W", help=help_["width"])
     group.add_argument("--length", type=int, metavar="L", help=help_["length"])
@@ -190,7 +197,7 @@ def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = Fal
 
     tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
-    how["kv_dtype"] = args.kv_dtype
+    how |= {"kv_dtype": args.kv_dtype, "activations": args.activations}
     with without_collection():
         if tuned:
             return load(args.model, drafter, exact=args.exact, **how)

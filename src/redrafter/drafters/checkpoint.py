@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from redrafter.drafters import int8, registry
 from redrafter.drafters.base import DrafterConfig, DrafterNet
@@ -144,16 +146,31 @@ def read(folder: Path) -> tuple[DrafterNet, dict[str, str]]:
     return build(config, registry.get(kind).config, folder), dict(config.get("target", {}))
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Modules made within it keep the memory they got: random weights would take as long as reading the real ones.
+
+    torch's meta device would do the same, but its arithmetic imports SymPy and torch._dynamo, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
 def build(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> DrafterNet:
     """The network that the `drafter` entry of a configuration describes, with the folder's weights."""
     try:
         shape = dict(config["drafter"])
         shape["layers"] = tuple(shape["layers"])
-        with torch.device("meta"):  # initial weights would take as long as all else
+        with _Uninitialised():
             net = make(kind(**shape))
     except (KeyError, TypeError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    load_weights(net.to_empty(device="cpu"), int8.unpack(read_tensors(folder)), folder)
+    load_weights(net, int8.unpack(read_tensors(folder)), folder)
     return net
 
 

@@ -23,7 +23,7 @@ from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
-from redrafter.targets.cpu.packed_target import use_kv_dtype
+from redrafter.targets.cpu.packed_target import use_rounding
 from redrafter.tuning.account import AccountPolicy, DraftAccount
 from redrafter.tuning.policy import MOST_COPIED, Experience, StepPolicy, policy_for
 from redrafter.tuning.store import apply_profile
@@ -51,6 +51,7 @@ def load(
     device: str | None = None,
     threads: int | None = None,
     kv_dtype: str = "fp32",
+    activations: str = "fp32",
     **model_kwargs: Any,
 ) -> "Engine":
     """Load a target and what guesses for it.
@@ -75,13 +76,15 @@ def load(
     kv_dtype: "fp16" keeps the KV cache in half the memory, "int8" in little more than a quarter, for models that run on
         packed weights on a CPU. The text may differ from that of "fp32"; it is still that of plain decoding with the
         same choice.
+    activations: "int8" rounds what such a model multiplies with its quantised weights, as llama.cpp does. Prompts and
+        drafts are faster. The text is that of plain decoding with int8 activations, which differs from that of "fp32".
     """
     check_exact(exact)
     shape = None if shape is None else Shape.of(shape)
     if threads is not None:
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
-    use_kv_dtype(target, kv_dtype)
+    use_rounding(target, kv_dtype, activations)
     guesses = resolve_drafter(drafter, target, gamma)
     adapts = shape is None and gamma is None
     if adapts and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures

@@ -15,7 +15,7 @@ from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, Recu
 from redrafter.drafters.recurrent import compiled as module
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import quantise
+from redrafter.kernels.cpu_pass.matrices import Floats, quantise
 from tests.helpers.zoo import VOCAB
 from tests.targets.cpu.test_packed import packed
 
@@ -25,8 +25,8 @@ ROWS = 3
 
 
 def drafter(monkeypatch, **changes):
-    """A drafter whose weights are 8 bits already, so that the compiled search rounds nothing away."""
-    monkeypatch.setattr(module, "quantise", lambda weights, bits: quantise(weights, 8))
+    """A drafter whose weights stay floats: the compiled search then rounds neither them nor activations."""
+    monkeypatch.setattr(module, "quantise", lambda weights, bits: Floats(weights))
     target = packed("llama")
     sizes = {"state_size": 64, "exit_size": 96, "embedding_size": 32, "context_size": 64, "vocab_size": VOCAB}
     config = RecurrentConfig(
@@ -37,8 +37,6 @@ def drafter(monkeypatch, **changes):
     with torch.no_grad():
         for weight in net.parameters():
             weight.normal_(0, 0.4)
-            if weight.dim() == 2 and weight.shape[1] % 32 == 0:
-                weight.copy_(torch.from_numpy(quantise(weight.numpy(), 8).dequantise()))
     if net.token_ids is not None:
         net.token_ids.copy_(torch.randperm(VOCAB)[:24])
     made = RecurrentDrafter(net, target)
@@ -143,7 +141,7 @@ def test_a_search_ends_where_its_best_path_is_unlikely(monkeypatch):
 def test_the_best_guesses_are_scored_with_the_unrounded_vocabulary(monkeypatch):
     made = drafter(monkeypatch)
     rounded = torch.from_numpy(quantise(made.vocabulary.numpy(), 4).dequantise())
-    monkeypatch.setattr(module, "quantise", lambda weights, bits: quantise(weights, 4 if len(weights) == 24 else 8))
+    monkeypatch.setattr(module, "quantise", lambda w, bits: quantise(w, 4) if len(w) == 24 else Floats(w))
     state = RecurrentState(made.net.context(torch.randn(ROWS, 64)), torch.randn(ROWS, 2, 32, 32))
     how = {"width": 4, "length": 1, "temperature": torch.zeros(ROWS), "noise": None}
 

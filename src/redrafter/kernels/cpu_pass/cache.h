@@ -37,10 +37,6 @@ static inline void write_head(int8_t* to, const float* from, long size) {
   vec most = zero();
   for (long d = 0; d < size; d += LANES) most = max(magnitude(load(from + d)), most);
   const float scale = top(most) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-  for (long d = 0; d < size; d += LANES) {
-    int32_t whole[LANES];
-    store(whole, rounded(limited(load(from + d) * all(inverse), 127.0f)));
-    for (long i = 0; i < LANES; i++) to[d + i] = (int8_t)whole[i];
-  }
+  for (long d = 0; d < size; d += LANES) store(to + d, rounded(limited(load(from + d) * all(inverse), 127.0f)));
   memcpy(to + size, &scale, sizeof scale);
 }

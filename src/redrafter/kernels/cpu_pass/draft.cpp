@@ -2,7 +2,6 @@
 #include "arithmetic.h"
 #include "best.h"
 #include "draft.h"
-#include "rounded.h"
 #include "team.h"
 
 namespace {
@@ -12,8 +11,9 @@ constexpr long REFINED = 32;  // guesses of a beam whose scores are made again f
 class Drafter {
  public:
   Drafter(const Network& network, const Draft& draft)
-      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width), before(most, n.state), state(most, n.state),
-        reading(most, n.heads * n.size), normed(most, n.exit), feature(most, n.width), context(d.rows, n.context),
+      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width, true), before(most, n.state, true),
+        state(most, n.state, true), reading(most, n.heads * n.size, true), normed(most, n.exit, true),
+        feature(most, n.width, true), context(d.rows, n.context, true),
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
         x(new float[most * n.exit]), line(new float[most * n.exit]), out(new float[most * n.width]),
         share(new float[d.rows * n.exit]), logits(new float[most * room()]), tokens(most), from(most),
@@ -43,7 +43,7 @@ class Drafter {
   const Network& n;
   const Draft& d;
   long most;  // beams of all rows
-  RoundedRows heard, before, state, reading, normed, feature, context;
+  Rows heard, before, state, reading, normed, feature, context;
   Numbers states, parents, query, x, line, out, share, logits;
   std::vector<long> tokens, from;  // what each beam guessed last, and the beam it came from
   std::vector<long> follows;       // by row: the beam that has followed the chain so far; -1: none
@@ -62,11 +62,11 @@ class Drafter {
 
   // The state before the last token, and the context's part of the input projection.
   void begin(Team::Member& member, float* part) {
-    member.share(d.rows, [&](long row) { context.put(row, 0, d.context + row * n.context, n.context); });
+    member.share(d.rows, [&](long row) { context.fill(row, d.context + row * n.context, n.context); });
     long first = groups(n.from_context);
     member.share(first + groups(n.input_context), [&](long g) {
-      if (g >= first) return rounded_outputs(n.input_context, g - first, context, n.input_bias, share.get(), part);
-      rounded_product(n.from_context, g, context, part);
+      if (g >= first) return outputs(n.input_context, g - first, context, n.input_bias, share.get(), part);
+      product(n.from_context, g, context, part);
       for (long row = 0; row < d.rows; row++)
         store(&states[row * n.state + g * LANES], tanh(load(part + row * LANES) + load(n.context_bias + g * LANES)));
     });
@@ -85,9 +85,9 @@ class Drafter {
       each([&](long i) { listen(depth, beams, i); })();
     });
     member.share(n.state / LANES, [&](long g) { advance(g, depth, beams, count, part); },
-                 each([&](long i) { state.put(i, 0, &states[i * n.state], n.state); }));
+                 each([&](long i) { state.fill(i, &states[i * n.state], n.state); }));
     if (n.heads) {
-      member.share(groups(n.query), [&](long g) { rounded_outputs(n.query, g, state, nullptr, query.get(), part); });
+      member.share(groups(n.query), [&](long g) { outputs(n.query, g, state, nullptr, query.get(), part); });
       member.share(count * n.heads, [&](long u) { remember(u, beams); });
     }
     const auto unit = [&](float scale) { return each([this, scale](long i) { norm(i, scale); }); };
@@ -95,10 +95,10 @@ class Drafter {
     member.share(n.exit / LANES, [&](long g) { join(g, beams, count, part); }, unit(n.block_count ? 1.0f : last));
     for (long b = 0; b < n.block_count; b++)
       member.share(n.exit / LANES, [&](long g) { block(b, g, count, part); }, unit(b + 1 < n.block_count ? 1.0f : last));
-    member.share(groups(n.head), [&](long g) { rounded_outputs(n.head, g, normed, nullptr, out.get(), part); },
-                 each([&](long i) { feature.put(i, 0, &out[i * n.width], n.width); }));
+    member.share(groups(n.head), [&](long g) { outputs(n.head, g, normed, nullptr, out.get(), part); },
+                 each([&](long i) { feature.fill(i, &out[i * n.width], n.width); }));
     member.share(groups(n.vocabulary), [&](long g) {
-      rounded_product(n.vocabulary, g, feature, part);
+      product(n.vocabulary, g, feature, part);
       for (long i = 0; i < count; i++) store(&logits[i * room() + g * LANES], load(part + i * LANES));
     });
   }
@@ -110,8 +110,8 @@ class Drafter {
 
   void listen(long depth, long beams, long i) {
     embed(n, tokens[i], &out[i * n.width]);
-    heard.put(i, 0, &out[i * n.width], n.width);
-    before.put(i, 0, past(depth, beams, i), n.state);
+    heard.fill(i, &out[i * n.width], n.width);
+    before.fill(i, past(depth, beams, i), n.state);
   }
 
   // 16 numbers of every beam's new state: the old one mixed with silu(U s + W e + b), as a gate says.
@@ -119,8 +119,8 @@ class Drafter {
     float *more = part + most * LANES, *kept = more + most * LANES;
     for (long half = 0; half < 2; half++) {
       long group = g + half * (n.state / LANES);
-      rounded_product(n.cell_u, group, before, part);
-      rounded_product(n.cell_w, group, heard, more);
+      product(n.cell_u, group, before, part);
+      product(n.cell_w, group, heard, more);
       for (long i = 0; i < count; i++) {
         vec mixed = load(part + i * LANES) + load(more + i * LANES) + load(n.cell_bias + group * LANES);
         if (half == 0) {
@@ -147,12 +147,13 @@ class Drafter {
     }
     rms_norm(read.data(), nullptr, 1.0f, read.data(), n.size);
     reading.put(i, h * n.size, read.data(), n.size);
+    reading.round(i, h * n.size, n.size);
   }
 
   void join(long g, long beams, long count, float* part) {
     float* more = part + most * LANES;
-    rounded_product(n.input_state, g, state, part);
-    if (n.heads) rounded_product(n.input_memory, g, reading, more);
+    product(n.input_state, g, state, part);
+    if (n.heads) product(n.input_memory, g, reading, more);
     for (long i = 0; i < count; i++) {
       vec made = load(part + i * LANES) + load(&share[i / beams * n.exit + g * LANES]);
       if (n.heads) made = made + load(more + i * LANES);
@@ -164,11 +165,11 @@ class Drafter {
   void norm(long i, float scale) {
     const vec by = all(rms_factor(&x[i * n.exit], EPS, n.exit) * scale);
     for (long k = 0; k < n.exit; k += LANES) store(&line[i * n.exit + k], load(&x[i * n.exit + k]) * by);
-    normed.put(i, 0, &line[i * n.exit], n.exit);
+    normed.fill(i, &line[i * n.exit], n.exit);
   }
 
   void block(long b, long g, long count, float* part) {
-    rounded_product(n.blocks[b], g, normed, part);
+    product(n.blocks[b], g, normed, part);
     for (long i = 0; i < count; i++) {
       float* own = &x[i * n.exit + g * LANES];
       store(own, load(own) + silu(load(part + i * LANES) + load(n.block_biases[b] + g * LANES)));

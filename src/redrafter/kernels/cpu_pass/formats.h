@@ -32,6 +32,7 @@ struct Four {
     uint32_t word[4][LANES];
   };
   static constexpr long WORDS = 4, EACH_WORD = 8;
+  static constexpr bool HAS_MINIMUM = MINIMUM;
   INLINE ivec word(const Tile& t, long c) { return load(t.word[c]); }
   INLINE vec weight(ivec w, int at) {
 #if defined(__AVX512F__)  // a table takes its index from the four lowest bits
@@ -70,6 +71,7 @@ struct Eight {
     uint32_t word[GROUP / 4][LANES];
   };
   static constexpr long WORDS = GROUP / 4, EACH_WORD = 4;
+  static constexpr bool HAS_MINIMUM = MINIMUM;
   INLINE ivec word(const Tile& t, long c) { return load(t.word[c]); }
   INLINE vec weight(ivec w, int at) {
     EACH w.part[i] = w.part[i] << (24 - 8 * at) >> 24;
@@ -127,6 +129,7 @@ static inline float bf16(uint16_t x) {
   case 4: { using F = Eight<uint16_t, true, 32>; DO } break;  \
   case 5: { using F = Eight<float, true, 32>; DO } break;     \
   case 6: { using F = Eight<float, false, 16>; DO } break;
+INLINE bool is_quantised(const Matrix& m) { return m.format < 7; }
 #define FOR_FLOATS(DO)                                             \
   case 7: { using F = Float<float, load_fp32, fp32>; DO } break;    \
   case 8: { using F = Float<uint16_t, load_fp16, fp16>; DO } break; \

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,7 +86,7 @@ class Pass(ctypes.Structure):
         *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "rows", "nodes", "threads", "cache"),
+        *fields(LONG, "rows", "nodes", "threads", "cache", "rounds"),
     ]
 
 
@@ -95,8 +96,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack_floats": ([LONG, POINTER, LONG, LONG, POINTER, LONG], None),
     "quantise": ([LONG, POINTER, LONG, LONG, *[POINTER] * 3, LONG], None),
     "take_rows": ([POINTER, POINTER, LONG, POINTER], None),
-    "multiply": ([POINTER, POINTER, LONG, POINTER, LONG], None),
-    "multiply_rounded": ([POINTER, POINTER, LONG, POINTER, LONG], None),
+    "multiply": ([POINTER, POINTER, LONG, POINTER, LONG, LONG], None),
     "run_pass": ([POINTER, POINTER], None),
     "run_draft": ([POINTER, POINTER], None),
     "run_take": ([POINTER, POINTER], None),
@@ -106,11 +106,17 @@ TRY = """
 import ctypes, sys
 class Matrix(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *[(n, ctypes.c_long) for n in ("rows", "columns", "tiles", "format")]]
-lib, x = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512)
+lib, x, long = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512), ctypes.c_long
+ones, halves = (ctypes.c_int8 * 512)(*[1] * 512), (ctypes.c_uint16 * 16)(*[0x3C00] * 16)
 packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
-lib.pack_floats(ctypes.c_long(7), x, ctypes.c_long(16), ctypes.c_long(32), packed, ctypes.c_long(1))
-lib.multiply(ctypes.byref(Matrix(ctypes.addressof(packed), 16, 32, 1, 7)), x, ctypes.c_long(1), y, ctypes.c_long(1))
-assert list(y) == [32.0] * 16
+def tried(form, rounds):
+    matrix = Matrix(ctypes.addressof(packed), 16, 32, 1, form)
+    lib.multiply(ctypes.byref(matrix), x, long(1), y, long(rounds), long(1))
+    assert list(y) == [32.0] * 16, list(y)
+lib.pack_floats(long(7), x, long(16), long(32), packed, long(1))
+tried(7, 0)
+lib.pack_quantised(long(3), ones, halves, None, long(16), long(32), packed, long(1))
+tried(3, 1)
 """
 """Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
 
@@ -119,8 +125,11 @@ def supported() -> list[str]:
     """The sets of instructions that this CPU has, the fastest first."""
     capability = torch.backends.cpu.get_cpu_capability()
     found = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(capability, [])
+    if "avx512" in found and torch.cpu._is_vnni_supported():
+        found.insert(0, "avx512_vnni")
     if platform.machine() in ("aarch64", "arm64"):
-        found = ["neon"]
+        has_dotprod = sys.platform == "darwin" or "asimddp" in native.cpu_features()
+        found = ["neon_dotprod", "neon"] if has_dotprod else ["neon"]
     return [*found, "portable"]
 
 

@@ -38,7 +38,8 @@ struct Pass {
   long kept_count;
   float* logits;                       // (kept_count, vocabulary)
   long rows, nodes, threads;
-  long cache;  // a CacheKind
+  long cache;   // a CacheKind
+  long rounds;  // whether activations are rounded to 8 bits before they are multiplied with quantised matrices
 };
 
 enum CacheKind { FP32 = 0, FP16 = 1, INT8 = 2 };  // of keys and values; INT8: with a scale behind each head, see cache.h

@@ -173,6 +173,7 @@ class PassModel:
         wanted: Sequence[int] = (),
         keep: Tensor | None = None,
         known: tuple[Any, Any] | None = None,
+        rounded: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
@@ -181,7 +182,7 @@ class PassModel:
         size / 2) of each kind of layer; other threads may use others at the same time. visible: (B, n, S) bool, which
         slots each token sees; without it, all up to its own. key_positions: (B, S), for layers with a window. wanted:
         hidden states, as transformers numbers them. keep: columns whose logits are wanted. known: what `cache_pointers`
-        found for this cache before.
+        found for this cache before. rounded: multiply quantised matrices with 8-bit activations, see rounded.cpp.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
@@ -220,6 +221,7 @@ class PassModel:
             nodes=n,
             threads=thread_count(),
             cache=CACHE_KINDS.index(first.dtype),
+            rounds=rounded,
         )
         self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
         return logits, hidden

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "product.h"
-#include "rounded.h"
 #include "team.h"
 
 template <typename Work>
@@ -69,27 +68,15 @@ extern "C" void pack_floats(long format, const void* from, long rows, long colum
   switch (format) { FOR_FLOATS(pack_numbers<F>(from, rows, columns, to, threads);) }
 }
 
-// work(group, input, part) for every group of a matrix; `input` holds x (n, columns).
-template <typename Input, typename Work>
-static void each_group(const Matrix& m, const float* x, long n, long threads, Work work) {
-  Input input(n, m.columns);
-  for (long t = 0; t < n; t++) input.put(t, 0, x + t * m.columns, m.columns);
+// y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone. With rounded activations if `rounds`.
+extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long rounds, long threads) {
+  Rows input(n, m->columns, rounds);
+  for (long t = 0; t < n; t++) input.fill(t, x + t * m->columns, m->columns);
   Team team(1, threads);
   team.start([&](Team::Member member) {
     std::vector<float> part(n * LANES);
-    member.share(groups(m), [&](long g) { work(g, input, part.data()); });
+    member.share(groups(*m), [&](long g) { outputs(*m, g, input, nullptr, y, part.data()); });
   });
-}
-
-// y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone.
-extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long threads) {
-  each_group<Rows>(*m, x, n, threads, [&](long g, auto& in, float* part) { outputs(*m, g, in, nullptr, y, part); });
-}
-
-// The same with rounded activations, as in a draft. The rows are a multiple of 16, the columns of 32.
-extern "C" void multiply_rounded(const Matrix* m, const float* x, long n, float* y, long threads) {
-  each_group<RoundedRows>(*m, x, n, threads,
-                          [&](long g, auto& in, float* part) { rounded_outputs(*m, g, in, nullptr, y, part); });
 }
 
 // Rows `ids` (count,) of a matrix -> y (count, columns) in fp32.

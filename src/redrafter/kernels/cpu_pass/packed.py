@@ -65,12 +65,11 @@ class PackedMatrix:
         return made
 
     def multiply(self, x: Tensor, *, rounded: bool = False) -> Tensor:
-        """x (..., columns) -> (..., rows). With 8-bit activations if `rounded`, as in a draft: see rounded.h."""
+        """x (..., columns) -> (..., rows). With 8-bit activations if `rounded`: see rounded.cpp."""
         x = x.contiguous()
         made = torch.empty(*x.shape[:-1], self.shape[0])
         n = x.numel() // self.shape[1]
-        at = (ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr())
-        (self.lib.multiply_rounded if rounded else self.lib.multiply)(*at, thread_count())
+        self.lib.multiply(ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr(), rounded, thread_count())
         return made
 
 

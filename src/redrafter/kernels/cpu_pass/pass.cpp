@@ -53,10 +53,11 @@ constexpr long FEW = 8;  // tokens
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(pass.rows * pass.nodes), normed(tokens, m.hidden), found(tokens, m.heads * m.size),
-        inner(tokens, m.middle), kept(p.kept_count, m.hidden), x(new float[tokens * m.hidden]),
-        q(new float[tokens * m.heads * m.size]), k(new float[tokens * m.kv_heads * m.size]),
-        v(new float[tokens * m.kv_heads * m.size]), out(new float[tokens * m.hidden]) {
+      : m(model), p(pass), tokens(pass.rows * pass.nodes), normed(tokens, m.hidden, p.rounds),
+        found(tokens, m.heads * m.size, p.rounds), inner(tokens, m.middle, p.rounds),
+        kept(p.kept_count, m.hidden, p.rounds), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
+        k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
+        out(new float[tokens * m.hidden]) {
     for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t / p.nodes, t % p.nodes, 0));
     for (long l = 0; l < m.layer_count; l++)
       if (m.layers[l].window && near.empty())
@@ -65,14 +66,14 @@ class Runner {
   }
 
   void run() {
-    Team team(9 * m.layer_count + 3, p.threads);
+    Team team(10 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
       if (whole_prompts()) room = std::max(room, prompt_room(longest, m.size) + 2 * (longest + LANES) * m.size * (p.cache != FP32));
       std::vector<float> part(2 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
-      member.share(kept.tokens, [&](long i) { kept.put(i, 0, &out[p.kept[i] * m.hidden], m.hidden); });
+      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[p.kept[i] * m.hidden], m.hidden); });
       member.share(groups(m.head), [&](long g) { outputs(m.head, g, kept, nullptr, p.logits, part.data()); });
     });
   }
@@ -85,19 +86,24 @@ class Runner {
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
 
-  // work(group, span) for `count` groups of outputs and every block of tokens, then each(i) for every i below `after`.
-  // Block after block, so that the activations of a block stay in the L1 cache.
+  // work(u) for every u below `count`, then each(i) for every i below `after`.
   template <typename Work, typename Each>
-  void products(Team::Member& member, long count, Work work, long after, Each each) {
-    auto unit = [&](long u) { work(u % count, block(tokens, u / count)); };
+  void share(Team::Member& member, long count, Work work, long after, Each each) {
     if (tokens <= FEW) {  // waiting for other threads would take longer
-      member.share(count * blocks(tokens), unit, [&] {
+      member.share(count, work, [&] {
         for (long i = 0; i < after; i++) each(i);
       });
     } else {
-      member.share(count * blocks(tokens), unit);
+      member.share(count, work);
       member.share(after, each);
     }
+  }
+
+  // The same with work(group, span) for `count` groups of outputs and every block of tokens. Block after block, so that the
+  // activations of a block stay in the L1 cache.
+  template <typename Work, typename Each>
+  void products(Team::Member& member, long count, Work work, long after, Each each) {
+    share(member, count * blocks(tokens), [&](long u) { work(u % count, block(tokens, u / count)); }, after, each);
   }
 
   void layer(Team::Member& member, long index, float* part, float* scores) {
@@ -109,18 +115,17 @@ class Runner {
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     };
     products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
-    if (whole_prompts()) {
-      long parts = (p.nodes + TOGETHER - 1) / TOGETHER;
-      member.share(p.rows * parts * m.heads, [&](long u) {
-        prompt_attention(l, index, u / m.heads / parts, u / m.heads % parts * TOGETHER, u % m.heads, scores);
-      });
-    } else {
-      member.share(heads, [&](long u) { attention(l, index, u, scores); });
-    }
+    const long parts = (p.nodes + TOGETHER - 1) / TOGETHER, to_round = p.rounds ? tokens : 0;
+    auto attend = [&](long u) {
+      if (!whole_prompts()) return attention(l, index, u, scores);
+      prompt_attention(l, index, u / m.heads / parts, u / m.heads % parts * TOGETHER, u % m.heads, scores);
+    };
+    const long units = whole_prompts() ? p.rows * parts * m.heads : heads;
+    share(member, units, attend, to_round, [&](long t) { found.round(t, 0, m.heads * m.size); });
     auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
     products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
     auto gate = [&](long g, Span span) { mlp(l, g, span, part); };
-    products(member, groups(l.gate), gate, 0, [](long) {});
+    products(member, groups(l.gate), gate, to_round, [&](long t) { inner.round(t, 0, m.middle); });
     auto down = [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); };
     products(member, groups(l.down), down, tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
   }
@@ -149,7 +154,7 @@ class Runner {
   // The norm of a token's x, for the next product. `out` has served its purpose when a norm is due.
   void norm(long t, const float* weight) {
     rms_norm(&x[t * m.hidden], weight, m.eps, &out[t * m.hidden], m.hidden);
-    normed.put(t, 0, &out[t * m.hidden], m.hidden);
+    normed.fill(t, &out[t * m.hidden], m.hidden);
   }
 
   // x += out, through a norm if the model has one here.

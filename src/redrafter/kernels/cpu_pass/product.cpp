@@ -50,19 +50,14 @@ static void every(const Matrix& m, long group, const Rows& input, Span tokens, f
     float* out = y + own.from * LANES;
     switch (own.to - own.from) {
 #define CASE(N) case N: some<F, N>(tile, m.tiles, x, totals, input.tokens, out); break;
-      CASE(1) CASE(2)
-#if !defined(PORTABLE)
-      CASE(3) CASE(4)
-#endif
-#if defined(__AVX512F__)
-      CASE(5) CASE(6) CASE(7) CASE(8)
-#endif
+      FOR_EACH_COUNT(CASE)
 #undef CASE
     }
   }
 }
 
 void product(const Matrix& m, long group, const Rows& input, Span tokens, float* y) {
+  if (input.rounded && is_quantised(m)) return rounded_product(m, group, input, tokens, y);
   switch (m.format) {
     FOR_QUANTISED(every<F>(m, group, input, tokens, y);)
     FOR_FLOATS(every<F>(m, group, input, tokens, y);)

@@ -3,7 +3,6 @@
 
 #include "arithmetic.h"
 #include "draft.h"
-#include "rounded.h"
 #include "team.h"
 
 namespace {
@@ -11,7 +10,7 @@ namespace {
 class Taker {
  public:
   Taker(const Network& network, const Taken& taken)
-      : n(network), d(taken), all_tokens(d.rows * d.tokens), pairs(all_tokens, n.context + n.width),
+      : n(network), d(taken), all_tokens(d.rows * d.tokens), pairs(all_tokens, n.context + n.width, true),
         keys(new float[all_tokens * n.heads * n.size]), values(new float[all_tokens * n.heads * n.size]) {}
 
   void run() {
@@ -26,8 +25,8 @@ class Taker {
       member.share(all_tokens, [&](long i) { pair(i, line.data()); });
       long first = groups(n.key);
       member.share(2 * first, [&](long g) {
-        if (g < first) rounded_outputs(n.key, g, pairs, nullptr, keys.get(), part.data());
-        else rounded_outputs(n.value, g - first, pairs, nullptr, values.get(), part.data());
+        if (g < first) outputs(n.key, g, pairs, nullptr, keys.get(), part.data());
+        else outputs(n.value, g - first, pairs, nullptr, values.get(), part.data());
       });
       member.share(d.rows * n.heads, [&](long u) { remember(u); });
     });
@@ -37,7 +36,7 @@ class Taker {
   const Network& n;
   const Taken& d;
   long all_tokens;
-  RoundedRows pairs;
+  Rows pairs;
   Numbers keys, values;
 
   void context(const float* hidden, float* to) const {
@@ -48,7 +47,7 @@ class Taker {
   void pair(long i, float* line) {
     context(d.hidden + i * n.context, line);
     embed(n, d.ids[i], line + n.context);
-    pairs.put(i, 0, line, n.context + n.width);
+    pairs.fill(i, line, n.context + n.width);
   }
 
   // memory · γ^count + the sum of γ^age · key · value^T over the accepted tokens.

@@ -119,7 +119,8 @@ INLINE ivec rounded(vec x) {
   EACH y.part[i] = (integers)((naturals)(x.part[i] + 12582912.0f) - 0x4b400000u);
   return y;
 }
-INLINE void store(int32_t* y, ivec x) { EACH *(integers*)(y + i * WIDTH) = x.part[i]; }
+typedef int8_t octets __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+INLINE void store(int8_t* y, ivec x) { EACH *(octets*)(y + i * WIDTH) = __builtin_convertvector(x.part[i], octets); }
 INLINE vec as_floats(ivec x) {  // the same bits
   vec y;
   EACH y.part[i] = (floats)x.part[i];

@@ -6,6 +6,7 @@ length, beside any other rows.
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,14 @@ from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.target import KVLayout, Target
 
+log = logging.getLogger(__name__)
+
 CPU = torch.device("cpu")
 POINTERS = "pointers of a packed pass"
 KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 """What keys and values may be kept in."""
+ACTIVATIONS = ("fp32", "int8")
+"""What is multiplied with quantised weights."""
 
 
 class PackedEmbedding(nn.Module):
@@ -90,6 +95,7 @@ class PackedTarget(Target):
         self._load_model = load_model
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self.use_kv_dtype("fp32")
+        self.use_activations("fp32")
 
     def use_kv_dtype(self, name: str) -> None:
         """Keep keys and values in fp32, or rounded: to fp16 in half the memory, or to int8 with a scale for each head.
@@ -103,6 +109,15 @@ class PackedTarget(Target):
         scale = SCALE_BYTES if name == "int8" else 0
         size = (self.packed.sizes.kv_heads, self.packed.sizes.size + scale, KV_DTYPES[name], CPU)
         self._kv_layout = dict.fromkeys(range(self.layer_count), (size, size))
+
+    def use_activations(self, name: str) -> None:
+        """Multiply quantised weights with activations in fp32, or rounded to int8 with a scale for each 32 of a token.
+
+        Plain and speculative decoding round alike, so their texts are equal; they may differ from those of fp32.
+        """
+        if name not in ACTIVATIONS:
+            raise ConfigError(f"activations can be in {' or '.join(ACTIVATIONS)}, got {name!r}")
+        self.activations = name
 
     @functools.cached_property
     def model(self) -> Any:
@@ -118,7 +133,8 @@ class PackedTarget(Target):
 
     @property
     def forward_kind(self) -> str:
-        return "packed" if self.kv_dtype == "fp32" else f"packed, {self.kv_dtype} KV cache"
+        rounded = {"KV cache": self.kv_dtype, "activations": self.activations}
+        return ", ".join(["packed", *(f"{name} {what}" for what, name in rounded.items() if name != "fp32")])
 
     def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
         return self._kv_layout
@@ -154,6 +170,7 @@ class PackedTarget(Target):
             wanted=layers,
             keep=keep,
             known=known,
+            rounded=self.activations == "int8",
         )
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -183,9 +200,14 @@ class PackedTarget(Target):
         return self.forward(tokens, positions, positions, None, None, cache, layers, keep)
 
 
-def use_kv_dtype(target: Target, name: str) -> None:
-    """`PackedTarget.use_kv_dtype`; other targets have a KV cache of the model's own dtype."""
+def use_rounding(target: Target, kv_dtype: str, activations: str) -> None:
+    """`PackedTarget.use_kv_dtype` and `use_activations`; other targets have the model's own dtype for both."""
     if isinstance(target, PackedTarget):
-        target.use_kv_dtype(name)
-    elif name != "fp32":
-        raise ConfigError(f"kv_dtype {name} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
+        target.use_kv_dtype(kv_dtype)
+        target.use_activations(activations)
+        if activations != "fp32":
+            log.info("the text is that of %s activations", activations)
+        return
+    for option, name in (("kv_dtype", kv_dtype), ("activations", activations)):
+        if name != "fp32":
+            raise ConfigError(f"{option} {name} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
