@@ -293,13 +293,16 @@ def test_a_drafter_learns_more_tokens(tmp_path: Path, target: Target, texts: Tex
     short = replace(CONFIG, updates=2)
     train(target, texts, tmp_path / "old", options=replace(OPTIONS, draft_vocab=17), config=short)
     old, _ = checkpoint.read(tmp_path / "old")
-    for asked, guessed in ((17, 17), (3, 17), (20, 20), (10 * VOCAB, VOCAB)):
+    for asked, guessed in ((17, 17), (20, 20), (0, VOCAB), (10 * VOCAB, VOCAB)):
         options, folder = replace(OPTIONS, draft_vocab=asked), tmp_path / f"{asked}"
         train(target, texts, folder, options=options, config=short, init_from=tmp_path / "old")
         new, _ = checkpoint.read(folder)
         assert new.token_ids is not None
         assert new.config.guessable == len(set(new.token_ids.tolist())) == guessed
         assert new.token_ids[:17].tolist() == old.token_ids.tolist()
+    fewer = replace(OPTIONS, draft_vocab=3)
+    with pytest.raises(ConfigError, match="guesses among 17 tokens, not fewer, but draft_vocab is 3"):
+        train(target, texts, tmp_path / "no", options=fewer, config=short, init_from=tmp_path / "old")
     train(target, texts, tmp_path / "own", options=replace(OPTIONS, draft_vocab=17, head="own"), config=short)
     with pytest.raises(ConfigError, match="only a drafter whose head is tied"):
         train(target, texts, tmp_path / "no", options=options, config=short, init_from=tmp_path / "own")
