@@ -15,6 +15,7 @@ from redrafter.interop import load
 from redrafter.interop.sglang import checks, plugin, recorded, settings, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
+from redrafter.runtime.state import tensors_of
 from redrafter.targets import load_target
 from tests.helpers import sglang_engine
 from tests.helpers import sglang_stub as stub
@@ -257,6 +258,22 @@ def test_hidden_states_of_earlier_layers(target, monkeypatch):
         HiddenStates(stub.Model(target.model), (0, -1), target.layer_count, "toy")
     with pytest.raises(UnsupportedTarget, match="train one with --layers -1"):
         HiddenStates(torch.nn.Module(), (1, -1), target.layer_count, "toy")
+
+
+def test_warming_up_uses_the_spare_slot_alone(target, monkeypatch):
+    """And no more rows than SGLang runs at once: a batch's logits take much memory."""
+    made = make_worker(target, monkeypatch)
+    trees, rows = made.trees, []
+    accept = trees.accept
+    monkeypatch.setattr(trees, "accept", lambda given, *rest: (rows.append(len(given.slots)), accept(given, *rest)))
+    kept = [*tensors_of(trees.state), *trees.kept]
+    for x in kept:
+        x.fill_(1)
+    made.recorded.warm_up(made.chooser.usable)
+    assert all(bool((x[: trees.spare] == 1).all()) for x in kept)
+    assert not all(bool((x == 1).all()) for x in kept), "the twin: something was drafted"
+    assert set(rows) == {1, 3}
+    assert trees.spare < recorded.BATCHES[-1]
 
 
 class TestTwins:

@@ -171,6 +171,16 @@ def test_instructions_can_be_forced(monkeypatch):
     assert not library.can_run()
 
 
+def test_where_the_fastest_instructions_fail_the_next_are_used(monkeypatch):
+    monkeypatch.setattr(library, "supported", lambda: ["fastest", "fast", "portable"])
+    monkeypatch.setattr(library, "load", {"fastest": None, "fast": "compiled", "portable": "slow"}.get)
+    assert library.library() == "compiled"
+    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
+    assert library.library() == "slow"
+    monkeypatch.setattr(library, "load", lambda _: None)
+    assert library.library() is None
+
+
 def test_a_wheels_library_needs_no_compiler(tmp_path, monkeypatch):
     made, path = library.library(), tmp_path / f"{library.chosen()}.so"
     shutil.copy(made._name, path)

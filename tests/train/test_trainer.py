@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from redrafter import Shape
 from redrafter.drafters import RecurrentConfig, RecurrentDrafter, checkpoint
+from redrafter.drafters.base import DrafterNet
 from redrafter.drafters.options import DrafterOptions
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
@@ -89,6 +91,26 @@ def test_resumed_bit_for_bit(tmp_path: Path, target: Target, texts: Texts, state
     (tmp_path / "parts" / last).write_bytes(b"\0" * 100)
     (tmp_path / "parts" / "report.html").unlink(missing_ok=True)
     train(target, texts, tmp_path / "parts", options=OPTIONS, config=config)
+    assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "parts" / last).read_bytes()
+
+
+def test_a_run_goes_on_with_its_own_order_of_tokens(tmp_path: Path, target: Target, texts: Texts, monkeypatch) -> None:
+    """Older versions sorted the token ids; the rows of a head of its own are in their order."""
+
+    def sorted_ids(*given: Any) -> DrafterNet:
+        net = make_net(*given)
+        net.token_ids.copy_(net.token_ids.sort().values)
+        return net
+
+    options = replace(OPTIONS, head="own", draft_vocab=20)
+    assert make_net(target, texts, options, 0).token_ids.diff().min() < 0, "else there is nothing to confuse"
+    monkeypatch.setattr(trainer, "make_net", sorted_ids)
+    train(target, texts, tmp_path / "whole", options=options, config=CONFIG)
+    train(target, texts, tmp_path / "parts", options=options, config=CONFIG)
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "update-00000012")
+    monkeypatch.undo()
+    train(target, texts, tmp_path / "parts", options=options, config=CONFIG)
+    last = "checkpoints/update-00000012/state.safetensors"
     assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "parts" / last).read_bytes()
 
 
@@ -293,13 +315,16 @@ def test_a_drafter_learns_more_tokens(tmp_path: Path, target: Target, texts: Tex
     short = replace(CONFIG, updates=2)
     train(target, texts, tmp_path / "old", options=replace(OPTIONS, draft_vocab=17), config=short)
     old, _ = checkpoint.read(tmp_path / "old")
-    for asked, guessed in ((17, 17), (3, 17), (20, 20), (10 * VOCAB, VOCAB)):
+    for asked, guessed in ((17, 17), (20, 20), (0, VOCAB), (10 * VOCAB, VOCAB)):
         options, folder = replace(OPTIONS, draft_vocab=asked), tmp_path / f"{asked}"
         train(target, texts, folder, options=options, config=short, init_from=tmp_path / "old")
         new, _ = checkpoint.read(folder)
         assert new.token_ids is not None
         assert new.config.guessable == len(set(new.token_ids.tolist())) == guessed
         assert new.token_ids[:17].tolist() == old.token_ids.tolist()
+    fewer = replace(OPTIONS, draft_vocab=3)
+    with pytest.raises(ConfigError, match="guesses among 17 tokens, not fewer, but draft_vocab is 3"):
+        train(target, texts, tmp_path / "no", options=fewer, config=short, init_from=tmp_path / "old")
     train(target, texts, tmp_path / "own", options=replace(OPTIONS, draft_vocab=17, head="own"), config=short)
     with pytest.raises(ConfigError, match="only a drafter whose head is tied"):
         train(target, texts, tmp_path / "no", options=options, config=short, init_from=tmp_path / "own")

@@ -76,6 +76,8 @@ class DrafterNet(nn.Module):
     config: DrafterConfig
     token_ids: Tensor | None
     """(V',) the token ids it guesses among; None: all of them."""
+    left_out: Tensor | None = None
+    """The token ids that `guess_first` left out. A checkpoint keeps them."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -94,10 +96,22 @@ class DrafterNet(nn.Module):
         return self.vocabulary(rows) is rows
 
     def guess_first(self, most: int) -> None:
-        """Guess among the first `most` token ids only, if the network is tied."""
-        if self.token_ids is not None and len(self.token_ids) > most and self.tied:
-            self.token_ids = self.token_ids[:most]
+        """Guess among the first `most` token ids only, if the network is tied and its first ids are the most frequent.
+
+        Ascending ids are in no order of frequency: older versions of the trainer sorted them.
+        """
+        ids = self.token_ids
+        if ids is not None and len(ids) > most and self.tied and bool((ids.diff() < 0).any()):
+            self.token_ids, self.left_out = ids[:most], ids[most:]
             self.config = replace(self.config, draft_vocab_size=most)
+
+    def complete(self) -> tuple[DrafterConfig, dict[str, Tensor]]:
+        """The sizes and tensors that a checkpoint holds, with the token ids that `guess_first` left out."""
+        config, tensors = self.config, self.state_dict()
+        if self.left_out is not None:
+            tensors["token_ids"] = torch.cat([tensors["token_ids"], self.left_out.to(tensors["token_ids"].device)])
+            config = replace(config, draft_vocab_size=len(tensors["token_ids"]))
+        return config, tensors
 
     def guess_more(self, count: int) -> None:
         """Make room for `count` token ids; the caller names the new ones."""

@@ -109,12 +109,12 @@ def read_for(folder: Path, target: TargetInfo) -> DrafterNet:
 
 def write(folder: Path, net: DrafterNet, target: TargetInfo, overwrite: bool = False, storage: str = "exact") -> None:
     """`storage`: `exact`, or `int8`: matrices rounded row by row to a quarter of the size."""
+    sizes, tensors = net.complete()
     config = {
         "model_type": model_type(net),
         "target": identity(target),
-        "drafter": dataclasses.asdict(net.config),
+        "drafter": dataclasses.asdict(sizes),
     }
-    tensors = net.state_dict()
     write_files(folder, config, int8.pack(tensors) if storage == "int8" else tensors, overwrite)
 
 

@@ -108,7 +108,7 @@ def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, pac
     if folder is None:
         return NgramDrafter()
     net, _ = checkpoint.read(folder)
-    alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))  # type: ignore[arg-type]
+    alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))
     if isinstance(alone, RecurrentDrafter):
         alone.would_compile = packed and usable_for(alone.vocabulary) and compiles(alone.net)
     return alone if drafter == "recurrent" else WithNgrams(alone)

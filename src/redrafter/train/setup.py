@@ -44,11 +44,17 @@ def check(
 
 
 def _read_fitting(target: Target, folder: Path, options: DrafterOptions) -> DrafterNet:
-    """The network in a folder; with room for more tokens if `options` ask for more than it has and than is usual."""
+    """The network in a folder; with room for more tokens if `options` ask for another number than the usual one."""
     net = checkpoint.read_for(folder, target)
     check_shapes(net.config, target)
-    if options.draft_vocab > max(net.config.guessable, DrafterOptions.draft_vocab):
-        net.guess_more(min(options.draft_vocab, target.vocab_size))
+    if options.draft_vocab != DrafterOptions.draft_vocab:
+        asked, known = min(options.draft_vocab or target.vocab_size, target.vocab_size), net.config.guessable
+        if asked < known:
+            raise ConfigError(
+                f"the drafter {folder} guesses among {known} tokens, not fewer, but draft_vocab is {asked}"
+            )
+        if asked > known:
+            net.guess_more(asked)
     return net.float()
 
 

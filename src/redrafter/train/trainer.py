@@ -139,6 +139,9 @@ class _Training:
         self.accelerator, self.watcher = accelerator, watcher
         self.held, self.learn = held, learn
         self.net = net.to(target.device)
+        found = run.load()
+        if found is not None:  # before the objective is made: the run's token ids may be in another order
+            self.net.load_state_dict({k[4:]: v for k, v in found[0].items() if k.startswith("net.")})
         bf16 = config.bf16 if config.bf16 is not None else target.device.type == "cuda"
         objective = Objective(
             self.net,
@@ -159,7 +162,8 @@ class _Training:
         self.ahead: tuple[dict[int, int], States] | None = None
         self.update, self.seconds = 0, 0.0
         self.best, self.best_update = 0.0, 0
-        self._resume()
+        if found is not None:
+            self._resume(*found)
         self.journal = Journal(run.folder, after=self.update) if accelerator.is_main_process else None
         self.window: list[Score] = []
         self.steepest = torch.zeros((), device=target.device)  # largest gradient since the last look; nan stays
@@ -359,12 +363,7 @@ class _Training:
         facts = {"seconds": self.seconds, "best": self.best, "best_update": self.best_update}
         self.run.save(self.update, tensors, facts)
 
-    def _resume(self) -> None:
-        found = self.run.load()
-        if found is None:
-            return
-        tensors, facts = found
-        self.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
+    def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             if key.startswith("optimizer."):

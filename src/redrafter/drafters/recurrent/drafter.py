@@ -28,6 +28,8 @@ from redrafter.targets import TargetInfo
 
 ALIGNED = 16
 """The kernel for an int8 vocabulary reads rows of a multiple of this many bytes."""
+TOGETHER = 8192
+"""Rows of a vocabulary that are rounded at once: rounding makes several copies in fp32."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
 
     def _rounded(self, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The product with the vocabulary. For few rows its time is that of reading the vocabulary: in int8, half."""
-        weight, scale = rounded(self.vocabulary)
+        parts = [rounded(rows) for rows in torch.split(self.vocabulary, TOGETHER)]
+        weight, scale = (torch.cat(x) for x in zip(*parts, strict=True))
 
         def logits(x: Tensor) -> Tensor:
             x = project(x)

@@ -75,6 +75,8 @@ class RecordedFollow:
         """
         trees = self.trees
         for batch in BATCHES:
+            if batch > trees.spare:  # more requests than SGLang runs at once: their logits may not fit into memory
+                break
             given = self._made(batch)
             for size in usable(batch):
                 trees.follow(given.requests, given.tokens, given.count, given.hidden, size)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
+from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
 from redrafter.interop import folders
 from redrafter.interop.embeddings import split_embeddings
@@ -54,7 +55,9 @@ def drafter_for(name: str, target: SglangTarget) -> RecurrentDrafter:
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; SGLang itself takes other kinds")
-    return RecurrentDrafter(net, target).use_int8()
+    drafter = bind_own(net, target)
+    assert isinstance(drafter, RecurrentDrafter)
+    return drafter
 
 
 class HiddenStates:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from redrafter.config import require
 from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
+from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
 from redrafter.interop.embeddings import split_embeddings
@@ -127,7 +128,9 @@ def drafter_for(name: str, target: VllmTarget) -> RecurrentDrafter:
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
-    return RecurrentDrafter(net, target).use_int8()
+    drafter = bind_own(net, target)
+    assert isinstance(drafter, RecurrentDrafter)
+    return drafter
 
 
 class HiddenLayers:

@@ -152,8 +152,12 @@ def prebuilt(instructions: str) -> Path:
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None if they cannot be compiled or loaded."""
-    return load(chosen()) if can_run() else None
+    """The compiled functions, or None if they cannot be compiled or loaded.
+
+    An old compiler may not know the fastest instructions, and a virtual machine may not run them: then the next set.
+    """
+    names = supported()
+    return next(filter(None, map(load, names[names.index(chosen()) :])), None) if can_run() else None
 
 
 @functools.cache
@@ -163,7 +167,7 @@ def load(instructions: str) -> ctypes.CDLL | None:
         loaded = _load_prebuilt(instructions) or _compile(instructions)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        log.info("the quantised CPU path is off: %s", said[0] if said else error)
+        log.info("the quantised CPU path has no %s: %s", instructions, said[0] if said else error)
         return None
     if loaded is not None:
         for name, (types, result) in SIGNATURES.items():
