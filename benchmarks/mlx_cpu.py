@@ -3,7 +3,8 @@
     .venv-mlx/bin/python benchmarks/mlx_cpu.py          (`make setup-mlx` makes that environment)
 
 Parts: `torch` (redrafter's own engine), `fp32`, `q4` (4-bit weights by mlx-lm, fp32 activations), `bf16`: the default
-model's greedy texts in batches. Parts can be measured in several runs; `--with` takes in the rows of earlier ones.
+model's greedy texts in batches, saved after each. Parts can be measured in several runs; `--with` takes in the rows of
+earlier ones.
 A text that parts from mlx-lm's is a tie if mlx-lm's own logits of the two tokens differ by less than rounding. `speed`
 times mlx-lm and redrafter-mlx in turn, one text at a time: a rough figure, since MLX is made for Metal. MLX's Linux
 wheel brings the reference BLAS; `LD_PRELOAD=libopenblas.so.0` in front of the command makes fp32 several times faster.
@@ -18,7 +19,7 @@ if not __package__:  # run as `python benchmarks/mlx_cpu.py`
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redrafter
@@ -50,18 +51,13 @@ def load_engine(part: str, model: Path, drafter: str, shape: str) -> Any:
     return wrap(loaded, tokenizer, name=model.name, drafter=drafter, shape=shape)
 
 
-def mlx_texts(engine: Any, prompts: Sequence[list[int]], tokens: int, batch: int) -> list[list[int]]:
+def mlx_texts(engine: Any, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
     """mlx-lm's own greedy texts, without the token that ends them."""
     from mlx_lm import batch_generate
 
-    texts: list[list[int]] = []
-    for i in range(0, len(prompts), batch):
-        some = list(prompts[i : i + batch])
-        done = batch_generate(
-            engine.target.model, engine.target.tokenizer, some, max_tokens=tokens, return_token_ids=True
-        )
-        texts += done.token_ids
-    return texts
+    model, tokenizer = engine.target.model, engine.target.tokenizer
+    done = batch_generate(model, tokenizer, list(prompts), max_tokens=tokens, return_token_ids=True)
+    return list(done.token_ids)
 
 
 def parting(
@@ -82,34 +78,41 @@ def parting(
     return {"index": at, "gap": one - other, "tie": abs(one - other) <= rounding * max(abs(one), abs(other), 1.0)}
 
 
-def compare(part: str, engine: Any, prompts: Sequence[list[int]], tokens: int, batch: int) -> dict[str, Any]:
-    """Count equal texts and ties; sum up tokens/step."""
-    began = time.perf_counter()
-    plain = mlx_texts(engine, prompts, tokens, batch)
-    between = time.perf_counter()
-    done = engine.generate([list(p) for p in prompts], max_new_tokens=tokens, batch_size=batch)
+def compare(part: str, engine: Any, prompts: Sequence[list[int]], tokens: int, batch: int) -> Iterator[dict[str, Any]]:
+    """Count equal texts and ties; sum up tokens/step. Yields what is known after each batch."""
     ends = set(engine.eos_tokens())
-    fast = [c.tokens[:-1] if c.tokens[-1] in ends else c.tokens for c in done]
-    apart = [
-        found
-        for prompt, a, b in zip(prompts, plain, fast, strict=True)
-        if (found := parting(engine, prompt, a, b, ROUNDING[part])) is not None
-    ]
-    return {
-        "part": part,
-        "drafter": engine.drafter.name,
-        "shape": engine.shape.label,
-        "texts": len(prompts),
-        "tokens": tokens,
-        "batch": batch,
-        "equal": len(prompts) - len(apart),
-        "ties": sum(d["tie"] for d in apart),
-        "wrong": sum(not d["tie"] for d in apart),
-        "tokens_per_step": sum(len(c.tokens) - 1 for c in done) / max(1, sum(c.stats.steps for c in done)),
-        "plain_seconds": between - began,
-        "seconds": time.perf_counter() - between,
-        "differences": apart,
-    }
+    apart: list[dict[str, Any]] = []
+    texts = gained = steps = 0
+    taken = {"plain_seconds": 0.0, "seconds": 0.0}
+    for begin in range(0, len(prompts), batch):
+        some = [list(p) for p in prompts[begin : begin + batch]]
+        began = time.perf_counter()
+        plain = mlx_texts(engine, some, tokens)
+        between = time.perf_counter()
+        done = engine.generate(some, max_new_tokens=tokens, batch_size=batch)
+        taken["plain_seconds"] += between - began
+        taken["seconds"] += time.perf_counter() - between
+        fast = [c.tokens[:-1] if c.tokens[-1] in ends else c.tokens for c in done]
+        for prompt, a, b in zip(some, plain, fast, strict=True):
+            found = parting(engine, prompt, a, b, ROUNDING[part])
+            apart += [] if found is None else [found]
+        texts += len(some)
+        gained += sum(len(c.tokens) - 1 for c in done)
+        steps += sum(c.stats.steps for c in done)
+        yield {
+            "part": part,
+            "drafter": engine.drafter.name,
+            "shape": engine.shape.label,
+            "texts": texts,
+            "tokens": tokens,
+            "batch": batch,
+            "equal": texts - len(apart),
+            "ties": sum(d["tie"] for d in apart),
+            "wrong": sum(not d["tie"] for d in apart),
+            "tokens_per_step": gained / max(1, steps),
+            **taken,
+            "differences": list(apart),
+        }
 
 
 def speed(engine: Any, prompts: Sequence[list[int]], tokens: int) -> dict[str, Any]:
@@ -206,8 +209,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         engine = load_engine(part, model, torch_drafter, args.shape)
         if part in args.parts:
             these, tokens = (prompts, args.tokens) if part == "fp32" else (few, args.few_tokens)
-            rows.append(compare(part, engine, these, tokens, args.batch) | {"blas": os.environ.get("LD_PRELOAD", "")})
-            print({k: v for k, v in rows[-1].items() if k != "differences"}, flush=True)
+            before = list(rows)
+            for row in compare(part, engine, these, tokens, args.batch):
+                rows = [*before, row | {"blas": os.environ.get("LD_PRELOAD", "")}]
+                write_results(args.save, summary(rows), rows)
+                print({k: v for k, v in rows[-1].items() if k != "differences"}, flush=True)
         if part == "fp32" and "speed" in args.parts:
             rows.append(speed(engine, prompts[:: max(1, len(prompts) // args.timed)][: args.timed], args.few_tokens))
             print(rows[-1], flush=True)

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from redrafter.cli.main import set_environment
+from tests.helpers.interpreter import speed_up
 from tests.helpers.skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+    speed_up()
 torch.set_num_threads(1)  # tiny models; two workers share two cores
 set_environment()  # read when transformers is first imported
 

@@ -22,8 +22,9 @@ def run(folder: Path, which: str, *options: str) -> subprocess.CompletedProcess[
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     (folder / "test_it.py").write_text(f"import pytest\n{TESTS[which]}\n")
     (folder / "test_other.py").write_text("def test_other(): pass\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *options, str(folder)]
     env = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}  # `.ci/run` gives the option there
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some plugins take seconds to import
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 

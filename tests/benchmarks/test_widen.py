@@ -158,7 +158,7 @@ def same_guesses(small: tuple[Target, RecurrentDrafter], wide: tuple[Target, Rec
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("changes", "budget"),
     [

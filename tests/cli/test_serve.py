@@ -28,8 +28,8 @@ from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.policy import MOST_COPIED
 from redrafter.tuning.profile import BestShape, Profile, StepCost
 from tests.helpers.letters import make_target
+from tests.helpers.scheduling import jobs_of, run
 from tests.helpers.zoo import recurrent_drafter
-from tests.serve.test_scheduler import jobs_of, run
 
 
 def test_it_starts_answers_and_ends(tmp_path: Path) -> None:

@@ -75,16 +75,16 @@ def test_fused_counts_of_all_kinds(both):
 
 
 def test_fused_minds_nothing_behind_a_stop(both):
-    target, draft, tokens, rows = drafted(9, 4, 257, temperature=(1.0, 0.0), apart=3.0)
+    target, draft, tokens, rows = drafted(5, 3, 257, temperature=(1.0, 0.0), apart=2.0)
     rows["counts"][3] = 2
     found = both(rejection_from_logits, target, draft, tokens, **rows)
     accepted = agree(found)
     assert accepted.min() == 0
     assert accepted.max() > 0
-    depth = torch.arange(5, device=DEVICE)
+    depth = torch.arange(4, device=DEVICE)
 
     def garbled(places):
-        given = [torch.where(places[:, :n, None], 9 * torch.randn_like(x), x) for x, n in ((target, 5), (draft, 4))]
+        given = [torch.where(places[:, :n, None], 9 * torch.randn_like(x), x) for x, n in ((target, 4), (draft, 3))]
         return both(rejection_from_logits, *given, tokens, **rows)[1]
 
     agree([found[0], garbled(depth > accepted[:, None])])
@@ -199,11 +199,11 @@ def test_fused_where_q_leaves_something_in_one_span_only(both):
 
 def test_fused_what_follows_a_refusal_does_not_count(both):
     """Whether or not it is read."""
-    target, draft, tokens, rows = drafted(8, 4, 3000, apart=0.7)
+    target, draft, tokens, rows = drafted(5, 3, 3000, apart=1.0)
     new, accepted = both(rejection_from_logits, target, draft, tokens, **rows)[1]
     assert len(accepted.unique()) > 2
-    after = torch.arange(5, device=DEVICE) > accepted[:, None]
-    target[after], draft[after[:, :4]] = torch.nan, torch.nan
+    after = torch.arange(4, device=DEVICE) > accepted[:, None]
+    target[after], draft[after[:, :3]] = torch.nan, torch.nan
     again = both(rejection_from_logits, target, draft, tokens, **rows)[1]
     assert (again[1] == accepted).all()
     assert (again[0] == new).all()
@@ -218,15 +218,17 @@ def test_fused_reads_a_row_no_further_than_it_stops(both, monkeypatch, late):
     seen, looks = kernel._seen, itertools.cycle((0, 1))
     if late:  # every other look at a verdict finds none yet
         monkeypatch.setattr(kernel, "_seen", lambda word: seen(word) * next(looks))
-    target, draft, tokens, rows = drafted(8, 4, MANY, temperature=(1.0, 0.0), apart=0.3)
-    rows["counts"][5] = 2
+    batch, gamma = 5, 3
+    target, draft, tokens, rows = drafted(batch, gamma, MANY, temperature=(1.0, 0.0), apart=0.3)
+    rows["counts"][4] = 2
     made, zeros = [], torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, **k: made.append(zeros(*a, **k)) or made[-1])
     accepted = agree(both(rejection_from_logits, target, draft, tokens, **rows))
     assert len(accepted.unique()) > 2
-    words = next(w for w in made if w.dtype == torch.long and len(w) > 8)
-    of_places, offers = words[: 8 * 4 * (2 * 3 + 2)].view(8, 4, 2 * 3 + 2), words[8 * 4 * (2 * 3 + 2) :]
-    shares, place = of_places[..., :6] != 0, torch.arange(4)  # three of p and three of q
+    words = next(w for w in made if w.dtype == torch.long and len(w) > batch)
+    of_place = 2 * 3 + 2  # words: three spans of p and three of q, and two more
+    of_places, offers = words.split([batch * gamma * of_place, len(words) - batch * gamma * of_place])
+    shares, place = of_places.view(batch, gamma, of_place)[..., :6] != 0, torch.arange(gamma)
     read = (place < rows["counts"][:, None]) & ((place <= accepted[:, None]) | late)
     assert (shares == read[..., None]).all()
     assert (offers != 0).all()

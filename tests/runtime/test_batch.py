@@ -115,8 +115,18 @@ def test_same_texts_as_alone(target: Target, recorded: bool, cancel: float) -> N
     assert texts == {i: expected[i] for i in texts}
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("name", ["ngram", "none", "recurrent", "recurrent+ngram", "medusa", "eagle"])
+OTHERS = {"mistral": ["ngram", "recurrent+ngram"], "gemma3": ["recurrent", "eagle"], "gpt2": ["none", "medusa"]}
+"""Each drafter with one target, each target with two drafters: they know each other by hidden states only."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=() if name in usual else pytest.mark.slow)
+        for kind, usual in OTHERS.items()
+        for name in itertools.chain(*OTHERS.values())
+    ],
+)
 def test_other_targets_and_drafters(kind: str, name: str) -> None:
     target = Target(make_model(kind))
     if name in ("medusa", "eagle"):

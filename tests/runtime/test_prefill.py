@@ -53,7 +53,7 @@ def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatc
         PromptReader, "read", lambda self, place, tokens, begin: read(self, (place + 1) % 9, tokens, begin)
     )
     chance = random.Random(0)
-    every = requests(single, 20, chance)
+    every = requests(single, 8, chance)
     assert serve(make_batch(single, recorded=True, runtime="graphs"), every, chance) != dict(
         enumerate(alone(single, every))
     )

@@ -4,28 +4,24 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from redrafter import Engine, Shape
+from redrafter import Engine
 from redrafter.config import RuleConfig
 from redrafter.drafters import ModelDrafter, NoDrafter
-from redrafter.drafters.copied import Copied
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.row import Row
 from redrafter.serve.job import Event, Job
-from redrafter.serve.scheduler import Draining, Limits, QueueFull, Scheduler
+from redrafter.serve.scheduler import Draining, QueueFull, Scheduler
 from redrafter.targets import Target
 from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.policy import MOST_COPIED, Experience, Plan, StepPolicy
 from tests.helpers.letters import END, make_target
+from tests.helpers.scheduling import SHAPES, AnyPolicy, Listener, jobs_of, make, run
 from tests.helpers.zoo import VOCAB, recurrent_drafter
 
-SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3)]
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
@@ -37,66 +33,9 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-class Ladder:
-    """Less is guessed the more rows there are."""
-
-    def choose(self, rows: int) -> Shape | None:
-        return SHAPES[0] if rows < 3 else SHAPES[1] if rows < 6 else None
-
-    def learn(self, shape: Shape | None, tokens: int, rows: int) -> None:
-        """Knows enough."""
-
-
 @pytest.fixture(scope="module")
 def target() -> Target:
     return make_target()
-
-
-class AnyPolicy(StepPolicy):
-    """Drafts, copies and decodes plainly at random: no decision changes a text."""
-
-    def __init__(self) -> None:
-        super().__init__(SHAPES[0], Experience(), copies=True)
-        self.chance, self.planned = random.Random(4), set()
-
-    def choose(self, room: Mapping[Row, int]) -> Plan:
-        copied = {}
-        for row in room:
-            record = self.rows[row]
-            record.look_up()
-            if self.chance.random() < 0.7 and (room[row] > 1):
-                tokens = record.chain[: room[row] - 1] or [self.chance.randrange(VOCAB)]
-                copied[row] = Copied(tokens, [self.chance.random() for _ in tokens])
-        kind = self.chance.choice(["plain", "copied", "drafted"])
-        self.planned.add(kind)
-        return Plan(self.shape if kind == "drafted" else None, {} if kind == "plain" else copied)
-
-
-def make(
-    target: Target, rows: int = 8, recorded: bool | None = None, policy: StepPolicy | None = None, **limits: Any
-) -> Scheduler:
-    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
-    shapes = [*SHAPES, Shape(width=1, length=MOST_COPIED)]
-    batch = Batch(target, drafter, rows=rows, context=90, kept=3, shapes=shapes, recorded=recorded)
-    return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)), policy)
-
-
-class SpeechCache:
-    """Gathers what is told about one answer."""
-
-    def __init__(self) -> None:
-        self.text, self.tokens = "", []
-        self.done = threading.Event()
-        self.last: Event | None = None
-
-    def __call__(self, told: Event) -> None:
-        assert not self.done.is_set(), "nothing is told after the end"
-        self.last = told
-        if told.part is not None:
-            self.text += told.part.text
-            self.tokens += told.part.tokens
-        if told.final:
-            self.done.set()
 
 
 def requests(engine: Engine, count: int, seed: int = 0) -> list[list[Any]]:
@@ -109,11 +48,6 @@ def requests(engine: Engine, count: int, seed: int = 0) -> list[list[Any]]:
         options = KINDS[i % len(KINDS)] | {"max_new_tokens": chance.randint(1, 25), "seed": i}
         made.append(engine.requests([prompt], **options))
     return made
-
-
-def jobs_of(target: Target, group: list[Any], **options: Any) -> list[tuple[Job, SpeechCache]]:
-    heard = [SpeechCache() for _ in group]
-    return [(Job(r, h, tokenizer=target.tokenizer, **options), h) for r, h in zip(group, heard, strict=True)]
 
 
 @pytest.mark.parametrize("how", ["exact", "buckets", "policy"])
@@ -129,7 +63,7 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(target: T
     ]
     scheduler.start()
 
-    def client(group: list[tuple[Job, SpeechCache]], wait: float, cancel: float | None) -> None:
+    def client(group: list[tuple[Job, Listener]], wait: float, cancel: float | None) -> None:
         time.sleep(wait)
         scheduler.submit([job for job, _ in group])
         if cancel is not None:
@@ -205,14 +139,6 @@ class Fault:
         if ids.shape[1] > 12:
             raise ValueError("a filter broke")
         return scores
-
-
-def run(scheduler: Scheduler, turns: int = 500) -> None:
-    for _ in range(turns):
-        if scheduler.idle:
-            return
-        scheduler.turn()
-    pytest.fail("something hangs")
 
 
 @pytest.mark.parametrize("at", ["filter", "filter at once", "halts", "listener"])

@@ -13,7 +13,7 @@ from redrafter.serve.scheduler import Scheduler
 from redrafter.targets import Target
 from tests.helpers.bytes import byte_target
 from tests.helpers.letters import make_target
-from tests.serve.test_scheduler import AnyPolicy, jobs_of, make, run
+from tests.helpers.scheduling import AnyPolicy, jobs_of, make, run
 
 
 @pytest.fixture(scope="module")

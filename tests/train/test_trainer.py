@@ -45,7 +45,9 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gpt2", "qwen3-moe"))]
+)
 def test_it_learns(tmp_path: Path, kind: str) -> None:
     target = Target(make_model(kind, torch.float32))
     texts = make_texts(target, count=40)

@@ -17,9 +17,7 @@ class Chain:
     """One guess of D tokens for each row."""
 
     tokens: mx.array  # (B, D) target token ids
-    odds: (
-        mx.array
-    )  # (B, D) probability below 1 of each token if all tokens before it are right; 0: the row has no chain
+    odds: mx.array  # (B, D) probability (< 1) of each token if all before it are right; 0: the row has no chain
 
     @property
     def length(self) -> int:

@@ -35,12 +35,13 @@ def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
             sizes = RecurrentConfig(**config["drafter"] | {"layers": tuple(config["drafter"]["layers"])})
         else:
             sizes = apple_config(config)
+        expected = sizes.shapes()
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    weights = unpack(read_weights(folder))
+    weights = read_weights(folder / WEIGHTS_FILE)
     if kind == APPLE_TYPE:
         weights = from_apple(weights, sizes)
-    expected, found = sizes.shapes(), {name: tuple(w.shape) for name, w in weights.items()}
+    found = {name: tuple(w.shape) for name, w in weights.items()}
     if expected != found:
         name = min(set(expected.items()) ^ set(found.items()))[0]
         raise CorruptCheckpoint(
@@ -64,25 +65,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_weights(folder: Path) -> dict[str, mx.array]:
-    path = folder / WEIGHTS_FILE
-    if not path.exists():
-        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}")
+def read_weights(path: Path) -> dict[str, mx.array]:
+    """All tensors; matrices stored as int8 with a scale for each row become fp32."""
     try:
-        found = dict(mx.load(str(path)))
-        mx.eval(found)
-    except (RuntimeError, ValueError, TypeError) as error:
+        stored = dict(mx.load(str(path)))
+        mx.eval(stored)
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise CorruptCheckpoint(f"cannot read {path}: {str(error).splitlines()[0]}; copy it again") from error
-    return found
-
-
-def unpack(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Matrices stored as int8 with a scale for each row -> fp32; all else as it is."""
-    whole = {k: v for k, v in weights.items() if not k.endswith(SCALE)}
-    for name in whole:
-        if name + SCALE in weights:
-            whole[name] = whole[name].astype(mx.float32) * weights[name + SCALE][:, None]
-    return whole
+    weights = {name: w for name, w in stored.items() if not name.endswith(SCALE)}
+    for name in weights:
+        if name + SCALE in stored:
+            weights[name] = weights[name].astype(mx.float32) * stored[name + SCALE][:, None]
+    return weights
 
 
 def apple_config(config: dict[str, Any]) -> RecurrentConfig:
@@ -106,22 +100,17 @@ def from_apple(weights: dict[str, mx.array], config: RecurrentConfig) -> dict[st
         names |= {f"lm_head.{i}.linear.{part}": f"blocks.{i}.{part}" for part in ("weight", "bias")}
     names |= {"rnn_u.weight": "cell_u.weight", "rnn_u.bias": "cell_u.bias", "rnn_w.weight": "cell_w.weight"}
     own = {names.get(name, name): w for name, w in weights.items()}
-    projected = "input_proj.weight" in own
-
-    def swapped(name: str, w: mx.array) -> mx.array:
-        """Exchange the two halves of every axis that is the joint vector."""
-        if name == "input_proj.weight" or (name == "head.weight" and not projected):
-            axes = [1]
-        elif name.startswith("blocks.") and not projected:
-            axes = list(range(w.ndim))
-        else:
-            axes = []
-        for axis in axes:
-            if w.shape[axis] == 2 * config.context_size:
-                w = mx.roll(w, config.context_size, axis=axis)
-        return w
-
-    return {name: swapped(name, w) for name, w in own.items()}
+    joint = 2 * config.context_size
+    if "input_proj.weight" in own:
+        swapped = ["input_proj.weight"]
+    else:
+        swapped = ["head.weight", *(name for name in own if name.startswith("blocks."))]
+    for name in swapped:
+        first = 1 if name in ("input_proj.weight", "head.weight") else 0  # their rows are no joint vector
+        for axis in range(first, own[name].ndim):
+            if own[name].shape[axis] == joint:  # exchange the halves
+                own[name] = mx.roll(own[name], config.context_size, axis=axis)
+    return own
 
 
 def identity(vocabulary: dict[str, int] | None, rows: np.ndarray) -> dict[str, str]:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from redrafter_mlx.accept import Accepted, accept_seeded
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import SamplingParams, Shape
-from redrafter_mlx.drafter import Drafter, Search
+from redrafter_mlx.drafter import NoDrafter, Search
 from redrafter_mlx.ngram import DEEPEST
 from redrafter_mlx.noise import as_seeds, gumbel
 from redrafter_mlx.sampling import count_tokens, target_choices
@@ -19,19 +19,6 @@ from redrafter_mlx.text import TextWriter
 from redrafter_mlx.tree import root_tree
 
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A prompt and how to continue it."""
-
-    prompt: Sequence[int]
-    max_new_tokens: int
-    seed: int
-    eos: Sequence[int] = ()
-    """Token ids that end the text (they are part of its tokens)."""
-    stop: Sequence[str] = ()
-    """Strings that end the text (they are not part of it)."""
 
 
 @dataclass
@@ -69,17 +56,19 @@ class Stats:
 class Part:
     """What one step added to one row."""
 
-    row: int
-    text: str
     tokens: list[int]
-    accepted: int
-    """How many of the tokens, from the first on, were guessed by the drafter."""
-    stats: Stats
-    finish_reason: FinishReason | None
     pieces: list[str]
     """The text token by token; a token that only begins a character brings none."""
+    accepted: int
+    """How many of the tokens, from the first on, were guessed by the drafter."""
     logits: mx.array
     """(n, V) what the target gave each token's choice; computed only if it is looked at."""
+    stats: Stats
+    finish_reason: FinishReason | None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 @dataclass
@@ -91,32 +80,42 @@ class PromptCache:
     hidden: list[mx.array] = field(default_factory=list)  # (n, C) of each piece
 
 
-class Row:
-    """One request and how far it is."""
+@dataclass(eq=False)
+class Completion:
+    """A request and the text that it has so far."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Any) -> None:
-        self.index, self.request = index, request
-        self.ids = list(request.prompt)
-        self.writer = TextWriter(tokenizer, request.stop)
-        self.stats = Stats(prompt_tokens=len(request.prompt))
+    prompt: list[int]
+    max_new_tokens: int
+    seed: int
+    eos: Sequence[int]
+    """Token ids that end the text (they are part of its tokens)."""
+    writer: TextWriter
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: FinishReason | None = None
 
-    def take(self, tokens: list[int]) -> tuple[list[str], FinishReason | None]:
-        """The text of each new token, up to where the row ends, and why it ends there."""
+    @property
+    def tokens(self) -> list[int]:
+        return self.writer.ids
+
+    @property
+    def text(self) -> str:
+        return self.writer.text
+
+    def take(self, tokens: list[int]) -> list[str]:
+        """The text of each new token, up to where the row ends."""
         pieces: list[str] = []
-        reason: FinishReason | None = None
         for token in tokens:
-            self.ids.append(token)
             self.stats.tokens += 1
             stopped = self.writer.add(token)
             pieces.append(self.writer.take())
-            if stopped or token in self.request.eos:
-                reason = "stop"
-            elif self.stats.tokens == self.request.max_new_tokens:
-                reason = "length"
-            if reason:
+            if stopped or token in self.eos:
+                self.finish_reason = "stop"
+            elif self.stats.tokens == self.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason:
                 pieces[-1] += self.writer.take(final=True)
                 break
-        return pieces, reason
+        return pieces
 
 
 @dataclass
@@ -131,23 +130,30 @@ class Flight:
 class Batch:
     """Rows that step together."""
 
-    def __init__(self, target: Target, drafter: Drafter, shape: Shape, params: SamplingParams) -> None:
-        self.target, self.drafter, self.shape, self.params = target, drafter, shape, params
-
-    def open(self, rows: list[Row], kept: PromptCache | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: NoDrafter,
+        shape: Shape,
+        rows: list[Completion],
+        params: SamplingParams,
+        kept: PromptCache | None,
+    ) -> None:
         """Read the prompts, all but their last tokens, which the first step verifies as trees without guesses."""
-        self.rows, self.kept = rows, kept if len(rows) == 1 else None
-        read = [self._read(row, kept or PromptCache()) for row in rows]
+        self.target, self.drafter, self.shape, self.params = target, drafter, shape, params
+        self.rows, self.kept, self.began = rows, kept if len(rows) == 1 else None, time.perf_counter()
+        prompts = [row.prompt for row in rows]
+        read = [self._read(row, self.kept or PromptCache()) for row in rows]
         self.cache = TreeCache.joined([cache for cache, _ in read])
-        self.state = self.drafter.begin([row.ids for row in rows], [hidden for _, hidden in read])
-        self.seeds = as_seeds([row.request.seed for row in rows])
-        self.counts = count_tokens([row.ids for row in rows], self.target.vocab_size) if self.params.penalises else None
+        self.state = drafter.begin(prompts, [hidden for _, hidden in read])
+        self.seeds = as_seeds([row.seed for row in rows])
+        self.counts = count_tokens(prompts, target.vocab_size) if params.penalises else None
         self.first = True
 
-    def _read(self, row: Row, kept: PromptCache) -> tuple[TreeCache, Any]:
+    def _read(self, row: Completion, kept: PromptCache) -> tuple[TreeCache, Any]:
         if kept.cache is None:
             kept.cache = self.target.make_cache()
-        whole = row.ids[:-1]
+        whole = row.prompt[:-1]
         reused = common_prefix(kept.ids, whole)
         if self.target.layers and kept.hidden:
             kept.hidden = [mx.concatenate(kept.hidden)[:reused]]
@@ -155,13 +161,30 @@ class Batch:
         kept.ids = whole[:reused]  # should reading be interrupted
         kept.hidden += self.target.read(whole[reused:], kept.cache)
         kept.ids = whole
-        row.stats.reused = reused
+        row.stats.prompt_tokens, row.stats.reused = len(row.prompt), reused
         return kept.cache, mx.concatenate(kept.hidden) if kept.hidden else None
+
+    def steps(self) -> Iterator[list[Part]]:
+        """One list of parts per step. The next step is launched before its predecessor's parts are handed out."""
+        spent, flight = 0.0, self.launch()
+        while self.rows:
+            rows, first = self.rows, self.first
+            parts = self.collect(flight)
+            self.keep([i for i, part in enumerate(parts) if part.finish_reason is None])
+            if self.rows:
+                flight = self.launch()
+            spent += time.perf_counter() - self.began
+            for row in rows:
+                row.stats.seconds = spent
+                if first:
+                    row.stats.prompt_seconds = spent
+            yield parts
+            self.began = time.perf_counter()
 
     def launch(self) -> Flight:
         """Draft, verify and accept. Nothing waits for the host: the graph is built and started."""
         params, shape = self.params, self.shape
-        last = mx.array([row.ids[-1] for row in self.rows])
+        last = mx.array([(row.prompt + row.tokens)[-1] for row in self.rows])
         noise = None
         if params.temperature > 0:
             ahead = 1 if self.first else max(shape.length, min(shape.budget, DEEPEST)) + 1
@@ -187,7 +210,7 @@ class Batch:
         results = (accepted.path.tolist(), accepted.tokens.tolist(), accepted.count.tolist(), accepted.nodes.tolist())
         parts, paths, gained = [], [], []
         for i, (row, path, tokens, count, nodes) in enumerate(zip(self.rows, *results, strict=True)):
-            pieces, reason = row.take(tokens[:count])
+            pieces = row.take(tokens[:count])
             kept = len(pieces)
             guessed = min(kept, count - 1)
             row.stats.accepted += guessed
@@ -196,14 +219,13 @@ class Batch:
                 row.stats.nodes += nodes
             paths.append(path[:kept])
             gained.append(tokens[:kept])
-            logits = flight.logits[i, :kept]
-            parts.append(Part(row.index, "".join(pieces), tokens[:kept], guessed, row.stats, reason, pieces, logits))
+            parts.append(Part(tokens[:kept], pieces, guessed, flight.logits[i, :kept], row.stats, row.finish_reason))
         self.cache.commit(paths)
         self.state = self.drafter.advance(self.state, gained, flight.hidden)
         if self.counts is not None:
             self.counts = self.counts + count_tokens(gained, self.target.vocab_size)
         if self.kept is not None:
-            self.kept.ids = self.rows[0].ids[:-1]
+            self.kept.ids = (self.rows[0].prompt + self.rows[0].tokens)[:-1]
             if flight.hidden is not None:
                 self.kept.hidden.append(flight.hidden[0, : len(gained[0])])
         self.first = False
@@ -219,33 +241,6 @@ class Batch:
             self.state = self.drafter.keep(self.state, rows)
             self.seeds = self.seeds[mx.array(rows)]
             self.counts = None if self.counts is None else self.counts[mx.array(rows)]
-
-
-def decode(
-    target: Target,
-    drafter: Drafter,
-    shape: Shape,
-    params: SamplingParams,
-    requests: Sequence[Request],
-    kept: PromptCache | None = None,
-) -> Iterator[list[Part]]:
-    """One list of parts per step. The next step is launched before its predecessor's parts are handed out."""
-    batch = Batch(target, drafter, shape, params)
-    began, spent = time.perf_counter(), 0.0
-    batch.open([Row(i, request, target.tokenizer) for i, request in enumerate(requests)], kept)
-    flight: Flight | None = batch.launch()
-    while flight is not None:
-        rows, first = batch.rows, batch.first
-        parts = batch.collect(flight)
-        batch.keep([i for i, part in enumerate(parts) if part.finish_reason is None])
-        flight = batch.launch() if batch.rows else None
-        spent += time.perf_counter() - began
-        for row in rows:
-            row.stats.seconds = spent
-            if first:
-                row.stats.prompt_seconds = spent
-        yield parts
-        began = time.perf_counter()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,22 +1,16 @@
-"""What guesses: a recurrent network bound to a target, with n-grams mixed in or without; n-grams alone; nothing.
-
-A drafter has `layers`, the target's hidden states that it reads, and `default_shape`. `begin` reads a prompt, `draft`
-guesses a tree, `advance` takes in what was accepted, `keep` drops rows.
-"""
+"""What guesses: a recurrent network bound to a target, with n-grams mixed in or without; n-grams alone; nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from redrafter_mlx.beam import beam_search, visited_nodes
-from redrafter_mlx.chain import Chain
 from redrafter_mlx.config import Shape
-from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
-from redrafter_mlx.tree import Nodes, Tree, pack, root_tree
+from redrafter_mlx.tree import Tree, candidate_nodes, pack, root_tree
 
 
 @dataclass(frozen=True)
@@ -28,18 +22,23 @@ class Search:
     noise: mx.array | None  # (B, L+1, V) of the positions after the last token; None at temperature 0
 
 
-class Drafter(Protocol):
-    """What drafts. Prompts and accepted tokens come as lists, because the host knows them."""
+class NoDrafter:
+    """Plain decoding: guesses nothing. Its methods are those that every drafter has.
 
-    name: str
-    layers: tuple[int, ...]
-    default_shape: Shape
+    Prompts and accepted tokens come as lists, because the host knows them.
+    """
+
+    name = "none"
+    layers: tuple[int, ...] = ()
+    """The target's hidden states that the drafter reads."""
+    default_shape = Shape(width=1, length=1)
 
     def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> Any:
-        """Prompts of P tokens each, and the hidden states (P - 1, C) above all tokens but the last."""
+        """Read prompts of P tokens each, and the hidden states (P - 1, C) above all tokens but the last -> a state."""
 
     def draft(self, state: Any, last: mx.array, search: Search) -> Tree:
         """Guess what follows `last` (B,), as a packed tree."""
+        return root_tree(last)
 
     def advance(self, state: Any, tokens: Sequence[list[int]], hidden: mx.array) -> Any:
         """Take in each row's new tokens; `hidden[b, j]` (B, n, C) chose row b's token j."""
@@ -48,53 +47,26 @@ class Drafter(Protocol):
         """Drop all rows but these."""
 
 
-class NoDrafter:
-    """Plain decoding."""
-
-    name = "none"
-    layers: tuple[int, ...] = ()
-    default_shape = Shape(width=1, length=1)
-
-    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> None:  # noqa: ARG002
-        return None
-
-    def draft(self, state: None, last: mx.array, search: Search) -> Tree:  # noqa: ARG002
-        return root_tree(last)
-
-    def advance(self, state: None, tokens: Sequence[list[int]], hidden: mx.array) -> None:  # noqa: ARG002
-        return None
-
-    def keep(self, state: None, rows: list[int]) -> None:  # noqa: ARG002
-        return None
-
-
-class NgramDrafter:
+class NgramDrafter(NoDrafter):
     """Prompt lookup: guesses that the last few tokens continue as they did earlier in the same text."""
 
     name = "ngram"
-    layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=7)
     longest, shortest = 4, 2
 
-    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> list[list[int]]:  # noqa: ARG002
+    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> list[list[int]]:
         return [list(p) for p in prompts]
 
     def draft(self, state: list[list[int]], last: mx.array, search: Search) -> Tree:
-        found = [find_chain(text, search.shape.length, self.longest, self.shortest) for text in state]
+        length = search.shape.length
+        found = [find_chain(text, length, self.longest, self.shortest) for text in state]
         if not any(match for _, match in found):
             return root_tree(last)
-        size = (len(state), search.shape.length)
-        score = mx.array([[0.0 if match else -mx.inf] for _, match in found])
-        nodes = Nodes(
-            tokens=mx.array([chain for chain, _ in found]),
-            parents=mx.broadcast_to(mx.arange(size[1]), size),
-            depths=mx.broadcast_to(mx.arange(1, size[1] + 1), size),
-            scores=mx.broadcast_to(score, size),
-            length=size[1],
-        )
+        scores = mx.array([[[0.0 if match else -mx.inf] * length] for _, match in found])
+        nodes, _ = candidate_nodes(mx.array([[chain] for chain, _ in found]), scores)
         return pack(nodes, last, search.shape.budget)[0]
 
-    def advance(self, state: list[list[int]], tokens: Sequence[list[int]], hidden: mx.array) -> list[list[int]]:  # noqa: ARG002
+    def advance(self, state: list[list[int]], tokens: Sequence[list[int]], hidden: mx.array) -> list[list[int]]:
         return [text + new for text, new in zip(state, tokens, strict=True)]
 
     def keep(self, state: list[list[int]], rows: list[int]) -> list[list[int]]:
@@ -107,10 +79,10 @@ class RecurrentState:
 
     context: mx.array | None  # (B, C) the hidden state that chose the last token; None before the first token
     memory: mx.array | None  # (B, heads, size, size)
-    ngrams: list[Ngrams] | None
+    ngrams: list[Ngrams]  # empty without n-grams
 
 
-class RecurrentDrafter:
+class RecurrentDrafter(NoDrafter):
     """A `RecurrentNet` bound to a target, with the text's n-grams mixed into its beam unless `ngrams` is false."""
 
     default_shape = Shape(width=2, length=3, nodes=4)
@@ -136,20 +108,11 @@ class RecurrentDrafter:
                 memory = self.net.remember(memory, states[None], pairs, mx.array([len(prompt) - 1]))
             memories.append(memory)
         together = None if memories[0] is None else mx.concatenate(memories)
-        return RecurrentState(None, together, [Ngrams(list(p)) for p in prompts] if self.ngrams else None)
+        return RecurrentState(None, together, [Ngrams(list(p)) for p in prompts] if self.ngrams else [])
 
     def draft(self, state: RecurrentState, last: mx.array, search: Search) -> Tree:
         assert state.context is not None, "the first step drafts nothing"
-        chain = None if state.ngrams is None else chain_of(state.ngrams, search.temperature > 0)
-        return self.tree(state.context, state.memory, last, search, chain)
-
-    def tree(
-        self, context: mx.array, memory: mx.array | None, last: mx.array, search: Search, chain: Chain | None
-    ) -> Tree:
-        net, shape = self.net, search.shape
-        if shape.width > (guessable := net.config.draft_vocab_size or net.config.vocab_size):
-            raise ConfigError(f"beam width {shape.width} is larger than the drafter's {guessable} tokens")
-        context = context[:, None]
+        net, shape, context = self.net, search.shape, state.context[:, None]
 
         def advance(states: mx.array | None, tokens: mx.array, parents: mx.array) -> tuple[mx.array, mx.array]:
             token = net.unit(self.embed(tokens))
@@ -157,9 +120,10 @@ class RecurrentDrafter:
                 states = net.first_state(token, context)
             else:
                 states = net.next_state(mx.take_along_axis(states, parents[..., None], axis=1), token)
-            reading = None if memory is None else net.read(memory, states)
+            reading = None if state.memory is None else net.read(state.memory, states)
             return net.logits(net.trunk(states, context, reading), self.output), states
 
+        chain = chain_of(state.ngrams, search.temperature > 0)
         beam = beam_search(
             advance,
             None,
@@ -171,7 +135,7 @@ class RecurrentDrafter:
             token_ids=net.token_ids,
             chain=chain,
         )
-        return pack(visited_nodes(beam, None if chain is None else chain.upto(shape.budget)), last, shape.budget)[0]
+        return pack(visited_nodes(beam, chain and chain.upto(shape.budget)), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:
         count = mx.array([len(new) for new in tokens])
@@ -181,14 +145,11 @@ class RecurrentDrafter:
             padded = mx.array([new + [0] * (width - len(new)) for new in tokens])
             memory = self.net.remember(memory, hidden[:, :width], self.embed(padded), count)
         chose_last = mx.take_along_axis(hidden, (count - 1)[:, None, None], axis=1)[:, 0]
-        for row, new in zip(state.ngrams or (), tokens, strict=False):
+        for row, new in zip(state.ngrams, tokens, strict=False):
             row.advance(new)
         return RecurrentState(self.net.context(chose_last), memory, state.ngrams)
 
     def keep(self, state: RecurrentState, rows: list[int]) -> RecurrentState:
         at = mx.array(rows)
-        return RecurrentState(
-            None if state.context is None else state.context[at],
-            None if state.memory is None else state.memory[at],
-            None if state.ngrams is None else [state.ngrams[row] for row in rows],
-        )
+        context, memory = (None if x is None else x[at] for x in (state.context, state.memory))
+        return RecurrentState(context, memory, [state.ngrams[row] for row in rows] if state.ngrams else [])

@@ -2,33 +2,23 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from redrafter_mlx import checkpoint
 from redrafter_mlx.config import SamplingParams, Shape, require
-from redrafter_mlx.decode import FinishReason, Part, PromptCache, Request, Stats, decode
-from redrafter_mlx.drafter import Drafter, NgramDrafter, NoDrafter, RecurrentDrafter
+from redrafter_mlx.decode import Batch, Completion, Part, PromptCache
+from redrafter_mlx.drafter import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter_mlx.errors import ConfigError, ModelNotFound
 from redrafter_mlx.target import Target
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished row."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    seed: int
-    stats: Stats
+from redrafter_mlx.text import TextWriter
 
 
 class Engine:
     """Writes the target's own text in fewer passes. `shape` None is the drafter's default."""
 
-    def __init__(self, target: Target, drafter: Drafter, shape: Shape | None = None) -> None:
+    def __init__(self, target: Target, drafter: NoDrafter, shape: Shape | None = None) -> None:
         self.target, self.drafter, self.shape = target, drafter, shape or drafter.default_shape
         if drafter.layers:
             target.record(drafter.layers)
@@ -84,27 +74,22 @@ class Engine:
         top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see `SamplingParams`.
         """
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
-        single, many = as_list(prompts)
-        requests, params = self.requests(many, **options)
-        done = []
-        for begin in range(0, len(requests), batch_size):
-            some = requests[begin : begin + batch_size]
-            found: list[list[Part]] = [[] for _ in some]
-            for parts in decode(self.target, self.drafter, self.shape, params, some, prompt_cache if single else None):
-                for part in parts:
-                    found[part.row].append(part)
-            for request, row in zip(some, found, strict=True):
-                reason = row[-1].finish_reason
-                assert reason is not None
-                tokens = [t for part in row for t in part.tokens]
-                done.append(Completion("".join(p.text for p in row), tokens, reason, request.seed, row[-1].stats))
-        return done[0] if single else done
+        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
+        rows, params = self.requests([prompts] if single else list(prompts), **options)
+        for begin in range(0, len(rows), batch_size):
+            some = rows[begin : begin + batch_size]
+            for _ in self._steps(some, params, prompt_cache):
+                pass
+        return rows[0] if single else rows
 
     def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Part]:
         """Parts of one text as they are decided. Options are those of `generate`."""
-        requests, params = self.requests([prompt], **options)
-        for parts in decode(self.target, self.drafter, self.shape, params, requests, prompt_cache):
+        rows, params = self.requests([prompt], **options)
+        for parts in self._steps(rows, params, prompt_cache):
             yield from parts
+
+    def _steps(self, rows: list[Completion], *rest: Any) -> Iterator[list[Part]]:
+        return Batch(self.target, self.drafter, self.shape, rows, *rest).steps()
 
     def requests(
         self,
@@ -115,7 +100,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         **sampling: Any,
-    ) -> tuple[list[Request], SamplingParams]:
+    ) -> tuple[list[Completion], SamplingParams]:
         """Check and spell out what is asked for."""
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         require(max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {max_new_tokens}")
@@ -130,21 +115,15 @@ class Engine:
             seeds = [int(seed)] * len(prompts) if isinstance(seed, int) else [int(s) for s in seed]
         require(len(seeds) == len(prompts), f"got {len(seeds)} seeds for {len(prompts)} prompts")
         eos = () if ignore_eos else tuple(self.eos_tokens())
-        requests = []
+        rows = []
         for prompt, own in zip(prompts, seeds, strict=True):
             ids = self.encode(prompt)
             most = min(max_new_tokens, self.target.max_positions - len(ids))
-            requests.append(Request(prompt=ids, max_new_tokens=most, seed=own, eos=eos, stop=stops))
-        return requests, SamplingParams(**sampling)
+            rows.append(Completion(ids, most, own, eos, TextWriter(self.target.tokenizer, stops)))
+        return rows, SamplingParams(**sampling)
 
 
-def as_list(prompts: Any) -> tuple[bool, list[Any]]:
-    """Whether this is one prompt, and the prompts as a list."""
-    single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
-    return single, [prompts] if single else list(prompts)
-
-
-def make_drafter(name: str, target: Target) -> Drafter:
+def make_drafter(name: str, target: Target) -> NoDrafter:
     """The drafter that a name stands for.
 
     `auto`: the shipped drafter for this model with n-grams mixed in, else n-grams alone. `recurrent`: the shipped

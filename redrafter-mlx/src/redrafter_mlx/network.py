@@ -37,10 +37,6 @@ class RecurrentConfig:
     memory_size: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_size", "embedding_size", "state_size", "exit_size", "memory_size"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
-        require(len(self.layers) >= 1, "layers must name at least one hidden state")
         for name, allowed in (
             ("cell", ("rnn", "gated", "none")),
             ("first_state", ("embedding", "zero", "context")),

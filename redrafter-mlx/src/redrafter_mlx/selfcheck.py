@@ -1,5 +1,7 @@
 """The self-check: tries whether a model can verify trees, instead of keeping a list of model names."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -83,10 +85,8 @@ def _tree_gap(target: Target) -> float:
 
 
 def _row(tree: Tree, row: int) -> Tree:
-    tokens, parents, depths, valid, mask = (
-        x[row : row + 1] for x in (tree.tokens, tree.parents, tree.depths, tree.valid, tree.mask)
-    )
-    return Tree(tokens, parents, depths, valid, mask, tree.length)
+    names = ("tokens", "parents", "depths", "valid", "mask")
+    return replace(tree, **{name: getattr(tree, name)[row : row + 1] for name in names})
 
 
 def _paths(tree: Tree, row: int) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """A thin OpenAI endpoint: chat and text completions, streamed or whole, one request at a time."""
 
+import itertools
 import json
 import logging
 import secrets
@@ -18,22 +19,13 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 2**24
 """Of a request."""
 SAMPLING = tuple(f.name for f in fields(SamplingParams))
-TEXT = (
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "model",
-    "messages",
-    "prompt",
-)
-NEUTRAL = {
-    "n": 1,
-    "best_of": 1,
+TEXT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "seed", "stop", "stream")
+KNOWN = (*SAMPLING, *TEXT, "stream_options", "user")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "echo": (None, False),
     "logprobs": (None, False),
-    "echo": False,
     "tools": (None, []),
     "logit_bias": (None, {}),
 }
@@ -76,17 +68,17 @@ class Handler(BaseHTTPRequestHandler):
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":
             return self._fail(404, f"there is no {self.path}")
+        engine = self.server.engine
         try:
             body = self._body()
             prompt, options = read_request(body, chat)
-            parts = self.server.engine.stream(prompt, prompt_cache=self.server.kept, **options)
-            first = next(parts)  # a wrong option is found before anything is sent
-            answer = Answer(self.server.engine, chat, first, parts)
+            parts = engine.stream(prompt, prompt_cache=self.server.kept, **options)
+            parts = itertools.chain([next(parts)], parts)  # a wrong option is found before anything is sent
             if body.get("stream"):
                 usage = bool((body.get("stream_options") or {}).get("include_usage"))
-                self._stream(answer.chunks(usage))
+                self._stream(chunks(engine.target.name, chat, parts, usage))
             else:
-                self._send(200, answer.whole())
+                self._send(200, whole(engine.target.name, chat, list(parts)))
         except RedrafterError as error:
             self._fail(400, str(error))
         except (BrokenPipeError, ConnectionResetError):
@@ -127,71 +119,54 @@ class Handler(BaseHTTPRequestHandler):
 def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]:
     """The prompt and the options of `Engine.stream`; raises ConfigError for what is not supported."""
     for name, value in body.items():
-        if name in NEUTRAL:
-            allowed = NEUTRAL[name] if isinstance(NEUTRAL[name], tuple) else (NEUTRAL[name], None)
-            require(value in allowed, f"{name}={value!r} is not supported")  # type: ignore[operator]
-        else:
-            require(name in (*TEXT, *SAMPLING, "user"), f"the field {name!r} is not supported")
+        require(name in KNOWN or name in NEUTRAL, f"the field {name!r} is not supported")
+        require(name in KNOWN or value in NEUTRAL[name], f"{name}={value!r} is not supported")
     prompt: Any = body.get("messages" if chat else "prompt")
     require(bool(prompt), f"{'messages' if chat else 'prompt'} is missing or empty")
     if chat:
-        messages = isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt)
-        texts = [m.get("content") for m in prompt] if messages else [None]
+        texts = [m.get("content") if isinstance(m, dict) else None for m in prompt] if isinstance(prompt, list) else [0]
         require(all(isinstance(text, str) for text in texts), "each message needs a role and a content that is a text")
     else:
         ids = isinstance(prompt, list) and all(isinstance(t, int) for t in prompt)
         require(isinstance(prompt, str) or ids, "the prompt must be one text, or the token ids of one")
-    options = {name: body[name] for name in (*SAMPLING, "seed", "stop") if body.get(name) is not None}
-    require(isinstance(options.get("seed", 0), int), "seed must be a whole number")
-    stops = options.get("stop", [])
+    given = {name: value for name, value in body.items() if value is not None}
+    options = {"temperature": 1.0} | {name: given[name] for name in (*SAMPLING, "seed", "stop") if name in given}
+    stops = options.get("stop", "")
     listed = isinstance(stops, list) and all(isinstance(s, str) for s in stops)
     require(isinstance(stops, str) or listed, "stop must be a text or a list of texts")
-    require(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
-    options.setdefault("temperature", 1.0)  # OpenAI's default
-    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    most = given[0] if given else 512
+    require(isinstance(options.get("seed", 0), int), "seed must be a whole number")
+    require(isinstance(given.get("stream_options", {}), dict), "stream_options must be an object")
+    most = given.get("max_completion_tokens", given.get("max_tokens", 512))
     require(isinstance(most, int), f"max_tokens must be a whole number, got {most!r}")
     return prompt, options | {"max_new_tokens": most}
 
 
-class Answer:
-    """One text in OpenAI's form."""
+def heading(model: str, kind: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
 
-    def __init__(self, engine: Any, chat: bool, first: Part, rest: Iterator[Part]) -> None:
-        self.chat, self.first, self.rest = chat, first, rest
-        self.base = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": int(time.time()),
-            "model": engine.target.name,
-        }
 
-    def parts(self) -> Iterator[Part]:
-        yield self.first
-        yield from self.rest
+def usage_of(part: Part) -> dict[str, Any]:
+    written, read = part.stats.tokens, part.stats.prompt_tokens
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return counts | {"prompt_tokens_details": {"cached_tokens": part.stats.reused}}
 
-    def usage(self, part: Part) -> dict[str, Any]:
-        written, read = part.stats.tokens, part.stats.prompt_tokens
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": part.stats.reused},
-        }
 
-    def whole(self) -> dict[str, Any]:
-        parts = list(self.parts())
-        text = "".join(part.text for part in parts)
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, "finish_reason": parts[-1].finish_reason, "logprobs": None} | content
-        return self.base | {"choices": [choice], "usage": self.usage(parts[-1])}
+def whole(model: str, chat: bool, parts: list[Part]) -> dict[str, Any]:
+    """A text in OpenAI's form."""
+    text = "".join(part.text for part in parts)
+    content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    choice = {"index": 0, "finish_reason": parts[-1].finish_reason, "logprobs": None} | content
+    kind = "chat.completion" if chat else "text_completion"
+    return heading(model, kind) | {"choices": [choice], "usage": usage_of(parts[-1])}
 
-    def chunks(self, usage: bool) -> Iterator[dict[str, Any]]:
-        kind = {"object": "chat.completion.chunk"} if self.chat else {}
-        part = self.first
-        for i, part in enumerate(self.parts()):
-            role = {"role": "assistant"} if i == 0 else {}
-            content = {"delta": role | {"content": part.text}} if self.chat else {"text": part.text}
-            yield self.base | kind | {"choices": [{"index": 0, "finish_reason": part.finish_reason} | content]}
-        if usage:
-            yield self.base | kind | {"choices": [], "usage": self.usage(part)}
+
+def chunks(model: str, chat: bool, parts: Iterator[Part], usage: bool) -> Iterator[dict[str, Any]]:
+    """A text in OpenAI's form, part by part."""
+    base, role = heading(model, "chat.completion.chunk" if chat else "text_completion"), {"role": "assistant"}
+    for part in parts:
+        content = {"delta": role | {"content": part.text}} if chat else {"text": part.text}
+        yield base | {"choices": [{"index": 0, "finish_reason": part.finish_reason} | content]}
+        role = {}
+    if usage:
+        yield base | {"choices": [], "usage": usage_of(part)}

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from redrafter_mlx.cli.doctor import machine
 from redrafter_mlx.cli.options import PROMPTS, add_model, as_prompt
+from redrafter_mlx.config import Shape
 from redrafter_mlx.errors import ConfigError
-from redrafter_mlx.version import __version__
 
 PRECISIONS = ("fp16", "bf16", "8bit", "4bit")
 
@@ -29,13 +28,12 @@ def load(args: argparse.Namespace, precision: str) -> Any:
 
     import redrafter_mlx
 
-    dtypes = {"fp32": mx.float32, "bf16": mx.bfloat16}
     engine, tokenizer = redrafter_mlx.load(args.model, drafter="none")
     model = engine.target.model
     engine.close()
     if engine.target.quantised:
         raise ConfigError(f"{args.model} is quantised already: bench needs the model in full precision")
-    model.set_dtype(dtypes.get(precision, mx.float16))
+    model.set_dtype({"fp32": mx.float32, "bf16": mx.bfloat16}.get(precision, mx.float16))
     if precision.endswith("bit"):
         from mlx_lm.utils import quantize_model
 
@@ -59,30 +57,17 @@ def run(args: argparse.Namespace) -> None:
     rows = []
     for precision in args.precisions:
         engine = load(args, precision)
-        from redrafter_mlx.config import Shape
-        from redrafter_mlx.engine import Engine
-
         prompts = [as_prompt(engine, text, raw=False) for text in PROMPTS]
         plain, _, texts = measure(engine.plain(), prompts, args.tokens)
         for width in args.widths:
             for length in args.lengths:
-                shaped = Engine(engine.target, engine.drafter, Shape(width=width, length=length))
-                speed, per_step, found = measure(shaped, prompts, args.tokens)
+                engine.shape = Shape(width=width, length=length)
+                speed, per_step, found = measure(engine, prompts, args.tokens)
                 row = {"precision": precision, "width": width, "length": length, "plain_tokens_per_second": plain}
                 row |= {"tokens_per_second": speed, "speedup": speed / plain, "tokens_per_step": per_step}
-                rows.append(
-                    row | {"texts": len(texts), "equal": sum(a == b for a, b in zip(texts, found, strict=True))}
-                )
+                equal = sum(a == b for a, b in zip(texts, found, strict=True))
+                rows.append(row | {"texts": len(texts), "equal": equal})
                 print(f"{precision} {width}x{length}: {speed:.1f} tokens/s, {speed / plain:.2f}x plain", flush=True)
         engine.close()
-    args.out.write_text(json.dumps({"machine": machine(), "model": args.model, "rows": rows}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"machine": dict(machine()), "model": args.model, "rows": rows}, indent=1) + "\n")
     print(f"results in {args.out}")
-
-
-def machine() -> dict[str, Any]:
-    import mlx.core as mx
-
-    found = {"system": platform.platform(), "python": platform.python_version(), "redrafter-mlx": __version__}
-    found |= {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
-    device = mx.device_info() if hasattr(mx, "device_info") else {}
-    return found | {"device": str(mx.default_device()), "info": {k: str(v) for k, v in device.items()}}

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def machine() -> list[tuple[str, str]]:
-    rows = [("redrafter-mlx", f"{__version__}, Python {platform.python_version()}, {sys.platform}")]
+    rows = [("redrafter-mlx", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")]
     for name in ("mlx", "mlx-lm"):
         try:
             rows.append((name, metadata.version(name)))
@@ -46,6 +46,7 @@ def machine() -> list[tuple[str, str]]:
     from redrafter_mlx import profiles
 
     rows.append(("device", f"{mx.default_device()}{'' if mx.metal.is_available() else ', Metal is not available'}"))
+    rows += [(k, str(v)) for k, v in mx.device_info().items() if k in ("device_name", "architecture", "memory_size")]
     try:
         kept = sorted(path.stem for path in profiles.folder().glob("*.json"))
     except RuntimeError as error:  # no home folder

@@ -2,6 +2,7 @@
 
 import argparse
 
+from redrafter_mlx.cli.bench import measure
 from redrafter_mlx.cli.options import PROMPTS, add_model, as_prompt, open_engine
 from redrafter_mlx.config import Shape
 from redrafter_mlx.errors import ConfigError
@@ -24,21 +25,16 @@ def run(args: argparse.Namespace) -> None:
     args.shape = shapes[0].label  # not what an earlier tune found
     engine = open_engine(args)
     from redrafter_mlx import profiles
-    from redrafter_mlx.engine import Engine
 
     if not engine.drafter.layers:
         raise ConfigError(f"there is nothing to tune: the drafter of {engine.target.name} is {engine.drafter.name}")
     prompts = [as_prompt(engine, text, raw=False) for text in PROMPTS[: args.prompts]]
     measured: dict[str, float] = {}
     for shape in [None, *shapes]:
-        made = engine.plain() if shape is None else Engine(engine.target, engine.drafter, shape)
-        made.generate(prompts[0], max_new_tokens=4)
-        stats = [made.generate(p, max_new_tokens=args.tokens, ignore_eos=True, seed=0).stats for p in prompts]
-        speed = sum(s.tokens - 1 for s in stats) / sum(s.seconds - s.prompt_seconds for s in stats)
         label = "plain" if shape is None else shape.label
-        measured[label] = speed
-        steps = sum(s.tokens - 1 for s in stats) / sum(s.steps for s in stats)
-        print(f"{label:>8}  {speed:8.1f} tokens/s  {steps:.2f} tokens/step", flush=True)
+        engine.shape = shape or engine.shape
+        measured[label], per_step, _ = measure(engine if shape else engine.plain(), prompts, args.tokens)
+        print(f"{label:>8}  {measured[label]:8.1f} tokens/s  {per_step:.2f} tokens/step", flush=True)
     best = max(measured, key=lambda name: measured[name])
     profile = {"shape": None if best == "plain" else best, "tokens_per_second": measured}
     where = profiles.save(engine.target, engine.drafter.name, profile)

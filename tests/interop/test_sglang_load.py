@@ -1,0 +1,87 @@
+"""How many nodes a tree in SGLang gets: the chooser measures what steps cost and gain, on clocks made for the test."""
+
+from redrafter.interop import load
+
+
+def run(cost, tokens, rows: int, steps: int = 400, chooser=None) -> list[int]:
+    """Sizes chosen on a machine where a step costs `cost(rows, width)` and gives `tokens(width)` tokens."""
+    chooser, now, chosen = chooser or load.Chooser(load.ladder(64)), 0.0, []
+    chooser.interrupted()
+    for _ in range(steps):
+        size = chooser.choose(rows)
+        width = chooser.widths[size]
+        chooser.began(rows, size, now)
+        now += cost(rows, width)
+        chooser.accepted(size, tokens(width))
+        chosen.append(width)
+    return chosen[-50:]
+
+
+def test_one_request_gets_the_largest_tree_and_many_get_none():
+    def cost(rows, width):
+        return max(5.0, 0.05 * rows * width)  # a step is free up to 100 tokens
+
+    def tokens(width):
+        return 1 + 0.3 * (width.bit_length() - 1)
+
+    assert set(run(cost, tokens, 1)) == {64}
+    assert max(run(cost, tokens, 16)) < 16
+    assert set(run(lambda rows, width: rows * width, tokens, 16)) == {1}
+
+
+def test_a_new_load_needs_no_trial_of_every_size():
+    """Times as measured on an H200 at 7B cost: after one load, the next begins near its best size."""
+
+    def cost(rows, width):
+        return 4.2 + 0.0177 * rows * width + (0.4 if width > 1 else 0)
+
+    def tokens(width):
+        return 1 + 0.55 * (width.bit_length() - 1)
+
+    def rate(rows, width):
+        return tokens(width) / cost(rows, width)
+
+    chooser = load.Chooser(load.ladder(64))
+    for rows in (1, 8, 2, 32, 16, 4):
+        chosen = run(cost, tokens, rows, 40, chooser)
+        best = max(rate(rows, w) for w in load.ladder(64) if load.bucket(rows) * w <= chooser.most_tokens)
+        assert all(rate(rows, width) > 0.65 * best for width in chosen), rows
+
+
+def test_a_wrong_prediction_is_corrected():
+    """A machine that computes slowly: each token costs as much as reading the weights."""
+    chosen = run(lambda rows, width: 1.0 + rows * width, lambda width: 1 + 0.5 * (width.bit_length() - 1), 4, 80)
+    assert set(chosen) == {1}
+
+
+def test_a_trial_that_cannot_be_measured_ends():
+    """Prompts interrupt every second step, so the sizes next to the best one never get a time."""
+    chooser = load.Chooser([8, 4, 1])
+    for now in range(load.SETTLED + load.TRIED):
+        chooser.began(4, 1, now)
+        for size in (0, 1):
+            chooser.accepted(size, 3.0)
+    chosen = []
+    for step in range(200):
+        if step % 2:
+            chooser.interrupted()
+        chosen.append(chooser.choose(4))
+        chooser.began(4, chosen[-1], 1000.0 + step)
+    assert {0, 2} < set(chosen[:100]), "both neighbours are tried"
+    assert set(chosen[100:]) == {1}
+
+
+def test_never_more_tokens_than_were_recorded():
+    chooser = load.Chooser([8, 4, 1], most_tokens=64)
+    chooser.most_rows = [2, 4, None]
+    assert chooser.usable(2) == [0, 1, 2]
+    assert chooser.usable(3) == [1, 2]
+    assert chooser.usable(100) == [2]
+
+
+def test_a_prompt_between_two_steps_is_not_counted():
+    chooser = load.Chooser([4])
+    for now in (0, 1, 2, 3, 4):
+        chooser.began(1, 0, now)
+        chooser.interrupted()
+    assert not chooser.times
