@@ -2,6 +2,7 @@
 
 import json
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -190,6 +191,19 @@ def test_wrong_folders(target, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(CorruptCheckpoint, match="no recurrent drafter"):
         checkpoint.read(tmp_path)
+
+
+def test_fewer_tokens_are_guessed_than_were_learned():
+    net, _ = checkpoint.read(next(checkpoint.SHIPPED.iterdir()))
+    ids = net.token_ids.tolist()
+    net.guess_first(len(ids))
+    assert net.token_ids.size == len(ids)
+    net.guess_first(100)
+    assert (net.token_ids.tolist(), net.config.draft_vocab_size) == (ids[:100], 100)
+    older, _ = checkpoint.read(next(checkpoint.SHIPPED.iterdir()))
+    older.weights["token_ids"] = mx.array(sorted(ids))  # in no order of frequency
+    older.guess_first(100)
+    assert older.token_ids.size == len(ids)
 
 
 def test_the_shipped_drafter_is_found_by_its_target():

@@ -14,6 +14,9 @@ from redrafter_mlx.errors import ConfigError, ModelNotFound
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import TextWriter
 
+TOKENS = 16384
+"""Tokens that a drafter guesses among: the first ones, which are the most frequent."""
+
 
 class Engine:
     """Writes the target's own text in fewer passes. `shape` None is the drafter's default."""
@@ -147,6 +150,7 @@ def make_drafter(name: str, target: Target) -> NoDrafter:
     net, made_for = checkpoint.read(folder)
     checkpoint.compare(made_for, own, f"the drafter {folder.name}", target.name)
     target.check_sizes(net.config)
+    net.guess_first(TOKENS)
     net.cast(target.dtype)
     ngrams = bare == "auto" or bool(mixed)
     return RecurrentDrafter(net, target.embed, target.output_rows(net.token_ids), ngrams)

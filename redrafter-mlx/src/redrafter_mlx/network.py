@@ -6,7 +6,7 @@ matrices are M_t = Σ_j γ^(t−j) k_j v_jᵀ over the pairs (hidden state, toke
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -96,6 +96,16 @@ class RecurrentNet:
                 self.weights[name] = weight.astype(mx.int32)
             elif name != "memory.decay":
                 self.weights[name] = weight.astype(dtype)
+
+    def guess_first(self, most: int) -> None:
+        """Guess among the first `most` token ids only, if the head is tied and the first ids are the most frequent.
+
+        Ascending ids are in no order of frequency: older versions of the trainer sorted them.
+        """
+        ids = self.token_ids
+        if ids is not None and ids.size > most and self.config.head == "tied" and mx.any(ids[1:] < ids[:-1]).item():
+            self.weights["token_ids"] = ids[:most]
+            self.config = replace(self.config, draft_vocab_size=most)
 
     def linear(self, x: mx.array, name: str) -> mx.array:
         y = x @ self.weights[f"{name}.weight"].T
