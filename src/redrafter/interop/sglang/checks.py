@@ -1,14 +1,10 @@
-"""What the plug-in refuses before anything is loaded, and how SGLang's user hears of it."""
+"""What the plug-in refuses before anything is loaded."""
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 from redrafter.config import require
-from redrafter.errors import ConfigError, RedrafterError, UnsupportedTarget
-
-log = logging.getLogger(__name__)
+from redrafter.errors import UnsupportedTarget
+from redrafter.interop.plugged import check_tested
 
 NAME = "REDRAFTER"
 TESTED = ("0.5.16",)
@@ -27,19 +23,4 @@ def check(server_args: Any) -> None:
 def check_version() -> None:
     import sglang
 
-    version = sglang.__version__.split("+")[0]
-    if version not in TESTED:
-        raise ConfigError(
-            f"redrafter was tested with SGLang {', '.join(TESTED)}, not with {sglang.__version__}; "
-            f"install sglang=={TESTED[-1]}"
-        )
-
-
-@contextlib.contextmanager
-def said() -> Iterator[None]:
-    """A user's mistake as one line of the log, before SGLang's traceback."""
-    try:
-        yield
-    except RedrafterError as error:
-        log.error("redrafter: %s", error)
-        raise
+    check_tested("SGLang", sglang.__version__, TESTED, f"sglang=={TESTED[-1]}")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from redrafter.interop.sglang.checks import NAME, check, said
+from redrafter.interop.plugged import said
+from redrafter.interop.sglang.checks import NAME, check
 
 SAMPLER = "redrafter"
 """Name of the sampling backend that chooses by the rule `seeded` without speculation."""

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
-from redrafter.drafters.load import bind_own
-from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.interop import folders
+from redrafter.drafters import RecurrentDrafter
+from redrafter.errors import UnsupportedTarget
 from redrafter.interop.embeddings import split_embeddings
-from redrafter.interop.find import find
+from redrafter.interop.plugged import recurrent_drafter
 from redrafter.interop.sglang.settings import VARIABLE
 
 
@@ -43,21 +41,7 @@ class SglangTarget:
 
 
 def drafter_for(name: str, target: SglangTarget) -> RecurrentDrafter:
-    """The named drafter on this target; `recurrent` is the one that comes with the package."""
-    if name == "recurrent":
-        found = shipped.find(target)
-        if found is None:
-            raise DrafterMismatch(
-                f"no drafter comes with the package for {target.name}; make one (redrafter train) and name its folder: "
-                f'{VARIABLE}=\'{{"drafter": "FOLDER"}}\''
-            )
-        name = str(found)
-    net = folders.read_for(find(name), target)
-    if not isinstance(net, RecurrentNet):
-        raise ConfigError(f"{name} is no recurrent drafter; SGLang itself takes other kinds")
-    drafter = bind_own(net, target)
-    assert isinstance(drafter, RecurrentDrafter)
-    return drafter
+    return recurrent_drafter(name, target, "SGLang", f'{VARIABLE}=\'{{"drafter": "FOLDER"}}\'')
 
 
 class HiddenStates:

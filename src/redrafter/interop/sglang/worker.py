@@ -21,7 +21,8 @@ from redrafter.core.tree import Tree
 from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.errors import UnsupportedTarget
 from redrafter.interop.load import Chooser, ladder, shape_of
-from redrafter.interop.sglang.checks import check, said
+from redrafter.interop.plugged import said
+from redrafter.interop.sglang.checks import check
 from redrafter.interop.sglang.recorded import RecordedFollow
 from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
 from redrafter.interop.sglang.sampling import adjusted, greedy, sampling_of, searching

