@@ -1,6 +1,8 @@
 // Products: each weight is read and unpacked once for a few tokens.
 #include "product.h"
 
+#include "rounded.h"
+
 constexpr long AHEAD = 2048;  // bytes that memory is asked for in advance
 
 // The sums of the even and of the odd inputs of a tile grow apart: two chains of additions for each token, not one.

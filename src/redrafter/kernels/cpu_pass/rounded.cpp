@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "dots.h"
-#include "product.h"
+#include "rounded.h"
 
 constexpr long AHEAD = 2048;  // bytes that memory is asked for in advance
 
