@@ -243,7 +243,7 @@ def test_the_real_pair(smollm: Target) -> None:
         small, large = (t.model(tokens).logits for t in (target, wide))
     assert float((large - small).abs().max() / small.std()) < 1e-3
     drafter = unrounded(target)
-    twin = widen_recurrent(drafter, wide, 42_000_000)
+    twin = widen_recurrent(drafter, wide, 61_000_000)
     assert twin.net.config.exit_size == 1408
     texts = Texts.of(tokens.tolist(), [len(prompt)], [0.0], [0])
     assert same_guesses((target, drafter), (wide, twin), texts)
