@@ -346,6 +346,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.parts == ["parcels"]:
         parcels.build(args.engines)
         return
+    if args.parts == ["unpack"]:
+        parcels.unpack(args.engines)
+        return
     check_new(args.save, args.overwrite)
     if "unpack" in args.parts:
         parcels.unpack(args.engines)

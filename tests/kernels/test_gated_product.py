@@ -11,7 +11,7 @@ from redrafter.kernels.norm_gate import triton as norm_gate
 from redrafter.kernels.product.triton import own_product
 from tests.kernels.test_product import BIG, CLOSE, DEVICE, weights
 
-SHAPES = [(200, 80), (144, 144)] + ([(22016, 4096), (3072, 576), (13824, 2304)] if BIG else [])  # 2·I, K
+SHAPES = [(200, 80), (144, 144)] + ([(22016, 4096), (27648, 5120), (3072, 576), (13824, 2304)] if BIG else [])  # 2·I, K
 
 
 @pytest.mark.parametrize(("width", "size"), SHAPES)

@@ -72,12 +72,12 @@ LARGE_CHAINED = [(16, 16384, 16, True), (16, 32768, 16, True), (16, 49152, 32, F
 def test_topw_with_a_chain(case):
     """A token that the beam finds, tokens that it does not find, one with odds of 0, and a row off the chain."""
     beams, vocab, width, mapped = case
-    torch.manual_seed(vocab)
-    logits = torch.randn(6, beams, vocab, device=DEVICE) * 3
-    total = -torch.rand(6, beams, device=DEVICE)
+    random = torch.Generator().manual_seed(vocab + 4)  # a CPU's, so that every device tests the same case
+    logits = torch.randn(6, beams, vocab, generator=random).to(DEVICE) * 3
+    total = -torch.rand(6, beams, generator=random).to(DEVICE)
     heat = torch.tensor([0.0, 0.7] * 3, device=DEVICE)
-    ids = torch.randperm(vocab + 50, device=DEVICE)[:vocab] if mapped else None
-    noise = torch.randn(6, vocab + 50, device=DEVICE)[:, : vocab + 50 if mapped else vocab]
+    ids = torch.randperm(vocab + 50, generator=random).to(DEVICE)[:vocab] if mapped else None
+    noise = torch.randn(6, vocab + 50, generator=random).to(DEVICE)[:, : vocab + 50 if mapped else vocab]
     follows = torch.zeros(6, beams, dtype=torch.bool, device=DEVICE)
     follows[:5, beams // 2] = True
     best, worst = logits[:, beams // 2].argmax(1), logits[:, beams // 2].argmin(1)

@@ -11,7 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.norm_gate.naive import Activation
 from redrafter.kernels.norm_gate.triton import activated, gate
-from redrafter.kernels.product.triton import RESERVED, library_agrees, parts_of, product, shared_memory
+from redrafter.kernels.product.naive import PROGRAMS, parts_of
+from redrafter.kernels.product.triton import RESERVED, library_agrees, product, shared_memory
 
 WIDE = 64
 """Columns of each half."""
@@ -41,14 +42,16 @@ def _gated_product(
     tl.store(into, gated.to(dtype), mask=(row < n)[None, :] & (column < half)[:, None])
 
 
-TILES = {16: (64, 4), 32: (128, 5), 64: (128, 4), 128: (64, 3)}
+TILES = {16: (128, 4), 32: (128, 5), 64: (128, 4), 128: (64, 3)}
 """By the tokens of a tile: the terms that are read at once, and how many reads are under way."""
+FEW = (64, 4)
+"""The same for 16 tokens, if less than one and a half programs come on a multiprocessor: two fit into its memory."""
 
 
-def plan(n: int, memory: int = 227 << 10) -> dict[str, Any]:
+def plan(n: int, half: int, memory: int = 227 << 10) -> dict[str, Any]:
     """Launch parameters, the fastest of a dozen on an H200. None of them changes a bit."""
     tokens = min(max(16, triton.next_power_of_2(n)), 128)
-    block, stages = TILES[tokens]
+    block, stages = FEW if tokens == 16 and triton.cdiv(half, WIDE) < 1.5 * PROGRAMS else TILES[tokens]
     stages = max(1, min(stages, (memory - RESERVED) // ((2 * WIDE + tokens) * block * 2)))
     return {"TOKENS": tokens, "BLOCK": block, "num_warps": 4, "num_stages": stages}
 
@@ -58,7 +61,7 @@ def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     (n, size), half = x.shape, weight.shape[0] // 2
     if parts_of(weight) > 1 or library_agrees(n, weight, bias is not None):
         return gate(product(x, weight, bias), x.dtype, activation)
-    shared = plan(n, shared_memory(x.device))
+    shared = plan(n, half, shared_memory(x.device))
     x = x.contiguous()
     out = torch.empty(n, half, dtype=x.dtype, device=x.device)
     of_weights = TensorDescriptor(weight, [2 * half, size], [weight.stride(0), 1], [WIDE, shared["BLOCK"]])
