@@ -8,6 +8,7 @@ from torch import Tensor
 
 from redrafter.config import SamplingParams
 from redrafter.core.rows import per_row
+from redrafter.core.transfer import put
 from redrafter.core.tree import Tree
 from redrafter.kernels.verify import floors
 from redrafter.kernels.verify.naive import tempered
@@ -41,9 +42,7 @@ class Sampling:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device | str) -> "Sampling":
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-            # From pinned memory: a GPU's steps under way go on meanwhile.
-            pinned = torch.device(device).type == "cuda"
-            return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
+            return put(values, device, dtype)
 
         bias = None
         if any(p.logit_bias for p in params):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from redrafter.config import Shape
+from redrafter.core.transfer import put
 from redrafter.drafters.recurrent.chain_slots import ChainInputs, ChainSlots
 from redrafter.drafters.recurrent.drafter import RecurrentDrafter
 from redrafter.errors import ConfigError
@@ -112,7 +113,7 @@ class ChainDrafter:
                     state.decided = len(p.tokens)
             at += p.count
         if fresh:
-            self.slots.clear(self._put(np.array(fresh)))
+            self.slots.clear(put(fresh, self.device))
         if pieces:
             self._read(pieces, hidden)
         guesses: list[list[int]] = [[] for _ in passes]
@@ -141,7 +142,7 @@ class ChainDrafter:
         for row, (slot, first, tokens) in zip(numbers, pieces, strict=True):
             row[:3] = (slot, first, len(tokens))
             row[3 : 3 + len(tokens)] = tokens
-        given = self._put(numbers)
+        given = put(numbers, self.device)
         slots, begin, count = (given[:, i].contiguous() for i in range(3))
         self.slots.read(slots, given[:, 3:].contiguous(), picked(hidden, begin, max(counts)), count)
 
@@ -153,11 +154,6 @@ class ChainDrafter:
             return self.slots.step(given)
         self.slots.remember(given)
         return None
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        """On the device, without waiting for the device."""
-        on_host = torch.from_numpy(values)
-        return (on_host.pin_memory() if self.device.type == "cuda" else on_host).to(self.device, non_blocking=True)
 
     def _state(self, p: RequestPass, passes: Sequence[RequestPass], fresh: list[int]) -> RequestState:
         """The request's state: a new one if the request is new, or if it has lost tokens since."""

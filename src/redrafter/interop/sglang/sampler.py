@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from redrafter.core.transfer import put
 from redrafter.interop.sglang.sampling import choose, sampling_of, seed_of
 
 
@@ -39,9 +40,7 @@ def fill_seeds() -> None:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
     def adjusted(self: Any, batch: Any, vocab_size: int) -> None:  # noqa: ARG001 - SGLang's signature
-        seeds = torch.tensor([seed_of(r) for r in batch.reqs], dtype=torch.long)
-        if self.temperatures.is_cuda:
-            seeds = seeds.pin_memory()
-        self.sampling_seed = seeds.to(self.temperatures.device, non_blocking=True)
+        seeds = [seed_of(r) for r in batch.reqs]
+        self.sampling_seed = put(seeds, self.temperatures.device, torch.long)
 
     SamplingBatchInfo.adjusted_from_schedule_batch = adjusted

@@ -19,6 +19,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
+from redrafter.core.transfer import put
 from redrafter.core.tree import Tree, root_tree, widened
 from redrafter.drafters.ngram import NgramState
 from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, WithNgrams, WithNgramsState, find_chain
@@ -125,16 +126,17 @@ class TreeBatch:
     ) -> None:
         known = [[0 if p.following is None else p.following] for p in pieces]
         after = [torch.cat([p.text[p.start + 1 :].long(), torch.tensor(k)]) for p, k in zip(pieces, known, strict=True)]
-        ends = self._put([p.following is None for p in pieces])
-        last = torch.where(ends, chosen.long(), self._put(known)[:, 0])
-        count = self._put([p.count for p in pieces])
-        tokens = self._put(pad_sequence(after, batch_first=True)).scatter(1, count[:, None] - 1, last[:, None])
+        ends = put([p.following is None for p in pieces], self.device)
+        last = torch.where(ends, chosen.long(), put(known, self.device)[:, 0])
+        count = put([p.count for p in pieces], self.device)
+        tokens = put(pad_sequence(after, batch_first=True), self.device).scatter(1, count[:, None] - 1, last[:, None])
         accepted = Accepted(torch.zeros_like(tokens), tokens, count, 0 * count, 0 * count)
         states = pad_sequence(list(hidden), batch_first=True)
-        rows = self._fresh_where(self._put(goes_on), slots)
+        goes = put(goes_on, self.device)
+        rows = self._fresh_where(goes, slots)
         if isinstance(self.drafter, WithNgrams):
             inner = self.drafter.inner.advance(rows.inner, accepted, states)
-            hits = torch.where(self._put(goes_on)[:, None], rows.hits, PRIOR)
+            hits = torch.where(goes[:, None], rows.hits, PRIOR)
             text = self._text(pieces, last)
             rows = WithNgramsState(inner, text, *find_chain(text), hits)
         else:
@@ -148,8 +150,8 @@ class TreeBatch:
         room = torch.zeros(len(pieces), self.empty.text.tokens.shape[1], dtype=torch.long)
         for row, end in zip(room, ends, strict=True):
             row[: len(end)] = end
-        where = self._put(lengths)
-        return NgramState(self._put(room).scatter(1, where[:, None], last[:, None]), where + 1)
+        where = put(lengths, self.device)
+        return NgramState(put(room, self.device).scatter(1, where[:, None], last[:, None]), where + 1)
 
     @torch.no_grad()
     def follow(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
@@ -192,13 +194,6 @@ class TreeBatch:
     def _keep(self, slots: Tensor, rows: Any) -> None:
         for mine, value in zip(tensors_of(self.state), tensors_of(rows), strict=True):
             mine[slots] = value.to(mine.dtype)
-
-    def _put(self, values: Any) -> Tensor:
-        """On the device, without waiting for the device."""
-        on_host = torch.as_tensor(values)
-        if self.device.type == "cuda":
-            on_host = on_host.pin_memory()
-        return on_host.to(self.device, non_blocking=True)
 
 
 def nodes_of(shape: Shape | None) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from redrafter.core.transfer import put
 from redrafter.drafters.recurrent.chain import PADDING, picked
 from redrafter.drafters.recurrent.chain_slots import ChainInputs, ChainSlots
 from redrafter.interop.vllm.recorded_chains import Record, on_gpu
@@ -102,14 +103,14 @@ class DeviceChains:
         rows = len(slots)
         slots, first, count = slots.long(), first.long(), count.long()
         if fresh:
-            self.slots.clear(self._put(list(fresh)))
+            self.slots.clear(put(list(fresh), self.device))
         if reading:
             self._read(reading, hidden)
             # A prompt's pairs are in the memory now; its last hidden state alone is left to draft from.
             ends, steps = [0] * rows, [1] * rows
             for r in reading:
                 ends[r.row], steps[r.row] = r.count - 1, 0
-            more = self._put([ends, steps])
+            more = put([ends, steps], self.device)
             first, count = first + more[0], count * more[1]
         states = picked(hidden, first, self.slots.pairs)
         batch = min((b for b, _ in self.graphs if b >= rows), default=0)
@@ -149,12 +150,7 @@ class DeviceChains:
                 self._read([one], hidden)
             return
         columns = zip(*((r.slot, r.first, r.start, r.count) for r in reading), strict=True)
-        slots, first, start, count = self._put([list(x) for x in columns])
+        slots, first, start, count = put([list(x) for x in columns], self.device)
         places = start[:, None] + 1 + torch.arange(longest, device=self.device)
         tokens = self.texts.tokens[slots[:, None], places.clamp(max=self.texts.tokens.shape[1] - 1)].long()
         self.slots.read(slots.contiguous(), tokens, picked(hidden, first, longest), count.contiguous())
-
-    def _put(self, values: list[int] | list[list[int]]) -> Tensor:
-        """On the device, without waiting for the device."""
-        on_host = torch.tensor(values)
-        return (on_host.pin_memory() if self.device.type == "cuda" else on_host).to(self.device, non_blocking=True)
