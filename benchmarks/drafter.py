@@ -1,6 +1,7 @@
 """tokens/step of a drafter, alone and with n-grams, on MT-Bench and on four other question sets.
 
     python benchmarks/drafter.py --answers FOLDER --resume          # repeat the command until it says "done"
+    python benchmarks/drafter.py --answers FOLDER --at-once         # all parts at the same time, on a GPU
     python benchmarks/drafter.py --suites alpaca_eval --resume      # adds one suite to the results
     python benchmarks/drafter.py --drafter FOLDER --suites mt_bench --shapes 16x6:63 4x4:7
 
@@ -21,6 +22,7 @@ from pathlib import Path
 if not __package__:  # run as `python benchmarks/drafter.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import argparse
 import json
 import tempfile
 import time
@@ -28,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.answers import write_answers
+from benchmarks.at_once import run_at_once
 from benchmarks.common import HERE, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
@@ -149,8 +152,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", type=Path, default=HERE / "results" / "drafter_smollm2.json", help="the results")
     parser.add_argument("--overwrite", action="store_true", help="replace existing results")
     parser.add_argument("--resume", action="store_true", help="measure only what the results file lacks")
+    parser.add_argument(
+        "--at-once", action=argparse.BooleanOptionalAction, default=False, help="a process per suite and temperature"
+    )
     args = parse(parser, argv, smoke)
+    if args.at_once and (args.resume or not args.answers):
+        parser.error("--at-once needs --answers, and cannot resume")
     check_new(args.save, args.overwrite or args.resume)
+    if args.at_once:
+        parts = {
+            f"{Path(s).stem}-{t:g}": ["--suites", s, "--temperatures", t]
+            for s in args.suites
+            for t in args.temperatures
+        }
+        words = sys.argv[1:] if argv is None else argv
+        measured_rows, failed = run_at_once(__file__, words, parts, args.answers / "logs")
+        rows = earlier_rows(args.save, resume=False) + [r for r in measured_rows if r["kind"] == KIND]
+        write_results(args.save, headline(rows), rows)
+        if failed:
+            sys.exit(f"failed: {', '.join(failed)}")
+        return
     target = load_target(args.model, dtype=args.dtype)
     alone = resolve_drafter(args.drafter, target)
     kind = str(getattr(alone, "name", "drafter"))

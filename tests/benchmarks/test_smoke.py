@@ -96,6 +96,18 @@ def test_measures_its_parts_at_once(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+def test_simulates_suites_at_once(tmp_path: Path) -> None:
+    apart, at_once = tmp_path / "apart.json", tmp_path / "at_once.json"
+    run("drafter", "--suites", "mt_bench", "gsm8k", "--limit", 1, "--save", apart)
+    words = ("--suites", "mt_bench", "gsm8k", "--limit", 1, "--answers", tmp_path / "answers", "--at-once")
+    run("drafter", *words, "--save", at_once)
+    check_results(at_once)
+    wanted, got = (json.loads(path.read_text()) for path in (apart, at_once))
+    assert got["headline"] == wanted["headline"]
+    assert got["rows"] == wanted["rows"]
+
+
 @pytest.mark.parametrize("kind", ["layers", "recurrent"])
 def test_trains_a_speech_drafter(kind: str, tmp_path: Path) -> None:
     run("speech_drafter", "--kind", kind, "--out", tmp_path / "drafter")
