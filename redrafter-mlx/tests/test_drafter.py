@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import to_mlx, to_numpy
+from mlx.utils import tree_flatten
 
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.config import Shape as TorchShape
@@ -134,8 +135,9 @@ def test_int8_folders(target, tmp_path, same):
     torch_checkpoint.write(tmp_path, net, target, storage="int8")
     whole, _ = torch_checkpoint.read(tmp_path)
     read, _ = checkpoint.read(tmp_path)
+    weights = dict(tree_flatten(read.parameters()))
     for name, tensor in whole.state_dict().items():
-        same(read.weights[name], tensor, atol=0)
+        same(weights[name], tensor, atol=0)
     step_through(
         RecurrentDrafter(whole, target), bound(read, target, False), target, 0.0, same, Shape(width=2, length=3)
     )
@@ -201,7 +203,7 @@ def test_fewer_tokens_are_guessed_than_were_learned():
     net.guess_first(100)
     assert (net.token_ids.tolist(), net.config.draft_vocab_size) == (ids[:100], 100)
     older, _ = checkpoint.read(next(checkpoint.SHIPPED.iterdir()))
-    older.weights["token_ids"] = mx.array(sorted(ids))  # in no order of frequency
+    older.token_ids = mx.array(sorted(ids))  # in no order of frequency
     older.guess_first(100)
     assert older.token_ids.size == len(ids)
 

@@ -115,8 +115,8 @@ def recurrent_drafter(target: Any, ngrams: bool = True, head: str = "tied", **op
         normed=True, memory_heads=2, memory_size=8, draft_vocab_size=30, **options,
     )  # fmt: skip
     keys = iter(mx.random.split(mx.random.key(1), 64))
-    weights = {name: mx.random.normal(shape, key=next(keys)) * 0.4 for name, shape in config.shapes().items()}
-    weights["token_ids"] = mx.arange(2, 32)
-    net = RecurrentNet(config, weights)
+    net = RecurrentNet(config)
+    net.update(tree_map(lambda w: mx.random.normal(w.shape, key=next(keys)) * 0.4, net.parameters()))
+    net.token_ids = mx.arange(2, 32)
     net.cast(target.dtype)
     return RecurrentDrafter(net, target.embed, target.output_rows(net.token_ids), ngrams)

@@ -102,7 +102,7 @@ class RecurrentDrafter(NoDrafter):
     def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> RecurrentState:
         memories = []
         for prompt, states in zip(prompts, hidden, strict=True):
-            memory = self.net.empty_memory(1)
+            memory = self.net.empty_memory()
             if memory is not None and len(prompt) > 1:
                 pairs = self.embed(mx.array([prompt[1:]]))
                 memory = self.net.remember(memory, states[None], pairs, mx.array([len(prompt) - 1]))
@@ -120,8 +120,8 @@ class RecurrentDrafter(NoDrafter):
                 states = net.first_state(token, context)
             else:
                 states = net.next_state(mx.take_along_axis(states, parents[..., None], axis=1), token)
-            reading = None if state.memory is None else net.read(state.memory, states)
-            return net.logits(net.trunk(states, context, reading), self.output), states
+            found = net.head(net.trunk(states, context, state.memory))
+            return (self.output(found) if net.config.head == "tied" else found), states
 
         chain = chain_of(state.ngrams, search.temperature > 0)
         beam = beam_search(
