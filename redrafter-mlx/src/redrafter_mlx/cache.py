@@ -4,16 +4,13 @@ Slot i of a row holds its i-th token. A pass writes its tokens behind the longes
 `commit` then moves each row's accepted path right behind that row's own tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import create_attention_mask
+from mlx_lm.models.cache import KVCache, create_attention_mask
 
 from redrafter_mlx.tree import Tree
-
-STEP = 256
-"""Slots that a layer grows by."""
 
 
 class Layout:
@@ -23,7 +20,7 @@ class Layout:
         self.lengths = list(lengths)  # tokens of each row
         self.tree: Tree | None = None  # what the current pass verifies; None: neighbouring tokens of one row
         self.shift = shift  # the position of slot 0, which only the self-check sets
-        self.masks: dict[tuple[int, int | None], Any] = {}
+        self.masks: dict[int | None, mx.array] = {}  # of the current pass, by window
 
     @property
     def start(self) -> int:
@@ -47,9 +44,9 @@ class Layout:
         """Which slots each of the pass's `count` tokens sees, in the form that mlx-lm's attention takes."""
         if self.tree is None:
             return create_attention_mask(count, self.start, as_array, window)
-        if (count, window) not in self.masks:
-            self.masks[count, window] = self._tree_mask(self.tree, window)
-        return self.masks[count, window]
+        if window not in self.masks:
+            self.masks[window] = self._tree_mask(self.tree, window)
+        return self.masks[window]
 
     def _tree_mask(self, tree: Tree, window: int | None) -> mx.array:
         """(n, S) for one row, (B, 1, n, S) for more: the row's own tokens and the node's ancestors.
@@ -68,40 +65,26 @@ class Layout:
 
 
 class LayerCache:
-    """Keys and values (B, K, S, D) of one layer."""
+    """Keys and values (B, K, S, D) of one layer, stored by mlx-lm's own cache."""
 
     def __init__(self, layout: Layout, window: int | None) -> None:
-        self.layout, self.window = layout, window
-        self.keys: Any = None
-        self.values: Any = None
+        self.layout, self.window, self.stored = layout, window, KVCache()
 
     @property
     def offset(self) -> int | mx.array:
         return self.layout.offset
 
-    @property
-    def state(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
-
     def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
         return self.layout.mask(count, window_size or self.window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        start, end = self.layout.start, self.layout.start + keys.shape[2]
-        self.keys, self.values = reserved(self.keys, keys, end), reserved(self.values, values, end)
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        self.stored.offset = self.layout.start
+        return self.stored.update_and_fetch(keys, values)
 
-
-def reserved(stored: mx.array | None, like: mx.array, slots: int) -> mx.array:
-    """The stored keys or values with room for at least this many slots."""
-    have = 0 if stored is None else stored.shape[2]
-    if slots <= have:
-        return stored
-    more = -(-(slots - have) // STEP) * STEP
-    room = mx.zeros((*like.shape[:2], more, like.shape[3]), dtype=like.dtype)
-    return room if stored is None else mx.concatenate([stored, room], axis=2)
+    def change(self, how: Callable[[mx.array], mx.array]) -> None:
+        """Replace the keys and the values."""
+        if self.stored.keys is not None:
+            self.stored.keys, self.stored.values = how(self.stored.keys), how(self.stored.values)
 
 
 class TreeCache:
@@ -117,7 +100,7 @@ class TreeCache:
 
     @property
     def state(self) -> list[mx.array]:
-        return [x for layer in self.layers for x in layer.state]
+        return [x for layer in self.layers for x in (layer.stored.keys, layer.stored.values) if x is not None]
 
     def extend(self, count: int) -> None:
         """The last pass's neighbouring tokens belong to the text now."""
@@ -135,8 +118,7 @@ class TreeCache:
         if sources != places:
             source, destination = (mx.array(slots)[:, None, :, None] for slots in (sources, places))
             for layer in self.layers:
-                layer.keys = moved(layer.keys, source, destination)
-                layer.values = moved(layer.values, source, destination)
+                layer.change(lambda stored: moved(stored, source, destination))
         self.layout.lengths = [length + len(path) for path, length in rows]
 
     def trim(self, length: int) -> None:
@@ -148,8 +130,7 @@ class TreeCache:
         at = mx.array(list(rows))
         self.layout.lengths = [self.lengths[row] for row in rows]
         for layer in self.layers:
-            if layer.keys is not None:
-                layer.keys, layer.values = layer.keys[at], layer.values[at]
+            layer.change(lambda stored: stored[at])
 
     @classmethod
     def joined(cls, caches: Sequence["TreeCache"]) -> "TreeCache":
@@ -157,20 +138,23 @@ class TreeCache:
         if len(caches) == 1:
             return caches[0]
         made = cls([layer.window for layer in caches[0].layers], [n for cache in caches for n in cache.lengths])
+        if made.layout.start == 0:  # every prompt has one token: nothing is read yet
+            return made
         for i, layer in enumerate(made.layers):
-            own = [cache.layers[i] for cache in caches]
-            like = next((one for one in own if one.keys is not None), None)
-            if like is None:
-                continue  # every prompt has one token: nothing is read yet
-            slots = max(1, made.layout.start)
-            layer.keys = mx.concatenate([padded(one.keys, like.keys, slots) for one in own])
-            layer.values = mx.concatenate([padded(one.values, like.values, slots) for one in own])
+            own = [cache.layers[i].stored for cache in caches]
+            layer.stored.keys = padded([one.keys for one in own], made.layout.start)
+            layer.stored.values = padded([one.values for one in own], made.layout.start)
         return made
 
 
-def padded(stored: mx.array | None, like: mx.array, slots: int) -> mx.array:
-    """Exactly this many slots of one row."""
-    return reserved(stored, like[:1], slots)[:, :, :slots]
+def padded(rows: Sequence[mx.array | None], slots: int) -> mx.array:
+    """One batch of rows with exactly this many slots; None is an empty row."""
+    like = next(row for row in rows if row is not None)
+    batch = mx.zeros((len(rows), like.shape[1], slots, like.shape[3]), dtype=like.dtype)
+    for i, row in enumerate(rows):
+        if row is not None:
+            batch[i, :, : row.shape[2]] = row[0, :, :slots]
+    return batch
 
 
 def moved(stored: mx.array, source: mx.array, destination: mx.array) -> mx.array:

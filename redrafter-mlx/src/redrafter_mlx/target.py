@@ -52,6 +52,7 @@ class Target:
                 self._retype(module, _rotate_nodes)
         probe = self.embed(mx.array([[0]]))
         self.hidden_size, self.dtype = int(probe.shape[-1]), probe.dtype
+        self.precision = f"q{self.output_embedding.bits}" if self.quantised else str(self.dtype).split(".")[-1]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids -> input embeddings, as transformers' embedding of the same model gives them."""
@@ -60,27 +61,25 @@ class Target:
 
     def output_rows(self, ids: mx.array | None) -> Callable[[mx.array], mx.array]:
         """x -> x times the output embedding's rows of these tokens, on the model's own quantised weights if it has."""
-        parts, options = self._output_parts(ids)
+        rows, options = self._output_rows(slice(None) if ids is None else ids)
         if not self.quantised:
-            return lambda x: x @ parts[0].T
-        return lambda x: mx.quantized_matmul(x, *parts, transpose=True, **options)
+            return lambda x: x @ rows[0].T
+        return lambda x: mx.quantized_matmul(x, *rows, transpose=True, **options)
 
-    def _output_parts(self, ids: mx.array | None) -> tuple[list[Any], dict[str, Any]]:
+    def _output_rows(self, ids: mx.array | slice) -> tuple[list[Any], dict[str, Any]]:
+        """Rows of the output embedding: weight; of a quantised one scales and biases too, and what mx needs to know."""
         head = self.output_embedding
         if not self.quantised:
-            return [head.weight if ids is None else head.weight[ids]], {}
-        parts = [
-            part if ids is None or part is None else part[ids]
-            for part in (head.weight, head.scales, head.get("biases"))
-        ]
-        return parts, {"group_size": head.group_size, "bits": head.bits, "mode": getattr(head, "mode", "affine")}
+            return [head.weight[ids]], {}
+        rows = [None if part is None else part[ids] for part in (head.weight, head.scales, head.get("biases"))]
+        return rows, {"group_size": head.group_size, "bits": head.bits, "mode": getattr(head, "mode", "affine")}
 
     def identity(self) -> dict[str, str]:
         """What a drafter's config says about the target it was made for; see `checkpoint.identity`."""
-        parts, options = self._output_parts(mx.arange(0, self.vocab_size, max(1, self.vocab_size // 64)))
-        rows = mx.dequantize(*parts, **options) if self.quantised else parts[0]
+        rows, options = self._output_rows(mx.arange(0, self.vocab_size, max(1, self.vocab_size // 64)))
+        whole = mx.dequantize(*rows, **options) if self.quantised else rows[0]
         vocabulary = None if self.tokenizer is None else self.tokenizer.get_vocab()
-        return checkpoint.identity(vocabulary, np.array(rows.astype(mx.float32)))
+        return checkpoint.identity(vocabulary, np.array(whole.astype(mx.float32)))
 
     def check_sizes(self, config: RecurrentConfig) -> None:
         """Raise unless a drafter of these sizes can read this target."""
@@ -103,22 +102,20 @@ class Target:
             return  # a further engine of the same target
         for layer in layers:
             place = self._place(layer)
-            if place == self.layer_count:
-                self._retype(self.body, self._recorder(place, into=False))
-            else:
-                self._retype(self.model.layers[max(place - 1, 0)], self._recorder(place, into=place == 0))
+            last = place == self.layer_count
+            self._retype(self.body if last else self.model.layers[place], self._recorder(place, last))
         self.layers = layers
 
     def _place(self, layer: int) -> int:
         return layer if layer >= 0 else self.layer_count + 1 + layer
 
-    def _recorder(self, place: int, into: bool) -> Callable[[type], Callable[..., Any]]:
-        """Calls that keep what goes `into` a module, or what comes out of it."""
+    def _recorder(self, place: int, last: bool) -> Callable[[type], Callable[..., Any]]:
+        """Calls that keep what goes into a decoder layer, or, for the last state, what comes out of the body."""
 
         def make(kind: type) -> Callable[..., Any]:
             def call(module: Any, x: mx.array, *args: Any, **options: Any) -> Any:
                 found = kind.__call__(module, x, *args, **options)
-                self.seen[place] = x if into else (found[0] if isinstance(found, tuple) else found)
+                self.seen[place] = found if last else x
                 return found
 
             return call
