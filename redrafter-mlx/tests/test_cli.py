@@ -14,7 +14,7 @@ from redrafter_mlx import api, profiles
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli.main import VERBS, main
 from redrafter_mlx.config import Shape
-from redrafter_mlx.server import make_server, read_request
+from redrafter_mlx.server import Server, read_request
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_help_imports_no_mlx(verb):
         assert "usage: redrafter-mlx" in done.stdout
     else:  # the same code, without starting Python again
         with pytest.raises(SystemExit):
-            cli.parser(verb).parse_args([verb, "--help"])
+            cli.parser().parse_args([verb, "--help"])
 
 
 def test_generate_and_compare(tiny, capsys):
@@ -144,7 +144,7 @@ def test_without_mlx():
 
 @pytest.fixture(scope="module")
 def server(tiny):
-    made = make_server("127.0.0.1", 0)
+    made = Server("127.0.0.1", 0)
     ready = threading.Event()
 
     def run():  # MLX's streams belong to the thread that uses them
@@ -208,4 +208,4 @@ def test_the_server_refuses(server):
         assert found == status, text
         assert said in json.loads(text)["error"]["message"]
     assert ask(server, "/v1/nothing")[0] == 404
-    assert read_request(message | {"n": 1, "tools": None}, chat=True)[1]["temperature"] == 1.0
+    assert read_request(message | {"n": 1, "tools": []}, chat=True)[1]["temperature"] == 1.0

@@ -10,13 +10,13 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     ("errors", "version"),
     ("config",),
-    ("noise", "tree"),
+    ("noise", "tree", "server"),
     ("accept", "chain", "sampling", "network"),
     ("beam", "ngram", "cache", "checkpoint"),
     ("drafter", "target", "text"),
     ("selfcheck", "decode", "profiles"),
     ("engine",),
-    ("api", "server"),
+    ("api",),
 ]
 """Lowest first. A file imports only files below it; `cli` imports any of them."""
 

@@ -79,7 +79,8 @@ class SamplingParams:
             value = getattr(self, f.name)
             require(isinstance(value, Real) and math.isfinite(value), f"{f.name} must be a number, got {value!r}")
         require(self.temperature >= 0, f"temperature must be 0 or more, got {self.temperature}")
-        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
+        whole = isinstance(self.top_k, int) and self.top_k >= 0
+        require(whole, f"top_k must be a whole number, 0 (off) or more, got {self.top_k}")
         require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
         require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
         require(self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}")
@@ -88,6 +89,6 @@ class SamplingParams:
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    @property
-    def filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
+"""Names and defaults of the options."""

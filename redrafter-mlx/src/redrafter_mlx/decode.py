@@ -25,20 +25,14 @@ FinishReason = Literal["stop", "length"]
 class Stats:
     """How a row was written."""
 
-    steps: int = 0
-    """Steps after the prompt's own pass, which gives the first token."""
+    steps: int = 0  # after the prompt's own pass, which gives the first token
     tokens: int = 0
-    accepted: int = 0
-    """Drafted tokens kept."""
-    nodes: int = 0
-    """Drafted nodes verified."""
+    accepted: int = 0  # drafted tokens kept
+    nodes: int = 0  # drafted nodes verified
     prompt_tokens: int = 0
-    reused: int = 0
-    """Prompt tokens taken from the prompt cache instead of read."""
-    prompt_seconds: float = 0.0
-    """Until the first token."""
-    seconds: float = 0.0
-    """Spent decoding, prompt included; what the reader of a stream does in between is not counted."""
+    reused: int = 0  # prompt tokens taken from the prompt cache instead of read
+    prompt_seconds: float = 0.0  # until the first token
+    seconds: float = 0.0  # spent decoding, prompt included; without what the reader of a stream does in between
 
     @property
     def tokens_per_step(self) -> float:
@@ -57,12 +51,9 @@ class Part:
     """What one step added to one row."""
 
     tokens: list[int]
-    pieces: list[str]
-    """The text token by token; a token that only begins a character brings none."""
-    accepted: int
-    """How many of the tokens, from the first on, were guessed by the drafter."""
-    logits: mx.array
-    """(n, V) what the target gave each token's choice; computed only if it is looked at."""
+    pieces: list[str]  # the text token by token; a token that only begins a character brings none
+    accepted: int  # how many of the tokens, from the first on, were guessed by the drafter
+    logits: mx.array  # (n, V) what the target gave each token's choice; computed only if it is looked at
     stats: Stats
     finish_reason: FinishReason | None
 
@@ -76,8 +67,20 @@ class PromptCache:
     """What was read for one conversation. The next prompt that begins alike reads only the rest."""
 
     ids: list[int] = field(default_factory=list)
-    cache: TreeCache | None = None
+    cache: Any = None  # a TreeCache, once there is a target
     hidden: list[mx.array] = field(default_factory=list)  # (n, C) of each piece
+
+    def read(self, target: Target, ids: list[int]) -> int:
+        """Read token ids from the first on -> how many of them were known."""
+        self.cache = self.cache or target.make_cache()
+        reused = common_prefix(self.ids, ids)
+        self.cache.trim(reused)
+        self.ids = ids[:reused]  # should reading be interrupted
+        if self.hidden:
+            self.hidden = [mx.concatenate(self.hidden)[:reused]]
+        self.hidden += target.read(ids[reused:], self.cache)
+        self.ids = ids
+        return reused
 
 
 @dataclass(eq=False)
@@ -87,8 +90,7 @@ class Completion:
     prompt: list[int]
     max_new_tokens: int
     seed: int
-    eos: Sequence[int]
-    """Token ids that end the text (they are part of its tokens)."""
+    eos: Sequence[int]  # token ids that end the text (they are part of its tokens)
     writer: TextWriter
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
@@ -106,25 +108,15 @@ class Completion:
         pieces: list[str] = []
         for token in tokens:
             self.stats.tokens += 1
-            stopped = self.writer.add(token)
-            pieces.append(self.writer.take())
-            if stopped or token in self.eos:
+            pieces.append(self.writer.add(token))
+            if self.writer.stopped or token in self.eos:
                 self.finish_reason = "stop"
             elif self.stats.tokens == self.max_new_tokens:
                 self.finish_reason = "length"
             if self.finish_reason:
-                pieces[-1] += self.writer.take(final=True)
+                pieces[-1] += self.writer.finish()
                 break
         return pieces
-
-
-@dataclass
-class Flight:
-    """A step that was launched and not yet read."""
-
-    accepted: Accepted
-    logits: mx.array  # (B, L+1, V) along the accepted path
-    hidden: mx.array | None  # (B, L+1, C)
 
 
 class Batch:
@@ -140,36 +132,26 @@ class Batch:
         kept: PromptCache | None,
     ) -> None:
         """Read the prompts, all but their last tokens, which the first step verifies as trees without guesses."""
-        self.target, self.drafter, self.shape, self.params = target, drafter, shape, params
-        self.rows, self.kept, self.began = rows, kept if len(rows) == 1 else None, time.perf_counter()
+        self.began = time.perf_counter()
+        self.target, self.drafter, self.shape, self.rows, self.params = target, drafter, shape, rows, params
+        self.kept = kept if len(rows) == 1 else None
+        read = []
+        for row in rows:
+            read.append(self.kept or PromptCache())
+            row.stats.prompt_tokens, row.stats.reused = len(row.prompt), read[-1].read(target, row.prompt[:-1])
+        self.cache = TreeCache.joined([each.cache for each in read])
         prompts = [row.prompt for row in rows]
-        read = [self._read(row, self.kept or PromptCache()) for row in rows]
-        self.cache = TreeCache.joined([cache for cache, _ in read])
-        self.state = drafter.begin(prompts, [hidden for _, hidden in read])
+        self.state = drafter.begin(prompts, [mx.concatenate(each.hidden) if each.hidden else None for each in read])
         self.seeds = as_seeds([row.seed for row in rows])
         self.counts = count_tokens(prompts, target.vocab_size) if params.penalises else None
         self.first = True
-
-    def _read(self, row: Completion, kept: PromptCache) -> tuple[TreeCache, Any]:
-        if kept.cache is None:
-            kept.cache = self.target.make_cache()
-        whole = row.prompt[:-1]
-        reused = common_prefix(kept.ids, whole)
-        if self.target.layers and kept.hidden:
-            kept.hidden = [mx.concatenate(kept.hidden)[:reused]]
-        kept.cache.trim(reused)
-        kept.ids = whole[:reused]  # should reading be interrupted
-        kept.hidden += self.target.read(whole[reused:], kept.cache)
-        kept.ids = whole
-        row.stats.prompt_tokens, row.stats.reused = len(row.prompt), reused
-        return kept.cache, mx.concatenate(kept.hidden) if kept.hidden else None
 
     def steps(self) -> Iterator[list[Part]]:
         """One list of parts per step. The next step is launched before its predecessor's parts are handed out."""
         spent, flight = 0.0, self.launch()
         while self.rows:
             rows, first = self.rows, self.first
-            parts = self.collect(flight)
+            parts = self.collect(*flight)
             self.keep([i for i, part in enumerate(parts) if part.finish_reason is None])
             if self.rows:
                 flight = self.launch()
@@ -181,8 +163,11 @@ class Batch:
             yield parts
             self.began = time.perf_counter()
 
-    def launch(self) -> Flight:
-        """Draft, verify and accept. Nothing waits for the host: the graph is built and started."""
+    def launch(self) -> tuple[Accepted, mx.array, mx.array | None]:
+        """Draft, verify and accept -> what was accepted, and logits and hidden states (B, L+1, ·) along its path.
+
+        Nothing waits for the device: the graph is built and started.
+        """
         params, shape = self.params, self.shape
         last = mx.array([(row.prompt + row.tokens)[-1] for row in self.rows])
         noise = None
@@ -190,22 +175,19 @@ class Batch:
             ahead = 1 if self.first else max(shape.length, min(shape.budget, DEEPEST)) + 1
             positions = mx.array([[n + 1 + i for i in range(ahead)] for n in self.cache.lengths])
             noise = gumbel(self.seeds, positions, self.target.vocab_size)
-        search = Search(shape, params.temperature, noise)
-        tree = root_tree(last) if self.first else self.drafter.draft(self.state, last, search)
+        if self.first:
+            tree = root_tree(last)
+        else:
+            tree = self.drafter.draft(self.state, last, Search(shape, params.temperature, noise))
         logits, hidden = self.target.verify(tree, self.cache)
         accepted = accept_seeded(target_choices(logits, tree, params, noise, self.counts), tree)
-        along = accepted.path[..., None]
-        flight = Flight(
-            accepted,
-            mx.take_along_axis(logits, along, axis=1),
-            None if hidden is None else mx.take_along_axis(hidden, along, axis=1),
-        )
         mx.async_eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
-        return flight
+        path = accepted.path[..., None]
+        along = None if hidden is None else mx.take_along_axis(hidden, path, axis=1)
+        return accepted, mx.take_along_axis(logits, path, axis=1), along
 
-    def collect(self, flight: Flight) -> list[Part]:
+    def collect(self, accepted: Accepted, logits: mx.array, hidden: mx.array | None) -> list[Part]:
         """Read a step's results, which waits for the device once, and commit them."""
-        accepted = flight.accepted
         mx.eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
         results = (accepted.path.tolist(), accepted.tokens.tolist(), accepted.count.tolist(), accepted.nodes.tolist())
         parts, paths, gained = [], [], []
@@ -219,15 +201,15 @@ class Batch:
                 row.stats.nodes += nodes
             paths.append(path[:kept])
             gained.append(tokens[:kept])
-            parts.append(Part(tokens[:kept], pieces, guessed, flight.logits[i, :kept], row.stats, row.finish_reason))
+            parts.append(Part(tokens[:kept], pieces, guessed, logits[i, :kept], row.stats, row.finish_reason))
         self.cache.commit(paths)
-        self.state = self.drafter.advance(self.state, gained, flight.hidden)
+        self.state = self.drafter.advance(self.state, gained, hidden)
         if self.counts is not None:
             self.counts = self.counts + count_tokens(gained, self.target.vocab_size)
         if self.kept is not None:
             self.kept.ids = (self.rows[0].prompt + self.rows[0].tokens)[:-1]
-            if flight.hidden is not None:
-                self.kept.hidden.append(flight.hidden[0, : len(gained[0])])
+            if hidden is not None:
+                self.kept.hidden.append(hidden[0, : len(gained[0])])
         self.first = False
         return parts
 

@@ -2,12 +2,11 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from redrafter_mlx import checkpoint
-from redrafter_mlx.config import SamplingParams, Shape, require
+from redrafter_mlx.config import SAMPLING, SamplingParams, Shape, require
 from redrafter_mlx.decode import Batch, Completion, Part, PromptCache
 from redrafter_mlx.drafter import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter_mlx.errors import ConfigError, ModelNotFound
@@ -34,34 +33,37 @@ class Engine:
         """Hand the model back as it came."""
         self.target.release()
 
-    def encode(self, prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> list[int]:
+    def encode(self, prompt: Any) -> list[int]:
         """Text, chat messages or token ids -> token ids."""
-        tokenizer = self.target.tokenizer
-        if not isinstance(prompt, str) and all(isinstance(x, int) for x in prompt):
-            ids = [int(x) for x in prompt if isinstance(x, int)]
+        target, tokenizer = self.target, self.target.tokenizer
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(isinstance(x, int) for x in prompt):
+            ids = list(prompt)
         elif tokenizer is None:
-            raise ConfigError(f"{self.target.name} came without a tokenizer: give token ids")
+            raise ConfigError(f"{target.name} came without a tokenizer: give token ids")
         elif isinstance(prompt, str):
             special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
             ids = list(tokenizer.encode(prompt, add_special_tokens=special))
-        elif not tokenizer.has_chat_template:
-            raise ConfigError(f"{self.target.name} has no chat template: give the prompt as plain text")
         else:
-            for message in prompt:
-                if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                    raise ConfigError(f"a chat message needs 'role' and 'content', got {message!r}")
-            try:
-                ids = list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True))
-            except Exception as error:  # a template may raise anything
-                raise ConfigError(f"the chat template of {self.target.name} refuses the messages: {error}") from error
+            ids = self._encode_chat(prompt)
         require(len(ids) >= 1, "the prompt is empty: it has no token")
         for token in ids:
-            require(0 <= token < self.target.vocab_size, f"token {token} is outside the target's vocabulary")
-        most = self.target.max_positions
-        require(
-            len(ids) < most, f"the prompt has {len(ids)} tokens and {self.target.name} a context of {most}: shorten it"
-        )
+            require(0 <= token < target.vocab_size, f"token {token} is outside the target's vocabulary")
+        most = target.max_positions
+        require(len(ids) < most, f"the prompt has {len(ids)} tokens and {target.name} a context of {most}: shorten it")
         return ids
+
+    def _encode_chat(self, messages: Any) -> list[int]:
+        form = "a prompt is one text, token ids, or chat messages with a 'role' and a 'content' that is a text"
+        require(isinstance(messages, Sequence), f"{form}, got {messages!r}")
+        for message in messages:
+            ok = isinstance(message, Mapping) and "role" in message and isinstance(message.get("content"), str)
+            require(ok, f"{form}, got {message!r}")
+        tokenizer, name = self.target.tokenizer, self.target.name
+        require(tokenizer.has_chat_template, f"{name} has no chat template: give the prompt as plain text")
+        try:
+            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True))
+        except Exception as error:  # a template may raise anything
+            raise ConfigError(f"the chat template of {name} refuses the messages: {error}") from error
 
     def eos_tokens(self) -> list[int]:
         found = getattr(self.target.tokenizer, "eos_token_ids", None)
@@ -80,8 +82,7 @@ class Engine:
         single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
         rows, params = self.requests([prompts] if single else list(prompts), **options)
         for begin in range(0, len(rows), batch_size):
-            some = rows[begin : begin + batch_size]
-            for _ in self._steps(some, params, prompt_cache):
+            for _ in self._steps(rows[begin : begin + batch_size], params, prompt_cache):
                 pass
         return rows[0] if single else rows
 
@@ -99,31 +100,33 @@ class Engine:
         prompts: Sequence[Any],
         *,
         max_new_tokens: int = 128,
-        seed: int | Sequence[int] | None = None,
-        stop: str | Sequence[str] = (),
+        seed: Any = None,
+        stop: Any = (),
         ignore_eos: bool = False,
         **sampling: Any,
     ) -> tuple[list[Completion], SamplingParams]:
         """Check and spell out what is asked for."""
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        require(max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        for name in sampling:
+            require(name in SAMPLING, f"there is no option {name!r}; sampling has {', '.join(SAMPLING)}")
+        params = SamplingParams(**sampling)
+        enough = isinstance(max_new_tokens, int) and max_new_tokens >= 1
+        require(enough, f"max_new_tokens must be at least 1, got {max_new_tokens!r}")
+        stops = list(stop) if isinstance(stop, list | tuple) else [stop]
+        require(all(isinstance(s, str) for s in stops), f"stop must be a text or a list of texts, got {stop!r}")
         require("" not in stops, "a stop string is empty: it would end every text at once")
         require(not stops or self.target.tokenizer is not None, "stop strings need a tokenizer")
-        known = [f.name for f in fields(SamplingParams)]
-        for name in sampling:
-            require(name in known, f"there is no option {name!r}; sampling has {', '.join(known)}")
-        if seed is None:
-            seeds = [secrets.randbits(63) for _ in prompts]
-        else:
-            seeds = [int(seed)] * len(prompts) if isinstance(seed, int) else [int(s) for s in seed]
-        require(len(seeds) == len(prompts), f"got {len(seeds)} seeds for {len(prompts)} prompts")
-        eos = () if ignore_eos else tuple(self.eos_tokens())
+        seeds = [secrets.randbits(63) if seed is None else seed for _ in prompts]
+        if isinstance(seed, Sequence):
+            seeds = list(seed)
+            require(len(seeds) == len(prompts), f"got {len(seeds)} seeds for {len(prompts)} prompts")
+        require(all(isinstance(own, int) for own in seeds), f"seed must be a whole number, got {seed!r}")
+        eos = [] if ignore_eos else self.eos_tokens()
         rows = []
         for prompt, own in zip(prompts, seeds, strict=True):
             ids = self.encode(prompt)
             most = min(max_new_tokens, self.target.max_positions - len(ids))
             rows.append(Completion(ids, most, own, eos, TextWriter(self.target.tokenizer, stops)))
-        return rows, SamplingParams(**sampling)
+        return rows, params
 
 
 def make_drafter(name: str, target: Target) -> NoDrafter:

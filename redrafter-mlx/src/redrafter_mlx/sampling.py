@@ -1,6 +1,7 @@
 """How the target chooses a token: penalties, then temperature, then top-k, top-p and min-p, then noise."""
 
 import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_p
 
 from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.tree import Tree
@@ -38,19 +39,14 @@ def restrict(scores: mx.array, params: SamplingParams) -> mx.array:
     >>> (restrict(mx.log(mx.array([0.5, 0.3, 0.15, 0.05])), params) > -mx.inf).tolist()
     [True, True, False, False]
     """
-    if not params.filters:
-        return scores
-    edge = scores.max(-1, keepdims=True) + (mx.log(mx.array(params.min_p)) if params.min_p > 0 else -mx.inf)
-    size = scores.shape[-1]
-    if 0 < params.top_k < size or params.top_p < 1:
-        ordered = -mx.sort(-scores, axis=-1)
-        in_top_k = mx.arange(size) < (params.top_k or size)
-        probability = mx.softmax(mx.where(in_top_k, ordered, -mx.inf), axis=-1)
-        before = mx.cumsum(probability, axis=-1) - probability  # mass of the more probable tokens
-        top_p = params.top_p if params.top_p < 1 else mx.inf  # rounding in a sum must not cut the tail
-        kept = (in_top_k & (before < top_p)).astype(mx.int32).sum(-1, keepdims=True)
-        edge = mx.maximum(edge, mx.take_along_axis(ordered, mx.maximum(kept - 1, 0), axis=-1))
-    return mx.where(scores < edge, -mx.inf, scores)
+    if 0 < params.top_k < scores.shape[-1]:
+        edge = mx.topk(scores, params.top_k, axis=-1).min(-1, keepdims=True)
+        scores = mx.where(scores < edge, -mx.inf, scores)
+    if params.top_p < 1:
+        scores = apply_top_p(scores - mx.logsumexp(scores, axis=-1, keepdims=True), params.top_p)
+    if params.min_p > 0:
+        scores = apply_min_p(scores, params.min_p)
+    return scores
 
 
 def target_choices(

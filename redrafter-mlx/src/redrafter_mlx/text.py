@@ -21,43 +21,44 @@ class TextWriter:
         self._given = 0  # characters handed out
         self._from, self._read = 0, 0  # window of ids decoded together, and how far it is in `text`
 
-    def add(self, token: int) -> bool:
-        """Take a token; True if a stop string is complete with it."""
+    def add(self, token: int) -> str:
+        """Take a token -> the text that is sure now."""
         self.ids.append(token)
-        if self.tokenizer is None:
-            return False
-        known = self._decode(self.ids[self._from : self._read])
-        now = self._decode(self.ids[self._from :])
-        if len(now) > len(known) and not now.endswith("\ufffd"):
-            self.text += now[len(known) :]
-            self._from, self._read = self._read, len(self.ids)
-        elif len(self.ids) - self._from > LONGEST_WINDOW:  # tokens without text: do not decode them for ever
-            self._from, self._read = self._read, len(self.ids)
-        fresh = len(now) - len(known)
-        found = [self.text.find(s, max(0, len(self.text) - fresh - len(s))) for s in self.stop]
-        if any(at >= 0 for at in found):
-            self.text = self.text[: min(at for at in found if at >= 0)]
-            self.stopped = True
-        return self.stopped
+        fresh = self._fresh()
+        if (fresh and not fresh.endswith("\ufffd")) or len(self.ids) - self._from > LONGEST_WINDOW:
+            self._append(fresh)
+        return self._hand_out(0 if self.stopped else self._begun())
 
-    def take(self, final: bool = False) -> str:
-        """Text not yet handed out; all that is left when `final`."""
-        if final and not self.stopped and self.tokenizer is not None:
-            known = self._decode(self.ids[self._from : self._read])
-            self.text += self._decode(self.ids[self._from :])[len(known) :]
-            self._from = self._read = len(self.ids)
-        end = len(self.text) if final or self.stopped else len(self.text) - self._held_back()
-        piece = self.text[self._given : max(end, self._given)]
-        self._given = max(end, self._given)
+    def finish(self) -> str:
+        """All that is left."""
+        if not self.stopped:
+            self._append(self._fresh())
+        return self._hand_out(0)
+
+    def _fresh(self) -> str:
+        """The text of the tokens that are not in `text` yet. A token's text depends on the tokens before it."""
+        before = self._decode(self.ids[self._from : self._read])
+        return self._decode(self.ids[self._from :])[len(before) :]
+
+    def _append(self, fresh: str) -> None:
+        """Add to the text, up to a stop string."""
+        longest = max((len(s) for s in self.stop), default=0)
+        search = max(0, len(self.text) - longest)
+        self.text += fresh
+        self._from, self._read = self._read, len(self.ids)
+        found = [at for s in self.stop if (at := self.text.find(s, search)) >= 0]
+        if found:
+            self.text, self.stopped = self.text[: min(found)], True
+
+    def _hand_out(self, held_back: int) -> str:
+        piece = self.text[self._given : len(self.text) - held_back]
+        self._given += len(piece)
         return piece
 
-    def _held_back(self) -> int:
+    def _begun(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(s) for s in self.stop), default=1) - 1
-        for size in range(min(longest, len(self.text)), 0, -1):
-            if any(s.startswith(self.text[-size:]) for s in self.stop):
-                return size
-        return 0
+        sizes = [n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n])]
+        return max(sizes, default=0)
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
