@@ -24,7 +24,7 @@ class Beam:
     tokens: mx.array  # (B, L, W) target token ids
     parents: mx.array  # (B, L, W) index of the parent among the W of the depth before
     scores: mx.array  # (B, L, W) fp32 log-probability of the path
-    follows: mx.array | None = None  # (B, W) bool: which path of the last depth has followed the chain all along
+    follows: mx.array  # (B, W) bool: which path of the last depth has followed the chain all along
 
 
 def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
@@ -38,20 +38,15 @@ def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
     return mx.take_along_axis(x, index, axis=-1), index.astype(mx.int32)
 
 
-def extend(
-    scaled: mx.array, total: mx.array, noise: mx.array | None, token_ids: mx.array | None, width: int
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Logits / T (B, w, V') of w beams with scores `total` (B, w) -> the W best paths: scores, parents, tokens (B, W).
+def extend(scaled: mx.array, total: mx.array, width: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Scores (B, w, V') of the next token -> the W best paths (B, W): scores, parents, and columns of their tokens.
 
-    A path's score grows by log_softmax(logits / T + noise), where the noise (B, V) is gathered by target id.
+    A path's score `total` (B, w) grows by log_softmax(scaled).
     """
-    if noise is not None:
-        scaled = scaled + (noise if token_ids is None else mx.take(noise, token_ids, axis=1))[:, None]
-    best, ids = top(scaled, width)  # (B, w, W) the best of each beam; then of all
+    best, columns = top(scaled, width)  # (B, w, W) the best of each beam; then of all
     every = (total - mx.logsumexp(scaled, axis=-1))[..., None] + best
     total, flat = top(every.reshape(every.shape[0], -1), width)
-    tokens = gather(ids.reshape(ids.shape[0], -1), flat)
-    return total, flat // width, tokens if token_ids is None else token_ids[tokens]
+    return total, flat // width, gather(columns.reshape(columns.shape[0], -1), flat)
 
 
 def beam_search(
@@ -74,33 +69,24 @@ def beam_search(
     """
     tokens, parents = last[:, None], mx.zeros((last.shape[0], 1), dtype=mx.int32)
     total = mx.zeros((last.shape[0], 1))
-    follows = None if chain is None else mx.ones(parents.shape, dtype=mx.bool_)
+    follows = mx.ones(parents.shape, dtype=mx.bool_)
     found: list[tuple[mx.array, mx.array, mx.array]] = []
     for depth in range(length):
         logits, state = advance(state, tokens, parents)
-        if width > logits.shape[-1]:
-            raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
+        size = logits.shape[-1]
+        if width > size:
+            raise ConfigError(f"beam width {width} is larger than the {size} tokens to guess among")
+        ids = mx.arange(size) if token_ids is None else token_ids
+        columns = mx.broadcast_to(ids, (last.shape[0], size))  # the token of each column of `scaled`
         scaled = logits.astype(mx.float32) / (temperature or 1.0)
-        here = None if noise is None else noise[:, depth]
-        if chain is None or follows is None or depth >= chain.length:
-            total, parents, tokens = extend(scaled, total, here, token_ids, width)
-            follows = None
-        else:
-            token = chain.tokens[:, depth]
-            mixed = mix(scaled, here, total, token_ids, token, chain.odds[:, depth], follows)
-            lowered = total + follows * mixed.shift[:, None]
-            best, parents, tokens = extend(scaled, lowered, here, token_ids, width)
-            found_too = mixed.mixes[:, None] & (parents == mixed.beam) & (tokens == token[:, None])
-            best = mx.where(found_too, -mx.inf, best)  # the chain's token replaces what the beam found as well
-            best = mx.concatenate([best, mx.where(mixed.mixes, mixed.score, -mx.inf)[:, None]], axis=1)
-            index = mx.arange(width + 1)  # a stable sort of W + 1 values: rows without a chain keep their order
-            tied = (best[:, None, :] == best[:, :, None]) & (index[None, :] < index[:, None])
-            rank = ((best[:, None, :] > best[:, :, None]) | tied).astype(mx.int32).sum(-1)
-            order = (rank[:, None, :] == mx.arange(width)[:, None]).astype(mx.int32).argmax(-1)
-            total = gather(best, order)
-            parents = gather(mx.concatenate([parents, mixed.beam.astype(mx.int32)], axis=1), order)
-            tokens = gather(mx.concatenate([tokens, token[:, None]], axis=1), order)
-            follows = mixed.mixes[:, None] & (order == width)
+        if chain is not None and depth < chain.length:
+            copied, odds = chain.tokens[:, depth : depth + 1], chain.odds[:, depth : depth + 1]
+            scaled = mix(scaled, ids, copied, odds, follows)
+            columns = mx.concatenate([columns, copied], axis=1)
+        if noise is not None:
+            scaled = scaled + gather(noise[:, depth], columns)[:, None]
+        total, parents, best = extend(scaled, total, width)
+        tokens, follows = gather(columns, best), best == size
         found.append((tokens, parents, total))
     all_tokens, all_parents, scores = (mx.stack(x, axis=1) for x in zip(*found, strict=True))
     return Beam(all_tokens, all_parents, scores, follows)
@@ -118,6 +104,4 @@ def visited_nodes(beam: Beam, chain: Chain | None = None) -> Nodes:
         scores=beam.scores.reshape(batch, -1),
         length=length,
     )
-    if chain is None or beam.follows is None:
-        return nodes
-    return append_chain(nodes, chain, beam.follows, beam.scores[:, -1])
+    return nodes if chain is None else append_chain(nodes, chain, beam.follows, beam.scores[:, -1])

@@ -28,45 +28,17 @@ class Chain:
         return Chain(self.tokens[:, :length], self.odds[:, :length])
 
 
-def log_odds(odds: mx.array) -> mx.array:
-    """log(odds), -inf at 0."""
-    return mx.where(odds > 0, mx.log(mx.maximum(odds, 1e-38)), -mx.inf)
+def mix(scaled: mx.array, ids: mx.array, token: mx.array, odds: mx.array, follows: mx.array) -> mx.array:
+    """Logits / T (B, w, V') of the tokens `ids` (V',) -> (B, w, V'+1), where the last column is the chain's token.
 
-
-@dataclass(frozen=True)
-class Mixture:
-    """What mixing a chain's token into one beam of each row changes."""
-
-    beam: mx.array  # (B, 1) the beam that follows the chain
-    mixes: mx.array  # (B,) whether any does
-    shift: mx.array  # (B,) added to the scores of all other tokens of this beam
-    score: mx.array  # (B,) of the chain's token
-
-
-def mix(
-    plain: mx.array,
-    noise: mx.array | None,
-    total: mx.array,
-    token_ids: mx.array | None,
-    token: mx.array,
-    odds: mx.array,
-    follows: mx.array,
-) -> Mixture:
-    """`plain` (B, w, V') are logits / T, `total` (B, w) the beams' scores; `token`, `odds` (B,) are the chain's."""
-    mixes = follows.any(1) & (odds > 0)
-    beam = follows.astype(mx.int32).argmax(1, keepdims=True)
-    plain = mx.take_along_axis(plain, beam[..., None], axis=1)[:, 0]  # (B, V')
-    here = mx.zeros_like(odds) if noise is None else gather(noise, token[:, None])[:, 0]
-    noisy = plain if noise is None else plain + (noise if token_ids is None else mx.take(noise, token_ids, axis=1))
-    norm = mx.logsumexp(noisy, axis=-1)
-    ids = mx.arange(plain.shape[1]) if token_ids is None else token_ids
-    drafted = mx.where(ids == token[:, None], noisy, -mx.inf).max(-1) - norm  # -inf outside the draft vocabulary
-    rest = mx.log1p(-odds) + norm - mx.logsumexp(plain, axis=-1)
-    copied = log_odds(odds) + here
-    whole = mx.logaddexp(rest, copied)
-    shift = mx.where(mixes, rest - whole, 0.0)
-    score = gather(total, beam)[:, 0] + mx.logaddexp(drafted + shift, copied - whole)
-    return Mixture(beam, mixes, shift, score)
+    `token` and `odds` (B, 1) are the chain's; `follows` (B, w): the beam that has followed it. Others do not change.
+    """
+    mixes = (follows & (odds > 0))[..., None]
+    drafted = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True) + mx.log1p(-odds)[..., None]
+    same = mixes & (ids == token)[:, None]  # the chain's token moves to the last column
+    copied = mx.logaddexp(mx.where(same, drafted, -mx.inf).max(-1, keepdims=True), mx.log(odds)[..., None])
+    rest = mx.where(same, -mx.inf, mx.where(mixes, drafted, scaled))
+    return mx.concatenate([rest, mx.where(mixes, copied, -mx.inf)], axis=-1)
 
 
 def append_chain(nodes: Nodes, chain: Chain, follows: mx.array, score: mx.array) -> Nodes:
@@ -81,7 +53,7 @@ def append_chain(nodes: Nodes, chain: Chain, follows: mx.array, score: mx.array)
     if extra < 1:
         return nodes
     here = follows.astype(mx.int32).argmax(1, keepdims=True).astype(mx.int32)
-    scores = gather(score, here) + mx.cumsum(log_odds(chain.odds[:, start:]), axis=1)
+    scores = gather(score, here) + mx.cumsum(mx.log(chain.odds[:, start:]), axis=1)
     first = 1 + total - width + here
     later = mx.broadcast_to(total + mx.arange(1, extra), (batch, extra - 1))
     depths = mx.broadcast_to(start + mx.arange(1, extra + 1), (batch, extra))
