@@ -31,10 +31,9 @@ def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None,
     model: a folder or a Hugging Face id that mlx-lm can load, quantised or not. drafter: see `engine.make_drafter`.
     shape: a `Shape` or a text such as "2x3:4"; by default what `redrafter-mlx tune` found, else the drafter's own.
     """
+    chosen = Shape.of(shape) if isinstance(shape, str) else shape
     try:
         loaded, tokenizer, _ = load_model(model, **options)
-    except RedrafterError:
-        raise
     except Exception as error:  # of mlx-lm, huggingface_hub, transformers: any
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if not Path(model).exists():
@@ -44,7 +43,7 @@ def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None,
         if isinstance(error, ValueError) and "not supported" in str(error):
             raise UnsupportedTarget(f"mlx-lm cannot run {model} ({reason})") from error
         raise CorruptCheckpoint(f"mlx-lm cannot load {model} ({reason})") from error
-    return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=shape), tokenizer
+    return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=chosen), tokenizer
 
 
 def load_model(model: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -179,7 +179,7 @@ class Batch:
             tree = root_tree(last)
         else:
             tree = self.drafter.draft(self.state, last, Search(shape, params.temperature, noise))
-        logits, hidden = self.target.verify(tree, self.cache)
+        logits, hidden = self.target.run(tree.tokens, self.cache, tree)
         accepted = accept_seeded(target_choices(logits, tree, params, noise, self.counts), tree)
         mx.async_eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
         path = accepted.path[..., None]

@@ -17,10 +17,6 @@ def folder() -> Path:
     return Path(os.environ.get("REDRAFTER_CACHE") or f"{caches}/redrafter") / "mlx"
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in folder().glob("*.json"))
-
-
 def path(target: Target, drafter: str) -> Path:
     name = f"{target.name}-{target.precision}-{drafter}-{mx.default_device().type}"
     return folder() / f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.json"

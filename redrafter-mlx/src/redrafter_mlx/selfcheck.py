@@ -66,7 +66,7 @@ def _tree_gap(target: Target) -> float:
     gap = 0.0
     for rows, cache in ((1, caches[0]), (2, TreeCache.joined(caches))):
         tree, place = pack_beam(tokens[:rows, :, 1:], tokens[:rows, 0, 0])
-        found, _ = target.verify(tree, cache)
+        found, _ = target.run(tree.tokens, cache, tree)
         for row in range(rows):
             for path in range(WIDTH):
                 nodes = mx.array([0, *place[row, path].tolist()])
@@ -80,7 +80,7 @@ def _far_gap(target: Target) -> float:
     chain, _ = pack_beam(tokens[:, None, 1:], tokens[:, 0])
     gap = 0.0
     for position in (0, *(p for p in FAR_POSITIONS if p + 4 < target.max_positions)):
-        near, _ = target.run(tokens, target.make_cache(position), None)
+        near, _ = target.run(tokens, target.make_cache(position))
         nodes, _ = target.run(tokens, target.make_cache(position), chain)
         gap = max(gap, relative_gap(near[0], nodes[0]))
     return gap

@@ -6,6 +6,7 @@ drafter reads.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -49,7 +50,7 @@ class Target:
         self._changed: list[tuple[Any, type]] = []
         for _, module in model.named_modules():
             if "rope" in type(module).__name__.lower():
-                self._retype(module, _rotate_nodes)
+                self._wrap(module, rotate_nodes)
         probe = self.embed(mx.array([[0]]))
         self.hidden_size, self.dtype = int(probe.shape[-1]), probe.dtype
         self.precision = f"q{self.output_embedding.bits}" if self.quantised else str(self.dtype).split(".")[-1]
@@ -102,31 +103,28 @@ class Target:
             return  # a further engine of the same target
         for layer in layers:
             place = self._place(layer)
-            last = place == self.layer_count
-            self._retype(self.body if last else self.model.layers[place], self._recorder(place, last))
+            module = self.body if place == self.layer_count else self.model.layers[place]
+            self._wrap(module, partial(self._record, place))
         self.layers = layers
 
     def _place(self, layer: int) -> int:
         return layer if layer >= 0 else self.layer_count + 1 + layer
 
-    def _recorder(self, place: int, last: bool) -> Callable[[type], Callable[..., Any]]:
-        """Calls that keep what goes into a decoder layer, or, for the last state, what comes out of the body."""
+    def _record(self, place: int, call: Callable[..., Any], x: mx.array, *args: Any, **options: Any) -> Any:
+        """Keep what goes into a decoder layer or, for the last hidden state, what comes out of the body."""
+        found = call(x, *args, **options)
+        self.seen[place] = found if place == self.layer_count else x
+        return found
 
-        def make(kind: type) -> Callable[..., Any]:
-            def call(module: Any, x: mx.array, *args: Any, **options: Any) -> Any:
-                found = kind.__call__(module, x, *args, **options)
-                self.seen[place] = found if last else x
-                return found
-
-            return call
-
-        return make
-
-    def _retype(self, module: Any, make: Callable[[type], Callable[..., Any]]) -> None:
-        """Give one module another `__call__`. Its weights, attributes and place in the model stay as they are."""
+    def _wrap(self, module: Any, around: Callable[..., Any]) -> None:
+        """Let a module answer calls with `around(call, ...)`, where `call` is its own answer. Nothing else changes."""
         kind = type(module)
         self._changed.append((module, kind))
-        object.__setattr__(module, "__class__", type(kind.__name__, (kind,), {"__call__": make(kind)}))
+
+        def call(module: Any, *args: Any, **options: Any) -> Any:
+            return around(partial(kind.__call__, module), *args, **options)
+
+        object.__setattr__(module, "__class__", type(kind.__name__, (kind,), {"__call__": call}))
 
     def release(self) -> None:
         """Hand the model back as it came. A second call does nothing."""
@@ -137,24 +135,23 @@ class Target:
     def make_cache(self, shift: int = 0) -> TreeCache:
         return TreeCache(self.windows, shift=shift)
 
-    def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None) -> tuple[mx.array, mx.array | None]:
-        """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded."""
+    def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None = None) -> tuple[mx.array, mx.array | None]:
+        """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded.
+
+        The tokens are neighbours, or the nodes of a tree, whose keys stay behind the text until `cache.commit`.
+        """
         cache.layout.begin(tree)
         self.seen.clear()
         logits = self.model(tokens, cache=cache.layers)
         hidden = [self.seen[self._place(layer)] for layer in self.layers]
         return logits, mx.concatenate(hidden, axis=-1) if hidden else None
 
-    def verify(self, tree: Tree, cache: TreeCache) -> tuple[mx.array, mx.array | None]:
-        """Logits and hidden states of each tree node. Its keys stay behind the text until `cache.commit`."""
-        return self.run(tree.tokens, cache, tree)
-
     def read(self, tokens: Sequence[int], cache: TreeCache) -> list[mx.array]:
         """Read more tokens of the cache's only row, piece by piece -> hidden states (n, C) of each piece."""
         pieces = []
         for begin in range(0, len(tokens), PIECE):
             piece = list(tokens[begin : begin + PIECE])
-            _, hidden = self.run(mx.array([piece]), cache, None)
+            _, hidden = self.run(mx.array([piece]), cache)
             cache.extend(len(piece))
             if hidden is not None:
                 pieces.append(hidden[0])
@@ -187,17 +184,12 @@ def attention_windows(model: Any, name: str) -> list[int | None]:
     return windows
 
 
-def _rotate_nodes(kind: type) -> Callable[..., Any]:
-    """Calls of a rotary embedding that take a position for each token, (B, n): mx.fast.rope takes one for each row."""
-
-    def call(module: Any, x: mx.array, *args: Any, **options: Any) -> mx.array:
-        offset = args[0] if args else options.get("offset", 0)
-        if not isinstance(offset, mx.array) or offset.ndim != 2:
-            return kind.__call__(module, x, *args, **options)
-        batch, heads, n, size = x.shape
-        rows = x.swapaxes(1, 2).reshape(batch * n, heads, 1, size)
-        options = {k: v for k, v in options.items() if k != "offset"}
-        found = kind.__call__(module, rows, offset=offset.reshape(-1), **options)
-        return found.reshape(batch, n, heads, size).swapaxes(1, 2)
-
-    return call
+def rotate_nodes(call: Callable[..., mx.array], x: mx.array, *args: Any, **options: Any) -> mx.array:
+    """Let a rotary embedding take a position for each token, (B, n): mx.fast.rope takes one for each row."""
+    offset = args[0] if args else options.get("offset")
+    if not isinstance(offset, mx.array) or offset.ndim != 2:
+        return call(x, *args, **options)
+    batch, heads, n, size = x.shape
+    rows = x.swapaxes(1, 2).reshape(batch * n, heads, 1, size)
+    found = call(rows, **options | {"offset": offset.reshape(-1)})
+    return found.reshape(batch, n, heads, size).swapaxes(1, 2)

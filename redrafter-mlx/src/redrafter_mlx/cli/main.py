@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from redrafter_mlx.cli import measure, write
-from redrafter_mlx.config import SAMPLING, SamplingParams, Shape
+from redrafter_mlx.config import SAMPLING
 from redrafter_mlx.errors import ConfigError, RedrafterError
 from redrafter_mlx.version import __version__
 
@@ -79,14 +79,6 @@ def add_text(verb: argparse.ArgumentParser, tokens: int) -> None:
         verb.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"({default})")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise for a wrong value before a model is loaded."""
-    if getattr(args, "shape", None) is not None:
-        Shape.of(args.shape)
-    if hasattr(args, "temperature"):
-        SamplingParams(**{name: getattr(args, name) for name in SAMPLING})
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     for name, value in (
@@ -97,7 +89,6 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     try:
         args = parser().parse_args(argv)
-        check(args)
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         logging.getLogger("redrafter_mlx").setLevel(logging.DEBUG if args.verbose else logging.INFO)
         run, _ = VERBS[args.verb]

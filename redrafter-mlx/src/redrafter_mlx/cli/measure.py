@@ -123,5 +123,5 @@ def machine() -> dict[str, str]:
     found["device"] = f"{mx.default_device()}{'' if mx.metal.is_available() else ', Metal is not available'}"
     known = mx.device_info()
     found |= {name: str(known[name]) for name in ("device_name", "architecture", "memory_size") if name in known}
-    found["profiles"] = "; ".join(profiles.names()) or "none; redrafter-mlx tune finds the fastest shape"
+    found["profiles"] = f"{profiles.folder()} (what redrafter-mlx tune finds)"
     return found

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import redrafter_mlx
-from redrafter_mlx.config import SAMPLING, require
+from redrafter_mlx.config import SAMPLING, SamplingParams, require
 from redrafter_mlx.server import Server
 
 PROMPTS = (
@@ -24,8 +24,10 @@ def open_engine(args: argparse.Namespace) -> Any:
 
 
 def text_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `Engine.generate`."""
-    return {name: getattr(args, name) for name in (*SAMPLING, "max_new_tokens", "seed", "stop")}
+    """The options of `Engine.generate`; raises for a wrong value, before a model is loaded."""
+    sampling = {name: getattr(args, name) for name in SAMPLING}
+    SamplingParams(**sampling)
+    return sampling | {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "stop": args.stop}
 
 
 def as_prompt(engine: Any, text: str, raw: bool = False) -> Any:
@@ -46,8 +48,9 @@ def write(engine: Any, prompt: Any, **options: Any) -> tuple[str, Any]:
 def generate(args: argparse.Namespace) -> None:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     require(bool(text), "the prompt is empty")
+    options = text_options(args)
     engine = open_engine(args)
-    _, stats = write(engine, as_prompt(engine, text, args.raw), **text_options(args))
+    _, stats = write(engine, as_prompt(engine, text, args.raw), **options)
     if args.stats:
         print(
             f"{stats.tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens/step "
@@ -57,6 +60,7 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def chat(args: argparse.Namespace) -> None:
+    options = text_options(args)
     engine = open_engine(args)
     kept = redrafter_mlx.PromptCache()  # earlier turns are read once
     messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -69,29 +73,25 @@ def chat(args: argparse.Namespace) -> None:
         if not said:
             return
         messages.append({"role": "user", "content": said})
-        answer, _ = write(engine, messages, prompt_cache=kept, **text_options(args))
+        answer, _ = write(engine, messages, prompt_cache=kept, **options)
         messages.append({"role": "assistant", "content": answer})
 
 
 def compare(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    options = text_options(args) | {"seed": args.seed or 0}
     engine = open_engine(args)
-    plain = engine.plain()
-    options = text_options(args) | {"seed": 0 if args.seed is None else args.seed}
-    for each in (plain, engine):  # what is compiled at first use is not measured
+    both = (engine.plain(), engine)
+    for each in both:  # what is compiled at first use is not measured
         each.generate(as_prompt(engine, "Hello", args.raw), **options | {"max_new_tokens": 4})
-    table = Table("prompt", "same text", "plain, tokens/s", "speculative, tokens/s", "tokens/step")
     seconds, equal, prompts = [0.0, 0.0], 0, args.prompt or PROMPTS
+    print("same text  plain tokens/s  speculative tokens/s  tokens/step  prompt")
     for text in prompts:
-        done = [each.generate(as_prompt(engine, text, args.raw), **options) for each in (plain, engine)]
-        same = done[0].tokens == done[1].tokens
+        plain, fast = done = [each.generate(as_prompt(engine, text, args.raw), **options) for each in both]
+        same = plain.tokens == fast.tokens
         equal += same
         seconds = [s + c.stats.seconds - c.stats.prompt_seconds for s, c in zip(seconds, done, strict=True)]
-        speeds = [f"{c.stats.tokens_per_second:.1f}" for c in done]
-        table.add_row(text[:40], "yes" if same else "no", *speeds, f"{done[1].stats.tokens_per_step:.2f}")
-    Console().print(table)
+        speeds = f"{plain.stats.tokens_per_second:14.1f}  {fast.stats.tokens_per_second:20.1f}"
+        print(f"{'yes' if same else 'no':>9}  {speeds}  {fast.stats.tokens_per_step:11.2f}  {text[:40]}", flush=True)
     print(f"{equal} of {len(prompts)} texts are the same; {seconds[0] / max(seconds[1], 1e-9):.2f}x plain decoding")
     if equal < len(prompts):
         print("Texts part where the scores of two tokens are closer than rounding: see docs/mlx.md, Exactness.")
