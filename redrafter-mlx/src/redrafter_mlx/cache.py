@@ -13,14 +13,45 @@ from mlx_lm.models.cache import KVCache, create_attention_mask
 from redrafter_mlx.tree import Tree
 
 
-class Layout:
-    """What the caches of all layers share: how long each row is, and what the current pass sees."""
+class LayerCache:
+    """Keys and values (B, K, S, D) of one layer, stored by mlx-lm's own cache."""
 
-    def __init__(self, lengths: Sequence[int], shift: int = 0) -> None:
-        self.lengths = list(lengths)  # tokens of each row
+    def __init__(self, cache: "TreeCache", window: int | None) -> None:
+        self.cache, self.window, self.stored = cache, window, KVCache()
+
+    @property
+    def offset(self) -> int | mx.array:
+        return self.cache.offset
+
+    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        return self.cache.mask(count, window_size or self.window, return_array)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.stored.offset = self.cache.start
+        return self.stored.update_and_fetch(keys, values)
+
+    def change(self, how: Callable[[mx.array], mx.array]) -> None:
+        """Replace the keys and the values."""
+        if self.stored.keys is not None:
+            self.stored.keys, self.stored.values = how(self.stored.keys), how(self.stored.values)
+
+
+class TreeCache:
+    """The caches of all layers, how long each row is, and what the current pass sees.
+
+    `windows`: the sliding window of each layer, None for full attention. `shift`: the position of slot 0, which only
+    the self-check sets.
+    """
+
+    def __init__(self, windows: Sequence[int | None], lengths: Sequence[int] = (0,), shift: int = 0) -> None:
+        self.lengths, self.shift = list(lengths), shift
+        self.layers = [LayerCache(self, window) for window in windows]
         self.tree: Tree | None = None  # what the current pass verifies; None: neighbouring tokens of one row
-        self.shift = shift  # the position of slot 0, which only the self-check sets
         self.masks: dict[int | None, mx.array] = {}  # of the current pass, by window
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [x for layer in self.layers for x in (layer.stored.keys, layer.stored.values) if x is not None]
 
     @property
     def start(self) -> int:
@@ -63,48 +94,9 @@ class Layout:
             seen = seen & (nodes[:, :, None] - slots[:, None] < window)
         return seen[0] if batch == 1 else seen[:, None]
 
-
-class LayerCache:
-    """Keys and values (B, K, S, D) of one layer, stored by mlx-lm's own cache."""
-
-    def __init__(self, layout: Layout, window: int | None) -> None:
-        self.layout, self.window, self.stored = layout, window, KVCache()
-
-    @property
-    def offset(self) -> int | mx.array:
-        return self.layout.offset
-
-    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        return self.layout.mask(count, window_size or self.window, return_array)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.stored.offset = self.layout.start
-        return self.stored.update_and_fetch(keys, values)
-
-    def change(self, how: Callable[[mx.array], mx.array]) -> None:
-        """Replace the keys and the values."""
-        if self.stored.keys is not None:
-            self.stored.keys, self.stored.values = how(self.stored.keys), how(self.stored.values)
-
-
-class TreeCache:
-    """The caches of all layers. `windows`: the sliding window of each layer, None for full attention."""
-
-    def __init__(self, windows: Sequence[int | None], lengths: Sequence[int] = (0,), shift: int = 0) -> None:
-        self.layout = Layout(lengths, shift)
-        self.layers = [LayerCache(self.layout, window) for window in windows]
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.layout.lengths
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [x for layer in self.layers for x in (layer.stored.keys, layer.stored.values) if x is not None]
-
     def extend(self, count: int) -> None:
         """The last pass's neighbouring tokens belong to the text now."""
-        self.layout.lengths = [n + count for n in self.lengths]
+        self.lengths = [n + count for n in self.lengths]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's path of tree nodes, in order, right behind the row's own tokens.
@@ -113,22 +105,18 @@ class TreeCache:
         """
         count = max(len(path) for path in paths)  # a shorter path repeats its last move
         rows = list(zip(paths, self.lengths, strict=True))
-        sources = [[self.layout.start + path[min(i, len(path) - 1)] for i in range(count)] for path in paths]
+        sources = [[self.start + path[min(i, len(path) - 1)] for i in range(count)] for path in paths]
         places = [[length + min(i, len(path) - 1) for i in range(count)] for path, length in rows]
         if sources != places:
             source, destination = (mx.array(slots)[:, None, :, None] for slots in (sources, places))
             for layer in self.layers:
                 layer.change(lambda stored: moved(stored, source, destination))
-        self.layout.lengths = [length + len(path) for path, length in rows]
-
-    def trim(self, length: int) -> None:
-        """Forget all but the first tokens of the only row."""
-        self.layout.lengths = [length]
+        self.lengths = [length + len(path) for path, length in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these."""
         at = mx.array(list(rows))
-        self.layout.lengths = [self.lengths[row] for row in rows]
+        self.lengths = [self.lengths[row] for row in rows]
         for layer in self.layers:
             layer.change(lambda stored: stored[at])
 
@@ -138,12 +126,12 @@ class TreeCache:
         if len(caches) == 1:
             return caches[0]
         made = cls([layer.window for layer in caches[0].layers], [n for cache in caches for n in cache.lengths])
-        if made.layout.start == 0:  # every prompt has one token: nothing is read yet
+        if made.start == 0:  # every prompt has one token: nothing is read yet
             return made
         for i, layer in enumerate(made.layers):
             own = [cache.layers[i].stored for cache in caches]
-            layer.stored.keys = padded([one.keys for one in own], made.layout.start)
-            layer.stored.values = padded([one.values for one in own], made.layout.start)
+            layer.stored.keys = padded([one.keys for one in own], made.start)
+            layer.stored.values = padded([one.values for one in own], made.start)
         return made
 
 

@@ -23,10 +23,6 @@ class Chain:
     def length(self) -> int:
         return int(self.tokens.shape[1])
 
-    def upto(self, length: int) -> "Chain":
-        """The first tokens of the chain."""
-        return Chain(self.tokens[:, :length], self.odds[:, :length])
-
 
 def mix(scaled: mx.array, ids: mx.array, token: mx.array, odds: mx.array, follows: mx.array) -> mx.array:
     """Logits / T (B, w, V') of the tokens `ids` (V',) -> (B, w, V'+1), where the last column is the chain's token.

@@ -74,7 +74,7 @@ class PromptCache:
         """Read token ids from the first on -> how many of them were known."""
         self.cache = self.cache or target.make_cache()
         reused = common_prefix(self.ids, ids)
-        self.cache.trim(reused)
+        self.cache.lengths = [reused]
         self.ids = ids[:reused]  # should reading be interrupted
         if self.hidden:
             self.hidden = [mx.concatenate(self.hidden)[:reused]]

@@ -123,7 +123,7 @@ class RecurrentDrafter(NoDrafter):
             found = net.head(net.trunk(states, context, state.memory))
             return (self.output(found) if net.config.head == "tied" else found), states
 
-        chain = chain_of(state.ngrams, search.temperature > 0)
+        chain = chain_of(state.ngrams, search.temperature > 0, max(shape.length, shape.budget))
         beam = beam_search(
             advance,
             None,
@@ -135,7 +135,7 @@ class RecurrentDrafter(NoDrafter):
             token_ids=net.token_ids,
             chain=chain,
         )
-        return pack(visited_nodes(beam, chain and chain.upto(shape.budget)), last, shape.budget)[0]
+        return pack(visited_nodes(beam, chain), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:
         count = mx.array([len(new) for new in tokens])

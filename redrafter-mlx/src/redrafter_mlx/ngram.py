@@ -84,8 +84,9 @@ class Ngrams:
         return ODDS[int(sampled), self.match - SHORTEST] * (self.hits[0] / self.hits[1])
 
 
-def chain_of(rows: Sequence[Ngrams], sampled: bool) -> Chain | None:
-    """The chains of all rows; None if no row has one."""
+def chain_of(rows: Sequence[Ngrams], sampled: bool, length: int) -> Chain | None:
+    """The first tokens of the chains of all rows; None if no row has one."""
     if not any(row.match for row in rows):
         return None
-    return Chain(mx.array([row.chain for row in rows]), mx.array(np.stack([row.odds(sampled) for row in rows])))
+    tokens, odds = ([row.chain for row in rows], [row.odds(sampled) for row in rows])
+    return Chain(mx.array(tokens)[:, :length], mx.array(np.stack(odds))[:, :length])

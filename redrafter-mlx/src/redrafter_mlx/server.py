@@ -61,12 +61,12 @@ class Handler(BaseHTTPRequestHandler):
             body = self._body()
             prompt, options = read_request(body, chat)
             parts = engine.stream(prompt, prompt_cache=self.server.kept, **options)
-            parts = itertools.chain([next(parts)], parts)  # a wrong option is found before anything is sent
+            found = answers(engine.target.name, chat, body, parts)
+            first = next(found)  # a wrong option is found before anything is sent
             if body.get("stream"):
-                usage = bool((body.get("stream_options") or {}).get("include_usage"))
-                self._stream(chunks(engine.target.name, chat, parts, usage))
+                self._stream(itertools.chain([first], found))
             else:
-                self._send(200, whole(engine.target.name, chat, list(parts)))
+                self._send(200, first)
         except RedrafterError as error:
             self._fail(400, str(error))
         except (BrokenPipeError, ConnectionResetError):
@@ -118,32 +118,26 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     return prompt, options | {"max_new_tokens": most}
 
 
-def heading(model: str, kind: str) -> dict[str, Any]:
-    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
-    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+def answers(model: str, chat: bool, body: dict[str, Any], parts: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """A text in OpenAI's form: part by part if it is streamed, else at once."""
+    stream = body.get("stream", False)
+    kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
+    base = {"id": f"cmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+    text = ""
+    for part in parts:
+        text += part.text
+        if stream or part.finish_reason:
+            said = {"role": "assistant", "content": text}
+            content = {"delta" if stream else "message": said} if chat else {"text": text}
+            choice = {"index": 0, "finish_reason": part.finish_reason, "logprobs": None} | content
+            usage = {} if stream else {"usage": usage_of(part.stats)}
+            yield base | {"choices": [choice]} | usage
+            text = ""
+    if body.get("stream_options", {}).get("include_usage"):
+        yield base | {"choices": [], "usage": usage_of(part.stats)}
 
 
 def usage_of(stats: Any) -> dict[str, Any]:
     written, read = stats.tokens, stats.prompt_tokens
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     return counts | {"prompt_tokens_details": {"cached_tokens": stats.reused}}
-
-
-def whole(model: str, chat: bool, parts: list[Any]) -> dict[str, Any]:
-    """A text in OpenAI's form."""
-    text = "".join(part.text for part in parts)
-    content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    choice = {"index": 0, "finish_reason": parts[-1].finish_reason, "logprobs": None} | content
-    kind = "chat.completion" if chat else "text_completion"
-    return heading(model, kind) | {"choices": [choice], "usage": usage_of(parts[-1].stats)}
-
-
-def chunks(model: str, chat: bool, parts: Iterator[Any], usage: bool) -> Iterator[dict[str, Any]]:
-    """A text in OpenAI's form, part by part."""
-    base, role = heading(model, "chat.completion.chunk" if chat else "text_completion"), {"role": "assistant"}
-    for part in parts:
-        content = {"delta": role | {"content": part.text}} if chat else {"text": part.text}
-        yield base | {"choices": [{"index": 0, "finish_reason": part.finish_reason} | content]}
-        role = {}
-    if usage:
-        yield base | {"choices": [], "usage": usage_of(part.stats)}

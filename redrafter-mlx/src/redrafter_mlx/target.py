@@ -140,7 +140,7 @@ class Target:
 
         The tokens are neighbours, or the nodes of a tree, whose keys stay behind the text until `cache.commit`.
         """
-        cache.layout.begin(tree)
+        cache.begin(tree)
         self.seen.clear()
         logits = self.model(tokens, cache=cache.layers)
         hidden = [self.seen[self._place(layer)] for layer in self.layers]
