@@ -106,10 +106,12 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
     )  # fmt: skip
     own_guess = chain.Chain(to_mlx(tokens), to_mlx(odds)) if mixes else None
     own = beam.beam_search(
-        lambda state, tokens, parents: (own_table[tokens], state), None, to_mlx(last), width=width, length=length,
-        temperature=temperature, noise=to_mlx(drawn) if temperature else None,
-        token_ids=None if ids is None else to_mlx(ids), chain=own_guess,
-    )  # fmt: skip
+        lambda state, tokens, parents: (own_table[tokens], state),
+        to_mlx(last),
+        beam.Search(Shape(width=width, length=length), temperature, to_mlx(drawn) if temperature else None),
+        None if ids is None else to_mlx(ids),
+        own_guess,
+    )
     same(own.tokens, oracle.tokens)
     same(own.parents, oracle.parents)
     same(own.scores, oracle.scores)
@@ -127,9 +129,10 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
 def test_a_beam_wider_than_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="beam width 9"):
         beam.beam_search(
-            lambda state, tokens, parents: (mx.zeros((1, 1, 4)), state), None, mx.array([0]), width=9, length=1,
-            temperature=0.0, noise=None,
-        )  # fmt: skip
+            lambda state, tokens, parents: (mx.zeros((1, 1, 4)), state),
+            mx.array([0]),
+            beam.Search(Shape(width=9, length=1), 0.0, None),
+        )
 
 
 def test_accepted_paths(same):

@@ -21,6 +21,7 @@ from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.interop import apple
 from redrafter.targets import load_target
 from redrafter_mlx import checkpoint, drafter, noise
+from redrafter_mlx.beam import Search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.errors import CorruptCheckpoint, DrafterMismatch, ModelNotFound
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model
@@ -93,7 +94,7 @@ def step_through(oracle, own, target, temperature, same, shape):
         found = oracle.draft(state, last, rule.search(sampling, seeds, lengths - 1))
         ahead = lengths[:, None] + torch.arange(shape.length + 1)
         drawn = noise.gumbel(noise.as_seeds(seeds.tolist()), to_mlx(ahead), VOCAB) if temperature else None
-        guessed = own.draft(mine, to_mlx(last), drafter.Search(shape, temperature, drawn))
+        guessed = own.draft(mine, to_mlx(last), Search(shape, temperature, drawn))
         drafted += int(found.valid.sum()) - len(prompts)
         if guessed.nodes:
             for name in ("tokens", "parents", "depths", "valid", "mask"):
@@ -102,7 +103,7 @@ def step_through(oracle, own, target, temperature, same, shape):
             assert not found.valid[:, 1:].any()
     assert drafted > 20
     rows = torch.tensor([3, 0])
-    kept = own.draft(own.keep(mine, [3, 0]), to_mlx(last[rows]), drafter.Search(shape, 0.0, None))
+    kept = own.draft(own.keep(mine, [3, 0]), to_mlx(last[rows]), Search(shape, 0.0, None))
     alone = oracle.draft(
         oracle.keep(state, rows), last[rows], rule.search(Sampling.of([SamplingParams()] * 2, VOCAB, "cpu"), rows, rows)
     )

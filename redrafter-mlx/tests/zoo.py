@@ -7,8 +7,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from redrafter_mlx.beam import Search
 from redrafter_mlx.config import Shape
-from redrafter_mlx.drafter import RecurrentDrafter, Search
+from redrafter_mlx.drafter import RecurrentDrafter
 from redrafter_mlx.network import RecurrentConfig, RecurrentNet
 from redrafter_mlx.tree import Tree, pack_beam, root_tree
 

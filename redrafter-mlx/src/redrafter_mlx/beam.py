@@ -7,11 +7,21 @@ from typing import Any
 import mlx.core as mx
 
 from redrafter_mlx.chain import Chain, append_chain, mix
-from redrafter_mlx.errors import ConfigError
+from redrafter_mlx.config import Shape, require
 from redrafter_mlx.tree import Nodes, gather
 
+
+@dataclass(frozen=True)
+class Search:
+    """How to guess in one step. Under the target's own noise the drafter tends to choose what the target chooses."""
+
+    shape: Shape
+    temperature: float
+    noise: mx.array | None  # (B, L+1, V) of the positions after the last token; None at temperature 0
+
+
 Advance = Callable[[Any, mx.array, mx.array], tuple[mx.array, Any]]
-"""advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams.
+"""advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams; the first state is None.
 
 `parents` are indices into the beams of the given state; tokens are target token ids.
 """
@@ -50,41 +60,27 @@ def extend(scaled: mx.array, total: mx.array, width: int) -> tuple[mx.array, mx.
 
 
 def beam_search(
-    advance: Advance,
-    state: Any,
-    last: mx.array,
-    *,
-    width: int,
-    length: int,
-    temperature: float,
-    noise: mx.array | None,
-    token_ids: mx.array | None = None,
-    chain: Chain | None = None,
+    advance: Advance, last: mx.array, search: Search, token_ids: mx.array | None = None, chain: Chain | None = None
 ) -> Beam:
-    """Guess `length` tokens after `last` (B,), following the `width` best paths.
-
-    `noise` (B, L+1, V) is the noise that the target will choose with, None at temperature 0. Under the same noise the
-    drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids; a `chain`
-    of tokens is mixed in.
-    """
+    """Guess what follows `last` (B,). `token_ids` (V',) maps a draft vocabulary to target ids; a chain is mixed in."""
+    width, state = search.shape.width, None
     tokens, parents = last[:, None], mx.zeros((last.shape[0], 1), dtype=mx.int32)
     total = mx.zeros((last.shape[0], 1))
     follows = mx.ones(parents.shape, dtype=mx.bool_)
     found: list[tuple[mx.array, mx.array, mx.array]] = []
-    for depth in range(length):
+    for depth in range(search.shape.length):
         logits, state = advance(state, tokens, parents)
         size = logits.shape[-1]
-        if width > size:
-            raise ConfigError(f"beam width {width} is larger than the {size} tokens to guess among")
+        require(width <= size, f"beam width {width} is larger than the {size} tokens to guess among")
         ids = mx.arange(size) if token_ids is None else token_ids
         columns = mx.broadcast_to(ids, (last.shape[0], size))  # the token of each column of `scaled`
-        scaled = logits.astype(mx.float32) / (temperature or 1.0)
+        scaled = logits.astype(mx.float32) / (search.temperature or 1.0)
         if chain is not None and depth < chain.length:
             copied, odds = chain.tokens[:, depth : depth + 1], chain.odds[:, depth : depth + 1]
             scaled = mix(scaled, ids, copied, odds, follows)
             columns = mx.concatenate([columns, copied], axis=1)
-        if noise is not None:
-            scaled = scaled + gather(noise[:, depth], columns)[:, None]
+        if search.noise is not None:
+            scaled = scaled + gather(search.noise[:, depth], columns)[:, None]
         total, parents, best = extend(scaled, total, width)
         tokens, follows = gather(columns, best), best == size
         found.append((tokens, parents, total))

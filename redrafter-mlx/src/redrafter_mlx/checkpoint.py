@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 MODEL_TYPE, APPLE_TYPE = "redrafter_recurrent", "recurrent_drafting_drafter"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-SCALE = ".scale"
-"""Suffix of the tensor that holds the scales of a matrix stored as int8, one for each row."""
+SCALE = ".scale"  # suffix of the tensor that holds the scales of a matrix stored as int8, one for each row
 SHIPPED = Path(__file__).parent / "shipped"
 
 

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from redrafter_mlx.accept import Accepted, accept_seeded
+from redrafter_mlx.beam import Search
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import SamplingParams, Shape
-from redrafter_mlx.drafter import NoDrafter, Search
+from redrafter_mlx.drafter import NoDrafter
 from redrafter_mlx.ngram import DEEPEST
 from redrafter_mlx.noise import as_seeds, gumbel
 from redrafter_mlx.sampling import count_tokens, target_choices

@@ -6,20 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from redrafter_mlx.beam import beam_search, visited_nodes
+from redrafter_mlx.beam import Search, beam_search, visited_nodes
 from redrafter_mlx.config import Shape
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
 from redrafter_mlx.tree import Tree, candidate_nodes, pack, root_tree
-
-
-@dataclass(frozen=True)
-class Search:
-    """How to guess in one step: what the target's rule of choice gives the drafter."""
-
-    shape: Shape
-    temperature: float
-    noise: mx.array | None  # (B, L+1, V) of the positions after the last token; None at temperature 0
 
 
 class NoDrafter:
@@ -29,8 +20,7 @@ class NoDrafter:
     """
 
     name = "none"
-    layers: tuple[int, ...] = ()
-    """The target's hidden states that the drafter reads."""
+    layers: tuple[int, ...] = ()  # the target's hidden states that the drafter reads
     default_shape = Shape(width=1, length=1)
 
     def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> Any:
@@ -124,17 +114,7 @@ class RecurrentDrafter(NoDrafter):
             return (self.output(found) if net.config.head == "tied" else found), states
 
         chain = chain_of(state.ngrams, search.temperature > 0, max(shape.length, shape.budget))
-        beam = beam_search(
-            advance,
-            None,
-            last,
-            width=shape.width,
-            length=shape.length,
-            temperature=search.temperature,
-            noise=search.noise,
-            token_ids=net.token_ids,
-            chain=chain,
-        )
+        beam = beam_search(advance, last, search, net.token_ids, chain)
         return pack(visited_nodes(beam, chain), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:

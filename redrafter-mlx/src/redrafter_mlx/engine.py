@@ -13,8 +13,7 @@ from redrafter_mlx.errors import ConfigError, ModelNotFound
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import TextWriter
 
-TOKENS = 16384
-"""Tokens that a drafter guesses among: the first ones, which are the most frequent."""
+TOKENS = 16384  # tokens that a drafter guesses among: the first ones, which are the most frequent
 
 
 class Engine:

@@ -12,8 +12,7 @@ import mlx.nn as nn
 
 from redrafter_mlx.config import require
 
-EPS = 2.0**-23
-"""What torch adds to a mean square before the root."""
+EPS = 2.0**-23  # what torch adds to a mean square before the root
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from redrafter_mlx.errors import ConfigError, RedrafterError
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**24
-"""Of a request."""
+MOST_BYTES = 2**24  # of a request
 OPTIONS = (*SAMPLING, "seed", "stop")
 KNOWN = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "stream_options", "user")
 NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "echo": False, "logprobs": False, "tools": [], "logit_bias": {}}

@@ -20,10 +20,8 @@ from redrafter_mlx.errors import DrafterMismatch, UnsupportedTarget
 from redrafter_mlx.network import RecurrentConfig
 from redrafter_mlx.tree import Tree
 
-PIECE = 512
-"""Prompt tokens of a pass. Bounds the memory for the activations of a long prompt."""
-UNBOUNDED = 1 << 20
-"""Context length of a model whose config has none."""
+PIECE = 512  # prompt tokens of a pass. Bounds the memory for the activations of a long prompt
+UNBOUNDED = 1 << 20  # context length of a model whose config has none
 
 
 class Target:

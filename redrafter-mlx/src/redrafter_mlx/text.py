@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST_WINDOW = 64
-"""Tokens decoded together; no character has as many."""
+LONGEST_WINDOW = 64  # tokens decoded together; no character has as many
 
 
 class TextWriter:
