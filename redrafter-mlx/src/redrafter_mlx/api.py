@@ -6,14 +6,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx import profiles, selfcheck
 from redrafter_mlx.config import Shape
-from redrafter_mlx.decode import PromptCache
+from redrafter_mlx.decode import PromptCache, Response
 from redrafter_mlx.engine import Engine, make_drafter
-from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError, UnsupportedTarget
+from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError
 from redrafter_mlx.target import Target
 
 REPLACED = {
@@ -40,8 +39,6 @@ def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None,
             raise ModelNotFound(
                 f"cannot find the model {model!r} ({reason}); give a folder or a Hugging Face id"
             ) from error
-        if isinstance(error, ValueError) and "not supported" in str(error):
-            raise UnsupportedTarget(f"mlx-lm cannot run {model} ({reason})") from error
         raise CorruptCheckpoint(f"mlx-lm cannot load {model} ({reason})") from error
     return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=chosen), tokenizer
 
@@ -101,7 +98,7 @@ def stream_generate(
     *,
     prompt_cache: PromptCache | None = None,
     **options: Any,
-) -> Iterator[GenerationResponse]:
+) -> Iterator[Response]:
     """mlx-lm's `stream_generate`: one response for each token. Options are those of `Engine.generate`.
 
     `prompt_cache`: keeps what was read between calls. Other than in mlx-lm, each prompt is the whole conversation, and
@@ -112,26 +109,8 @@ def stream_generate(
     for name in REPLACED:
         if options.pop(name, None) is not None:
             raise ConfigError(f"redrafter_mlx has no {name}: use {REPLACED[name]}")
-    ids = model.encode(prompt.tolist() if isinstance(prompt, mx.array) else prompt)
-    written = 0
-    for part in model.stream(ids, prompt_cache=prompt_cache, max_new_tokens=max_tokens, **options):
-        stats = part.stats
-        for i, (token, text) in enumerate(zip(part.tokens, part.pieces, strict=True)):
-            written += 1
-            is_last = i == len(part.tokens) - 1
-            logits = part.logits[i].astype(mx.float32)
-            yield GenerationResponse(
-                text=text,
-                token=token,
-                logprobs=logits - mx.logsumexp(logits),
-                from_draft=i < part.accepted,
-                prompt_tokens=stats.prompt_tokens,
-                prompt_tps=stats.prompt_tokens / max(stats.prompt_seconds, 1e-9),
-                generation_tokens=written,
-                generation_tps=stats.tokens_per_second,
-                peak_memory=mx.get_peak_memory() / 1e9,
-                finish_reason=part.finish_reason if is_last else None,
-            )
+    prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
+    yield from model.stream(prompt, prompt_cache=prompt_cache, max_new_tokens=max_tokens, **options)
 
 
 stream = stream_generate

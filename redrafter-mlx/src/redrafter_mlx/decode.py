@@ -1,4 +1,4 @@
-"""Requests in, parts of text out: one step after another, draft, verify, accept, commit. Start reading here."""
+"""Requests in, tokens out: one step after another, draft, verify, accept, commit. Start reading here."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import mlx.core as mx
+from mlx_lm.generate import GenerationResponse
 
 from redrafter_mlx.accept import Accepted, accept_seeded
 from redrafter_mlx.beam import Search
@@ -47,20 +48,11 @@ class Stats:
         return (self.tokens - 1) / spent if spent > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one step added to one row."""
+@dataclass
+class Response(GenerationResponse):
+    """mlx-lm's response for each token. A token that only begins a character brings no text."""
 
-    tokens: list[int]
-    pieces: list[str]  # the text token by token; a token that only begins a character brings none
-    accepted: int  # how many of the tokens, from the first on, were guessed by the drafter
-    logits: mx.array  # (n, V) what the target gave each token's choice; computed only if it is looked at
-    stats: Stats
-    finish_reason: FinishReason | None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
+    stats: Stats = field(default_factory=Stats)  # of the row so far
 
 
 @dataclass
@@ -133,7 +125,7 @@ class Batch:
         kept: PromptCache | None,
     ) -> None:
         """Read the prompts, all but their last tokens, which the first step verifies as trees without guesses."""
-        self.began = time.perf_counter()
+        self.began, self.spent = time.perf_counter(), 0.0
         self.target, self.drafter, self.shape, self.rows, self.params = target, drafter, shape, rows, params
         self.kept = kept if len(rows) == 1 else None
         read = []
@@ -147,21 +139,16 @@ class Batch:
         self.counts = count_tokens(prompts, target.vocab_size) if params.penalises else None
         self.first = True
 
-    def steps(self) -> Iterator[list[Part]]:
-        """One list of parts per step. The next step is launched before its predecessor's parts are handed out."""
-        spent, flight = 0.0, self.launch()
+    def steps(self) -> Iterator[list[Response]]:
+        """One list of responses per step. The next step is launched before its predecessor's are handed out."""
+        flight = self.launch()
         while self.rows:
-            rows, first = self.rows, self.first
-            parts = self.collect(*flight)
-            self.keep([i for i, part in enumerate(parts) if part.finish_reason is None])
+            responses = self.collect(*flight)
+            self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
             if self.rows:
                 flight = self.launch()
-            spent += time.perf_counter() - self.began
-            for row in rows:
-                row.stats.seconds = spent
-                if first:
-                    row.stats.prompt_seconds = spent
-            yield parts
+            self.spent += time.perf_counter() - self.began
+            yield responses
             self.began = time.perf_counter()
 
     def launch(self) -> tuple[Accepted, mx.array, mx.array | None]:
@@ -187,22 +174,44 @@ class Batch:
         along = None if hidden is None else mx.take_along_axis(hidden, path, axis=1)
         return accepted, mx.take_along_axis(logits, path, axis=1), along
 
-    def collect(self, accepted: Accepted, logits: mx.array, hidden: mx.array | None) -> list[Part]:
+    def collect(self, accepted: Accepted, logits: mx.array, hidden: mx.array | None) -> list[Response]:
         """Read a step's results, which waits for the device once, and commit them."""
         mx.eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
         results = (accepted.path.tolist(), accepted.tokens.tolist(), accepted.count.tolist(), accepted.nodes.tolist())
-        parts, paths, gained = [], [], []
+        seconds = self.spent + time.perf_counter() - self.began
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)  # computed only if they are looked at
+        responses, paths, gained = [], [], []
         for i, (row, path, tokens, count, nodes) in enumerate(zip(self.rows, *results, strict=True)):
+            stats, before = row.stats, row.stats.tokens
             pieces = row.take(tokens[:count])
             kept = len(pieces)
             guessed = min(kept, count - 1)
-            row.stats.accepted += guessed
-            if not self.first:
-                row.stats.steps += 1
-                row.stats.nodes += nodes
+            stats.seconds = seconds
+            stats.accepted += guessed
+            if self.first:
+                stats.prompt_seconds = seconds
+            else:
+                stats.steps += 1
+                stats.nodes += nodes
             paths.append(path[:kept])
             gained.append(tokens[:kept])
-            parts.append(Part(tokens[:kept], pieces, guessed, logits[i, :kept], row.stats, row.finish_reason))
+            responses += [
+                Response(
+                    text=pieces[j],
+                    token=tokens[j],
+                    logprobs=logprobs[i, j],
+                    from_draft=j < guessed,
+                    prompt_tokens=stats.prompt_tokens,
+                    prompt_tps=stats.prompt_tokens / stats.prompt_seconds,
+                    generation_tokens=before + j + 1,
+                    generation_tps=stats.tokens_per_second,
+                    peak_memory=mx.get_peak_memory() / 1e9,
+                    finish_reason=row.finish_reason if j == kept - 1 else None,
+                    stats=stats,
+                )
+                for j in range(kept)
+            ]
         self.cache.commit(paths)
         self.state = self.drafter.advance(self.state, gained, hidden)
         if self.counts is not None:
@@ -212,7 +221,7 @@ class Batch:
             if hidden is not None:
                 self.kept.hidden.append(hidden[0, : len(gained[0])])
         self.first = False
-        return parts
+        return responses
 
     def keep(self, rows: list[int]) -> None:
         """Drop the rows that are done."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from redrafter_mlx import checkpoint
 from redrafter_mlx.config import SAMPLING, SamplingParams, Shape, require
-from redrafter_mlx.decode import Batch, Completion, Part, PromptCache
+from redrafter_mlx.decode import Batch, Completion, PromptCache, Response
 from redrafter_mlx.drafter import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter_mlx.errors import ConfigError, ModelNotFound
 from redrafter_mlx.target import Target
@@ -85,13 +85,13 @@ class Engine:
                 pass
         return rows[0] if single else rows
 
-    def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Part]:
-        """Parts of one text as they are decided. Options are those of `generate`."""
+    def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Response]:
+        """A response for each token of one text, as it is decided. Options are those of `generate`."""
         rows, params = self.requests([prompt], **options)
-        for parts in self._steps(rows, params, prompt_cache):
-            yield from parts
+        for responses in self._steps(rows, params, prompt_cache):
+            yield from responses
 
-    def _steps(self, rows: list[Completion], *rest: Any) -> Iterator[list[Part]]:
+    def _steps(self, rows: list[Completion], *rest: Any) -> Iterator[list[Response]]:
         return Batch(self.target, self.drafter, self.shape, rows, *rest).steps()
 
     def requests(

@@ -59,8 +59,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = self._body()
             prompt, options = read_request(body, chat)
-            parts = engine.stream(prompt, prompt_cache=self.server.kept, **options)
-            found = answers(engine.target.name, chat, body, parts)
+            responses = engine.stream(prompt, prompt_cache=self.server.kept, **options)
+            found = answers(engine.target.name, chat, body, responses)
             first = next(found)  # a wrong option is found before anything is sent
             if body.get("stream"):
                 self._stream(itertools.chain([first], found))
@@ -117,23 +117,23 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     return prompt, options | {"max_new_tokens": most}
 
 
-def answers(model: str, chat: bool, body: dict[str, Any], parts: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    """A text in OpenAI's form: part by part if it is streamed, else at once."""
+def answers(model: str, chat: bool, body: dict[str, Any], responses: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """A text in OpenAI's form: token by token if it is streamed, else at once."""
     stream = body.get("stream", False)
     kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
     base = {"id": f"cmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
     text = ""
-    for part in parts:
-        text += part.text
-        if stream or part.finish_reason:
+    for response in responses:
+        text += response.text
+        if (text and stream) or response.finish_reason:
             said = {"role": "assistant", "content": text}
             content = {"delta" if stream else "message": said} if chat else {"text": text}
-            choice = {"index": 0, "finish_reason": part.finish_reason, "logprobs": None} | content
-            usage = {} if stream else {"usage": usage_of(part.stats)}
+            choice = {"index": 0, "finish_reason": response.finish_reason, "logprobs": None} | content
+            usage = {} if stream else {"usage": usage_of(response.stats)}
             yield base | {"choices": [choice]} | usage
             text = ""
     if body.get("stream_options", {}).get("include_usage"):
-        yield base | {"choices": [], "usage": usage_of(part.stats)}
+        yield base | {"choices": [], "usage": usage_of(response.stats)}
 
 
 def usage_of(stats: Any) -> dict[str, Any]:

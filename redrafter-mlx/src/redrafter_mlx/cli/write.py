@@ -38,9 +38,9 @@ def as_prompt(engine: Any, text: str, raw: bool = False) -> Any:
 def write(engine: Any, prompt: Any, **options: Any) -> tuple[str, Any]:
     """Print a text as it comes -> the text and its statistics."""
     text, stats = "", None
-    for part in engine.stream(prompt, **options):
-        print(part.text, end="", flush=True)
-        text, stats = text + part.text, part.stats
+    for response in engine.stream(prompt, **options):
+        print(response.text, end="", flush=True)
+        text, stats = text + response.text, response.stats
     print()
     return text, stats
 
