@@ -17,7 +17,7 @@ from redrafter.core.rules import seeded as torch_seeded
 from redrafter.drafters import ngram as torch_ngram
 from redrafter.drafters import with_ngrams
 from redrafter.kernels.verify.naive import seeded as torch_choices
-from redrafter_mlx import accept, beam, chain, ngram, noise, sampling, tree
+from redrafter_mlx import accept, beam, ngram, noise, tree
 from redrafter_mlx.config import SamplingParams, Shape
 from redrafter_mlx.errors import ConfigError
 
@@ -104,7 +104,7 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
         lambda state, tokens, parents: (table[tokens], state), None, last, width=width, length=length,
         temperature=torch.full((batch,), temperature), noise=drawn, token_ids=ids, chain=guess,
     )  # fmt: skip
-    own_guess = chain.Chain(to_mlx(tokens), to_mlx(odds)) if mixes else None
+    own_guess = beam.Chain(to_mlx(tokens), to_mlx(odds)) if mixes else None
     own = beam.beam_search(
         lambda state, tokens, parents: (own_table[tokens], state),
         to_mlx(last),
@@ -120,7 +120,7 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
         assert oracle.follows.any(), "some beam follows the chain to the end"
     for budget in (3, 7, 12):
         packed, _ = torch_tree.pack(torch_beam.visited_nodes(oracle, guess and guess.upto(budget)), last, budget)
-        rest = chain.Chain(own_guess.tokens[:, :budget], own_guess.odds[:, :budget]) if mixes else None
+        rest = beam.Chain(own_guess.tokens[:, :budget], own_guess.odds[:, :budget]) if mixes else None
         mine, _ = tree.pack(beam.visited_nodes(own, rest), to_mlx(last), budget)
         for name in ("tokens", "parents", "depths", "valid", "mask"):
             same(getattr(mine, name), getattr(packed, name))
@@ -180,7 +180,7 @@ def test_choices(params, same):
     oracle = torch_choices(changed, packed.depths, given.temperature, drawn, torch_sampling.floor(changed, given))
     fields = {n: to_mlx(getattr(packed, n)) for n in ("tokens", "parents", "depths", "valid", "mask")}
     own = SamplingParams(**params)
-    found = sampling.target_choices(
+    found = accept.target_choices(
         to_mlx(logits),
         tree.Tree(**fields, length=packed.length),
         own,
@@ -190,7 +190,7 @@ def test_choices(params, same):
     same(found, oracle)
     if own.top_k or own.top_p < 1 or own.min_p:
         kept = torch_sampling.restrict(logits, given) > -torch.inf
-        same(sampling.restrict(to_mlx(logits) / own.temperature, own) > -mx.inf, kept)
+        same(accept.restrict(to_mlx(logits) / own.temperature, own) > -mx.inf, kept)
         assert not kept.all()
 
 

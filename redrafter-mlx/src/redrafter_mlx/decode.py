@@ -8,14 +8,13 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx_lm.generate import GenerationResponse
 
-from redrafter_mlx.accept import Accepted, accept_seeded
+from redrafter_mlx.accept import Accepted, accept_seeded, count_tokens, target_choices
 from redrafter_mlx.beam import Search
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import SamplingParams, Shape
 from redrafter_mlx.drafter import NoDrafter
 from redrafter_mlx.ngram import DEEPEST
 from redrafter_mlx.noise import as_seeds, gumbel
-from redrafter_mlx.sampling import count_tokens, target_choices
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import TextWriter
 from redrafter_mlx.tree import root_tree
@@ -66,7 +65,8 @@ class PromptCache:
     def read(self, target: Target, ids: list[int]) -> int:
         """Read token ids from the first on -> how many of them were known."""
         self.cache = self.cache or target.make_cache()
-        reused = common_prefix(self.ids, ids)
+        same = [a == b for a, b in zip(self.ids, ids, strict=False)]
+        reused = [*same, False].index(False)
         self.cache.lengths = [reused]
         self.ids = ids[:reused]  # should reading be interrupted
         if self.hidden:
@@ -233,13 +233,3 @@ class Batch:
             self.state = self.drafter.keep(self.state, rows)
             self.seeds = self.seeds[mx.array(rows)]
             self.counts = None if self.counts is None else self.counts[mx.array(rows)]
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix.
-
-    >>> common_prefix([1, 2, 3], [1, 2, 4, 5]), common_prefix([], [1]), common_prefix([1, 2], [1, 2])
-    (2, 0, 2)
-    """
-    most = min(len(a), len(b))
-    return next((i for i in range(most) if a[i] != b[i]), most)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.chain import Chain
+from redrafter_mlx.beam import Chain
 
 SHORTEST, LONGEST = 1, 5  # tokens of a match
 TELLING = 2

@@ -10,6 +10,7 @@ from redrafter_mlx.tree import pack_beam
 
 WIDTH, LENGTH = 3, 3
 FAR_POSITIONS = (100, 5_000, 50_000)
+TOLERANCE = {mx.float32: 1e-3, mx.float16: 0.1}  # difference of logits that rounding explains, relative to their spread
 
 
 def check(target: Target) -> None:
@@ -22,7 +23,7 @@ def check(target: Target) -> None:
             f"{target.name} does not take a KV cache, its mask and its positions as most models of mlx-lm do "
             f"({type(error).__name__}: {reason})"
         ) from error
-    allowed = tolerance(target.dtype)
+    allowed = TOLERANCE.get(target.dtype, 0.3)
     for gap, what in (
         (tree_gap, "a tree node other logits than its path alone"),
         (far_gap, "tree nodes other logits than neighbouring tokens at far positions"),
@@ -32,11 +33,6 @@ def check(target: Target) -> None:
                 f"{target.name} gives {what} (difference {gap:.2g}, allowed {allowed:.2g}): it ignores the attention "
                 "mask or the positions"
             )
-
-
-def tolerance(dtype: mx.Dtype) -> float:
-    """Largest difference of logits that rounding explains, relative to their spread."""
-    return {mx.float32: 1e-3, mx.float16: 0.1}.get(dtype, 0.3)
 
 
 def relative_gap(logits: mx.array, other: mx.array) -> float:
