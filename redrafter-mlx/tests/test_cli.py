@@ -73,10 +73,11 @@ def test_tune_decides_what_runs(tiny, capsys, monkeypatch):
     assert "plain" in out
     assert "fastest:" in out
     engine, _ = api.load(str(tiny.model), drafter=name)
-    assert profiles.find(engine.target, "recurrent+ngram")["tokens_per_second"].keys() == {"plain", "1x1:1", "2x2:3"}
-    profiles.save(engine.target, "recurrent+ngram", {"shape": "1x2:2"})
+    saved = json.loads(profiles.path(engine.target, "recurrent+ngram").read_text())
+    assert saved["tokens_per_second"].keys() == {"plain", "1x1:1", "2x2:3"}
+    profiles.save(engine.target, "recurrent+ngram", {"fastest": "1x2:2"})
     assert api.load(str(tiny.model), drafter=name)[0].shape == Shape(width=1, length=2, nodes=2)
-    profiles.save(engine.target, "recurrent+ngram", {"shape": None})
+    profiles.save(engine.target, "recurrent+ngram", {"fastest": "plain"})
     assert api.load(str(tiny.model), drafter=name)[0].drafter.name == "none"
     assert api.load(str(tiny.model), drafter=name, shape="3x1")[0].shape.width == 3
 

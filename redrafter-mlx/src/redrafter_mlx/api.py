@@ -11,6 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx import profiles, selfcheck
 from redrafter_mlx.config import Shape
 from redrafter_mlx.decode import PromptCache, Response
+from redrafter_mlx.drafter import NoDrafter
 from redrafter_mlx.engine import Engine, make_drafter
 from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError
 from redrafter_mlx.target import Target
@@ -79,11 +80,11 @@ def wrap(
         found = make_drafter(drafter, target)
         chosen = Shape.of(shape) if isinstance(shape, str) else shape
         if chosen is None and found.layers:
-            profile = profiles.find(target, found.name)
-            if profile is not None and profile["shape"] is None:
-                found = make_drafter("none", target)
-            elif profile is not None:
-                chosen = Shape.of(profile["shape"])
+            fastest = profiles.find(target, found.name)
+            if fastest == "plain":
+                found = NoDrafter()
+            elif fastest:
+                chosen = Shape.of(fastest)
         return Engine(target, found, chosen)
     except RedrafterError:
         target.release()

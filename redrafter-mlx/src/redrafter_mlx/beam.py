@@ -43,16 +43,6 @@ class Chain:
         return int(self.tokens.shape[1])
 
 
-@dataclass(frozen=True)
-class Beam:
-    """Every node that a beam search visited, best first at each depth."""
-
-    tokens: mx.array  # (B, L, W) target token ids
-    parents: mx.array  # (B, L, W) index of the parent among the W of the depth before
-    scores: mx.array  # (B, L, W) fp32 log-probability of the path
-    follows: mx.array  # (B, W) bool: which path of the last depth has followed the chain all along
-
-
 def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest values along the last axis and their indices, best first."""
     if count == 1:
@@ -90,13 +80,15 @@ def extend(scaled: mx.array, total: mx.array, width: int) -> tuple[mx.array, mx.
 
 def beam_search(
     advance: Advance, last: mx.array, search: Search, token_ids: mx.array | None = None, chain: Chain | None = None
-) -> Beam:
-    """Guess what follows `last` (B,). `token_ids` (V',) maps a draft vocabulary to target ids; a chain is mixed in."""
-    width, state = search.shape.width, None
-    tokens, parents = last[:, None], mx.zeros((last.shape[0], 1), dtype=mx.int32)
-    total = mx.zeros((last.shape[0], 1))
-    follows = mx.ones(parents.shape, dtype=mx.bool_)
-    found: list[tuple[mx.array, mx.array, mx.array]] = []
+) -> Nodes:
+    """Guess what follows `last` (B,) -> all W·L visited nodes, and the chain's tokens beyond the beam.
+
+    `token_ids` (V',) maps a draft vocabulary to target ids. Nodes are unique: a beam holds each (parent, token) once.
+    """
+    width, state, tokens = search.shape.width, None, last[:, None]
+    parents = mx.zeros(tokens.shape, dtype=mx.int32)
+    total, follows = mx.zeros(tokens.shape), parents == 0
+    found: list[tuple[mx.array, ...]] = []
     for depth in range(search.shape.length):
         logits, state = advance(state, tokens, parents)
         size = logits.shape[-1]
@@ -112,39 +104,22 @@ def beam_search(
             scaled = scaled + gather(search.noise[:, depth], columns)[:, None]
         total, parents, best = extend(scaled, total, width)
         tokens, follows = gather(columns, best), best == size
-        found.append((tokens, parents, total))
-    all_tokens, all_parents, scores = (mx.stack(x, axis=1) for x in zip(*found, strict=True))
-    return Beam(all_tokens, all_parents, scores, follows)
+        above = 1 + (depth - 1) * width + parents if depth else parents
+        found.append((tokens, above, mx.full(tokens.shape, depth + 1), total))
+    every, above, depths, scores = (mx.concatenate(x, axis=1) for x in zip(*found, strict=True))
+    nodes = Nodes(every, above, depths, scores, search.shape.length)
+    return nodes if chain is None else append_chain(nodes, chain, follows)
 
 
-def visited_nodes(beam: Beam, chain: Chain | None = None) -> Nodes:
-    """All W·L visited nodes, and the chain's tokens beyond the beam. Unique: a beam holds each (parent, token) once."""
-    batch, length, width = beam.tokens.shape
-    depth = mx.arange(length)[:, None]
-    parents = mx.where(depth == 0, 0, 1 + (depth - 1) * width + beam.parents)
-    nodes = Nodes(
-        tokens=beam.tokens.reshape(batch, -1),
-        parents=parents.reshape(batch, -1),
-        depths=mx.broadcast_to(depth + 1, (batch, length, width)).reshape(batch, -1),
-        scores=beam.scores.reshape(batch, -1),
-        length=length,
-    )
-    return nodes if chain is None else append_chain(nodes, chain, beam.follows, beam.scores[:, -1])
-
-
-def append_chain(nodes: Nodes, chain: Chain, follows: mx.array, score: mx.array) -> Nodes:
-    """Add the rest of the chain below the node of the last depth that followed it, if there is one.
-
-    `follows` and `score` (B, W) are those of the last depth, whose nodes are the last W. A token beyond the beam's
-    length is scored by its odds alone.
-    """
+def append_chain(nodes: Nodes, chain: Chain, follows: mx.array) -> Nodes:
+    """Add the rest of the chain, scored by its odds alone, below the one of the last W nodes that follows (B, W) it."""
     batch, total = nodes.tokens.shape
     width, start = follows.shape[1], nodes.length
     extra = chain.length - start
     if extra < 1:
         return nodes
     here = follows.astype(mx.int32).argmax(1, keepdims=True).astype(mx.int32)
-    scores = gather(score, here) + mx.cumsum(mx.log(chain.odds[:, start:]), axis=1)
+    scores = gather(nodes.scores[:, -width:], here) + mx.cumsum(mx.log(chain.odds[:, start:]), axis=1)
     first = 1 + total - width + here
     later = mx.broadcast_to(total + mx.arange(1, extra), (batch, extra - 1))
     depths = mx.broadcast_to(start + mx.arange(1, extra + 1), (batch, extra))

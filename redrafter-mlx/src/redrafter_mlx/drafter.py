@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from redrafter_mlx.beam import Search, beam_search, visited_nodes
+from redrafter_mlx.beam import Search, beam_search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
@@ -114,8 +114,7 @@ class RecurrentDrafter(NoDrafter):
             return (self.output(found) if net.config.head == "tied" else found), states
 
         chain = chain_of(state.ngrams, search.temperature > 0, max(shape.length, shape.budget))
-        beam = beam_search(advance, last, search, net.token_ids, chain)
-        return pack(visited_nodes(beam, chain), last, shape.budget)[0]
+        return pack(beam_search(advance, last, search, net.token_ids, chain), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:
         count = mx.array([len(new) for new in tokens])

@@ -22,13 +22,12 @@ def path(target: Target, drafter: str) -> Path:
     return folder() / f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.json"
 
 
-def find(target: Target, drafter: str) -> dict[str, Any] | None:
-    """The profile, whose `shape` is None where plain decoding is the fastest; None if there is no readable profile."""
+def find(target: Target, drafter: str) -> str | None:
+    """The fastest shape, or "plain"; None if there is no readable profile."""
     try:
-        found = json.loads(path(target, drafter).read_text())
-    except (OSError, ValueError):
+        return str(json.loads(path(target, drafter).read_text())["fastest"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, dict) and "shape" in found else None
 
 
 def save(target: Target, drafter: str, profile: dict[str, Any]) -> Path:

@@ -3,8 +3,6 @@
 import argparse
 import json
 import platform
-import shutil
-import sys
 from importlib import metadata
 from typing import Any
 
@@ -46,8 +44,7 @@ def tune(args: argparse.Namespace) -> None:
     best = max(measured, key=lambda label: measured[label])
     from redrafter_mlx import profiles
 
-    profile = {"shape": None if best == "plain" else best, "tokens_per_second": measured}
-    where = profiles.save(engine.target, engine.drafter.name, profile)
+    where = profiles.save(engine.target, engine.drafter.name, {"fastest": best, "tokens_per_second": measured})
     print(f"fastest: {best}, {measured[best] / measured['plain']:.2f}x plain decoding; kept in {where}")
 
 
@@ -107,13 +104,7 @@ def machine() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed: pip install mlx-lm, on Linux pip install 'mlx-lm[cpu]'"
-    if sys.platform == "linux":
-        libc, version = platform.libc_ver()
-        new_enough = libc == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
-        found[libc or "libc"] = version + ("" if new_enough else ": MLX needs glibc 2.35 or later")
-        compiler = shutil.which("g++") or shutil.which("clang++")
-        found["C++ compiler"] = compiler or "none: MLX's fused operations run unfused"
+            found[name] = "not installed: pip install mlx-lm, on Linux 'mlx-lm[cpu]' (glibc 2.35 or later)"
     try:
         import mlx.core as mx
 

@@ -84,14 +84,13 @@ def compare(args: argparse.Namespace) -> None:
     for each in both:  # what is compiled at first use is not measured
         each.generate(as_prompt(engine, "Hello", args.raw), **options | {"max_new_tokens": 4})
     seconds, equal, prompts = [0.0, 0.0], 0, args.prompt or PROMPTS
-    print("same text  plain tokens/s  speculative tokens/s  tokens/step  prompt")
     for text in prompts:
-        plain, fast = done = [each.generate(as_prompt(engine, text, args.raw), **options) for each in both]
-        same = plain.tokens == fast.tokens
-        equal += same
+        done = [each.generate(as_prompt(engine, text, args.raw), **options) for each in both]
+        equal += done[0].tokens == done[1].tokens
         seconds = [s + c.stats.seconds - c.stats.prompt_seconds for s, c in zip(seconds, done, strict=True)]
-        speeds = f"{plain.stats.tokens_per_second:14.1f}  {fast.stats.tokens_per_second:20.1f}"
-        print(f"{'yes' if same else 'no':>9}  {speeds}  {fast.stats.tokens_per_step:11.2f}  {text[:40]}", flush=True)
+        plain, fast = (f"{c.stats.tokens_per_second:.1f} tokens/s" for c in done)
+        what = "same text" if done[0].tokens == done[1].tokens else "another text"
+        print(f"{what}, {plain} plain, {fast} and {done[1].stats.tokens_per_step:.2f} tokens/step fast: {text[:40]}")
     print(f"{equal} of {len(prompts)} texts are the same; {seconds[0] / max(seconds[1], 1e-9):.2f}x plain decoding")
     if equal < len(prompts):
         print("Texts part where the scores of two tokens are closer than rounding: see docs/mlx.md, Exactness.")
