@@ -10,8 +10,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     ("errors", "version"),
     ("config",),
-    ("noise", "tree", "server"),
-    ("accept", "beam", "cache", "network", "text"),
+    ("completion", "noise", "tree", "server"),
+    ("accept", "beam", "cache", "network"),
     ("ngram", "checkpoint"),
     ("drafter", "target"),
     ("selfcheck", "decode", "profiles"),

@@ -64,12 +64,7 @@ def load_model(model: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def wrap(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    name: str | None = None,
-    drafter: str = "auto",
-    shape: Shape | str | None = None,
+    model: Any, tokenizer: Any = None, *, name: str = "", drafter: str = "auto", shape: Shape | str | None = None
 ) -> Engine:
     """An engine around a model that mlx-lm has loaded. `Engine.close` hands the model back as it came."""
     if tokenizer is not None and not isinstance(tokenizer, TokenizerWrapper):

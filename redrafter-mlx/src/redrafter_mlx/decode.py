@@ -1,9 +1,9 @@
 """Requests in, tokens out: one step after another, draft, verify, accept, commit. Start reading here."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationResponse
@@ -11,40 +11,13 @@ from mlx_lm.generate import GenerationResponse
 from redrafter_mlx.accept import Accepted, accept_seeded, count_tokens, target_choices
 from redrafter_mlx.beam import Search
 from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.completion import Completion, Stats
 from redrafter_mlx.config import SamplingParams, Shape
 from redrafter_mlx.drafter import NoDrafter
 from redrafter_mlx.ngram import DEEPEST
 from redrafter_mlx.noise import as_seeds, gumbel
 from redrafter_mlx.target import Target
-from redrafter_mlx.text import TextWriter
 from redrafter_mlx.tree import root_tree
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass
-class Stats:
-    """How a row was written."""
-
-    steps: int = 0  # after the prompt's own pass, which gives the first token
-    tokens: int = 0
-    accepted: int = 0  # drafted tokens kept
-    nodes: int = 0  # drafted nodes verified
-    prompt_tokens: int = 0
-    reused: int = 0  # prompt tokens taken from the prompt cache instead of read
-    prompt_seconds: float = 0.0  # until the first token
-    seconds: float = 0.0  # spent decoding, prompt included; without what the reader of a stream does in between
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens gained per step; the first token belongs to the prompt's pass and counts in neither."""
-        return (self.tokens - 1) / self.steps if self.steps else float(self.tokens)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the text alone, without the prompt's pass and its token."""
-        spent = self.seconds - self.prompt_seconds
-        return (self.tokens - 1) / spent if spent > 0 else 0.0
 
 
 @dataclass
@@ -74,42 +47,6 @@ class PromptCache:
         self.hidden += target.read(ids[reused:], self.cache)
         self.ids = ids
         return reused
-
-
-@dataclass(eq=False)
-class Completion:
-    """A request and the text that it has so far."""
-
-    prompt: list[int]
-    max_new_tokens: int
-    seed: int
-    eos: Sequence[int]  # token ids that end the text (they are part of its tokens)
-    writer: TextWriter
-    stats: Stats = field(default_factory=Stats)
-    finish_reason: FinishReason | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.writer.ids
-
-    @property
-    def text(self) -> str:
-        return self.writer.text
-
-    def take(self, tokens: list[int]) -> list[str]:
-        """The text of each new token, up to where the row ends."""
-        pieces: list[str] = []
-        for token in tokens:
-            self.stats.tokens += 1
-            pieces.append(self.writer.add(token))
-            if self.writer.stopped or token in self.eos:
-                self.finish_reason = "stop"
-            elif self.stats.tokens == self.max_new_tokens:
-                self.finish_reason = "length"
-            if self.finish_reason:
-                pieces[-1] += self.writer.finish()
-                break
-        return pieces
 
 
 class Batch:

@@ -12,6 +12,8 @@ from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
 from redrafter_mlx.tree import Tree, candidate_nodes, pack, root_tree
 
+Product = Callable[[mx.array], mx.array]
+
 
 class NoDrafter:
     """Plain decoding: guesses nothing. Its methods are those that every drafter has.
@@ -77,13 +79,7 @@ class RecurrentDrafter(NoDrafter):
 
     default_shape = Shape(width=2, length=3, nodes=4)
 
-    def __init__(
-        self,
-        net: RecurrentNet,
-        embed: Callable[[mx.array], mx.array],
-        output: Callable[[mx.array], mx.array],
-        ngrams: bool = True,
-    ) -> None:
+    def __init__(self, net: RecurrentNet, embed: Product, output: Product, ngrams: bool = True) -> None:
         """`embed`: token ids -> the target's embeddings; `output`: multiply by its output embedding (V', E)."""
         self.net, self.embed, self.output, self.ngrams = net, embed, output, ngrams
         self.name = "recurrent+ngram" if ngrams else "recurrent"

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_mlx import checkpoint
+from redrafter_mlx.completion import Completion
 from redrafter_mlx.config import SAMPLING, SamplingParams, Shape, require
-from redrafter_mlx.decode import Batch, Completion, PromptCache, Response
+from redrafter_mlx.decode import Batch, PromptCache, Response
 from redrafter_mlx.drafter import NgramDrafter, NoDrafter, RecurrentDrafter
 from redrafter_mlx.errors import ConfigError, ModelNotFound
 from redrafter_mlx.target import Target
-from redrafter_mlx.text import TextWriter
 
 TOKENS = 16384  # tokens that a drafter guesses among: the first ones, which are the most frequent
 
@@ -124,7 +124,7 @@ class Engine:
         for prompt, own in zip(prompts, seeds, strict=True):
             ids = self.encode(prompt)
             most = min(max_new_tokens, self.target.max_positions - len(ids))
-            rows.append(Completion(ids, most, own, eos, TextWriter(self.target.tokenizer, stops)))
+            rows.append(Completion(ids, most, own, eos, self.target.tokenizer, stops))
         return rows, params
 
 

@@ -27,7 +27,7 @@ UNBOUNDED = 1 << 20  # context length of a model whose config has none
 class Target:
     """A causal LM of mlx-lm. `selfcheck.check` decides whether it may be used."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, name: str = "") -> None:
         self.model, self.tokenizer = model, tokenizer
         args = getattr(model, "args", None)
         self.kind = str(getattr(model, "model_type", None) or getattr(args, "model_type", type(model).__name__))
