@@ -3,7 +3,7 @@
 Penalties come first, then temperature, then top-k, top-p and min-p, then noise.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_p
@@ -16,7 +16,7 @@ def count_tokens(tokens: list[list[int]], vocab_size: int) -> mx.array:
     """Token ids of each row -> (B, V) occurrences."""
     counts = mx.zeros((len(tokens), vocab_size))
     for row, ids in enumerate(tokens):
-        counts = counts.at[row, mx.array(ids)].add(1.0) if ids else counts
+        counts = counts.at[row, mx.array(ids)].add(1.0)
     return counts
 
 
@@ -70,8 +70,7 @@ def target_choices(
     return (restrict(logits / params.temperature, params) + there).argmax(-1).astype(mx.int32)
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(NamedTuple):
     """What one step decided. The target chose entry j of `tokens` at node `path[:, j]`."""
 
     path: mx.array  # (B, L+1) node indices, root first; entries from `count` on are meaningless

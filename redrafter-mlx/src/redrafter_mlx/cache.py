@@ -47,7 +47,6 @@ class TreeCache:
         self.lengths, self.shift = list(lengths), shift
         self.layers = [LayerCache(self, window) for window in windows]
         self.tree: Tree | None = None  # what the current pass verifies; None: neighbouring tokens of one row
-        self.masks: dict[int | None, mx.array] = {}  # of the current pass, by window
 
     @property
     def state(self) -> list[mx.array]:
@@ -65,19 +64,11 @@ class TreeCache:
             return self.start + self.shift
         return mx.array(self.lengths)[:, None] + self.tree.depths + self.shift
 
-    def begin(self, tree: Tree | None) -> None:
-        """A pass over this tree, or over neighbouring tokens, begins. A row's root alone is a neighbour."""
-        alone = len(self.lengths) == 1 and tree is not None and tree.nodes == 0
-        self.tree = None if alone else tree
-        self.masks = {}
-
     def mask(self, count: int, window: int | None, as_array: bool) -> Any:
         """Which slots each of the pass's `count` tokens sees, in the form that mlx-lm's attention takes."""
         if self.tree is None:
             return create_attention_mask(count, self.start, as_array, window)
-        if window not in self.masks:
-            self.masks[window] = self._tree_mask(self.tree, window)
-        return self.masks[window]
+        return self._tree_mask(self.tree, window)
 
     def _tree_mask(self, tree: Tree, window: int | None) -> mx.array:
         """(n, S) for one row, (B, 1, n, S) for more: the row's own tokens and the node's ancestors.
@@ -93,10 +84,6 @@ class TreeCache:
             slots = mx.concatenate([mx.broadcast_to(slot, (batch, self.start)), nodes], axis=1)
             seen = seen & (nodes[:, :, None] - slots[:, None] < window)
         return seen[0] if batch == 1 else seen[:, None]
-
-    def extend(self, count: int) -> None:
-        """The last pass's neighbouring tokens belong to the text now."""
-        self.lengths = [n + count for n in self.lengths]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's path of tree nodes, in order, right behind the row's own tokens.

@@ -72,8 +72,6 @@ class Batch:
         self.cache = TreeCache.joined([each.cache for each in read])
         prompts = [row.prompt for row in rows]
         self.state = drafter.begin(prompts, [mx.concatenate(each.hidden) if each.hidden else None for each in read])
-        self.seeds = as_seeds([row.seed for row in rows])
-        self.counts = count_tokens(prompts, target.vocab_size) if params.penalises else None
         self.first = True
 
     def steps(self) -> Iterator[list[Response]]:
@@ -93,28 +91,30 @@ class Batch:
 
         Nothing waits for the device: the graph is built and started.
         """
-        params, shape = self.params, self.shape
-        last = mx.array([(row.prompt + row.tokens)[-1] for row in self.rows])
+        params, shape, vocab_size = self.params, self.shape, self.target.vocab_size
+        texts = [row.prompt + row.tokens for row in self.rows]
+        last = mx.array([text[-1] for text in texts])
+        counts = count_tokens(texts, vocab_size) if params.penalises else None
         noise = None
         if params.temperature > 0:
             ahead = 1 if self.first else max(shape.length, min(shape.budget, DEEPEST)) + 1
             positions = mx.array([[n + 1 + i for i in range(ahead)] for n in self.cache.lengths])
-            noise = gumbel(self.seeds, positions, self.target.vocab_size)
+            noise = gumbel(as_seeds([row.seed for row in self.rows]), positions, vocab_size)
         if self.first:
             tree = root_tree(last)
         else:
             tree = self.drafter.draft(self.state, last, Search(shape, params.temperature, noise))
         logits, hidden = self.target.run(tree.tokens, self.cache, tree)
-        accepted = accept_seeded(target_choices(logits, tree, params, noise, self.counts), tree)
-        mx.async_eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
+        accepted = accept_seeded(target_choices(logits, tree, params, noise, counts), tree)
+        mx.async_eval(*accepted)
         path = accepted.path[..., None]
         along = None if hidden is None else mx.take_along_axis(hidden, path, axis=1)
         return accepted, mx.take_along_axis(logits, path, axis=1), along
 
     def collect(self, accepted: Accepted, logits: mx.array, hidden: mx.array | None) -> list[Response]:
         """Read a step's results, which waits for the device once, and commit them."""
-        mx.eval(accepted.path, accepted.tokens, accepted.count, accepted.nodes)
-        results = (accepted.path.tolist(), accepted.tokens.tolist(), accepted.count.tolist(), accepted.nodes.tolist())
+        mx.eval(*accepted)
+        results = [x.tolist() for x in accepted]
         seconds = self.spent + time.perf_counter() - self.began
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)  # computed only if they are looked at
@@ -151,8 +151,6 @@ class Batch:
             ]
         self.cache.commit(paths)
         self.state = self.drafter.advance(self.state, gained, hidden)
-        if self.counts is not None:
-            self.counts = self.counts + count_tokens(gained, self.target.vocab_size)
         if self.kept is not None:
             self.kept.ids = (self.rows[0].prompt + self.rows[0].tokens)[:-1]
             if hidden is not None:
@@ -168,5 +166,3 @@ class Batch:
         if rows:
             self.cache.keep(rows)
             self.state = self.drafter.keep(self.state, rows)
-            self.seeds = self.seeds[mx.array(rows)]
-            self.counts = None if self.counts is None else self.counts[mx.array(rows)]

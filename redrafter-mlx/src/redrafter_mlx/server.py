@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 2**24  # of a request
 OPTIONS = (*SAMPLING, "seed", "stop")
 KNOWN = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "stream_options", "user")
-NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "echo": False, "logprobs": False, "tools": [], "logit_bias": {}}
-"""Fields that have no effect at these values; other values are refused by name."""
 
 
 class Server(HTTPServer):
@@ -106,9 +104,8 @@ class Handler(BaseHTTPRequestHandler):
 def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]:
     """The prompt and the options of `Engine.stream`; raises ConfigError for what is not supported."""
     for name, value in body.items():
-        neutral = name in NEUTRAL and value == NEUTRAL[name]
-        require(name in NEUTRAL or name in OPTIONS or name in KNOWN, f"the field {name!r} is not supported")
-        require(name not in NEUTRAL or neutral, f"{name}={value!r} is not supported")
+        neutral = not value or (name in ("n", "best_of") and value == 1)
+        require(name in OPTIONS or name in KNOWN or neutral, f"{name}={value!r} is not supported")
     require(isinstance(body.get("stream_options", {}), dict), "stream_options must be an object")
     prompt = body.get("messages" if chat else "prompt")
     require(bool(prompt), f"{'messages' if chat else 'prompt'} is missing or empty")

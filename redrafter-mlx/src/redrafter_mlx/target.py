@@ -100,13 +100,10 @@ class Target:
         if layers == self.layers:
             return  # a further engine of the same target
         for layer in layers:
-            place = self._place(layer)
+            place = layer % (self.layer_count + 1)
             module = self.body if place == self.layer_count else self.model.layers[place]
             self._wrap(module, partial(self._record, place))
         self.layers = layers
-
-    def _place(self, layer: int) -> int:
-        return layer if layer >= 0 else self.layer_count + 1 + layer
 
     def _record(self, place: int, call: Callable[..., Any], x: mx.array, *args: Any, **options: Any) -> Any:
         """Keep what goes into a decoder layer or, for the last hidden state, what comes out of the body."""
@@ -138,10 +135,10 @@ class Target:
 
         The tokens are neighbours, or the nodes of a tree, whose keys stay behind the text until `cache.commit`.
         """
-        cache.begin(tree)
-        self.seen.clear()
+        alone = len(cache.lengths) == 1 and tokens.shape[1] == 1  # a row's root alone is a neighbour
+        cache.tree = None if alone else tree
         logits = self.model(tokens, cache=cache.layers)
-        hidden = [self.seen[self._place(layer)] for layer in self.layers]
+        hidden = [self.seen[layer % (self.layer_count + 1)] for layer in self.layers]
         return logits, mx.concatenate(hidden, axis=-1) if hidden else None
 
     def read(self, tokens: Sequence[int], cache: TreeCache) -> list[mx.array]:
@@ -150,7 +147,7 @@ class Target:
         for begin in range(0, len(tokens), PIECE):
             piece = list(tokens[begin : begin + PIECE])
             _, hidden = self.run(mx.array([piece]), cache)
-            cache.extend(len(piece))
+            cache.lengths = [cache.lengths[0] + len(piece)]
             if hidden is not None:
                 pieces.append(hidden[0])
             mx.eval(cache.state, pieces[-1:])  # not the logits: nothing computes them
