@@ -77,6 +77,7 @@ def step_through(oracle, own, target, temperature, same, shape):
     slots = 120
     state = oracle.begin(tokens, lengths, hidden, slots)
     mine = own.begin(prompts, [to_mlx(hidden[i, : len(p) - 1]) for i, p in enumerate(prompts)])
+    texts = prompts
     seeds = torch.arange(len(prompts))
     params = SamplingParams(temperature=temperature)
     rule = make_rule(RuleConfig(), TorchShape(**vars(shape)), VOCAB, torch.float32)
@@ -87,14 +88,16 @@ def step_through(oracle, own, target, temperature, same, shape):
         states = torch.randn(len(prompts), 4, width, generator=generator)
         none = torch.zeros_like(new)
         state = oracle.advance(state, Accepted(none, new, count, none[:, 0], none[:, 0]), states)
-        mine = own.advance(mine, [new[i, : int(c)].tolist() for i, c in enumerate(count)], to_mlx(states))
+        gained = [new[i, : int(c)].tolist() for i, c in enumerate(count)]
+        mine = own.advance(mine, gained, to_mlx(states))
+        texts = [text + more for text, more in zip(texts, gained, strict=True)]
         lengths = lengths + count
         last = new.gather(1, count[:, None] - 1)[:, 0]
         sampling = Sampling.of([params] * len(prompts), VOCAB, "cpu")
         found = oracle.draft(state, last, rule.search(sampling, seeds, lengths - 1))
         ahead = lengths[:, None] + torch.arange(shape.length + 1)
         drawn = noise.gumbel(noise.as_seeds(seeds.tolist()), to_mlx(ahead), VOCAB) if temperature else None
-        guessed = own.draft(mine, to_mlx(last), Search(shape, temperature, drawn))
+        guessed = own.draft(mine, texts, Search(shape, temperature, drawn))
         drafted += int(found.valid.sum()) - len(prompts)
         if guessed.nodes:
             for name in ("tokens", "parents", "depths", "valid", "mask"):
@@ -103,7 +106,7 @@ def step_through(oracle, own, target, temperature, same, shape):
             assert not found.valid[:, 1:].any()
     assert drafted > 20
     rows = torch.tensor([3, 0])
-    kept = own.draft(own.keep(mine, [3, 0]), to_mlx(last[rows]), Search(shape, 0.0, None))
+    kept = own.draft(own.keep(mine, [3, 0]), [texts[3], texts[0]], Search(shape, 0.0, None))
     alone = oracle.draft(
         oracle.keep(state, rows), last[rows], rule.search(Sampling.of([SamplingParams()] * 2, VOCAB, "cpu"), rows, rows)
     )

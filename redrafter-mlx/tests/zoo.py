@@ -11,7 +11,7 @@ from redrafter_mlx.beam import Search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.drafter import RecurrentDrafter
 from redrafter_mlx.network import RecurrentConfig, RecurrentNet
-from redrafter_mlx.tree import Tree, pack_beam, root_tree
+from redrafter_mlx.tree import Tree, last_tokens, pack_beam, root_tree
 
 VOCAB = 40
 COMMON = {
@@ -84,7 +84,7 @@ class OracleDrafter:
     def begin(self, prompts, hidden):
         return [(self.truth[tuple(p)], len(p)) for p in prompts]
 
-    def draft(self, state, last: mx.array, search: Search) -> Tree:
+    def draft(self, state, texts, search: Search) -> Tree:
         beams = []
         for text, known in state:
             right = (text + [0] * 64)[known : known + search.shape.length]
@@ -92,7 +92,7 @@ class OracleDrafter:
             for width in range(search.shape.width):
                 skill = self.skill if width == 0 else 0.4
                 beams[-1].append([t if self.random.random() < skill else self.random.randrange(VOCAB) for t in right])
-        return pack_beam(mx.array(beams), last, search.shape.budget)[0]
+        return pack_beam(mx.array(beams), last_tokens(texts), search.shape.budget)[0]
 
     def advance(self, state, tokens, hidden):
         return [(text, known + len(new)) for (text, known), new in zip(state, tokens, strict=True)]
@@ -104,8 +104,8 @@ class OracleDrafter:
 class EmptyDrafter(OracleDrafter):
     """Guesses nothing, but through the same step."""
 
-    def draft(self, state, last, search):
-        return root_tree(last)
+    def draft(self, state, texts, search):
+        return root_tree(texts)
 
 
 def recurrent_drafter(target: Any, ngrams: bool = True, head: str = "tied", **options: Any) -> RecurrentDrafter:

@@ -93,7 +93,6 @@ class Batch:
         """
         params, shape, vocab_size = self.params, self.shape, self.target.vocab_size
         texts = [row.prompt + row.tokens for row in self.rows]
-        last = mx.array([text[-1] for text in texts])
         counts = count_tokens(texts, vocab_size) if params.penalises else None
         noise = None
         if params.temperature > 0:
@@ -101,9 +100,9 @@ class Batch:
             positions = mx.array([[n + 1 + i for i in range(ahead)] for n in self.cache.lengths])
             noise = gumbel(as_seeds([row.seed for row in self.rows]), positions, vocab_size)
         if self.first:
-            tree = root_tree(last)
+            tree = root_tree(texts)
         else:
-            tree = self.drafter.draft(self.state, last, Search(shape, params.temperature, noise))
+            tree = self.drafter.draft(self.state, texts, Search(shape, params.temperature, noise))
         logits, hidden = self.target.run(tree.tokens, self.cache, tree)
         accepted = accept_seeded(target_choices(logits, tree, params, noise, counts), tree)
         mx.async_eval(*accepted)

@@ -10,7 +10,7 @@ from redrafter_mlx.beam import Search, beam_search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
-from redrafter_mlx.tree import Tree, candidate_nodes, pack, root_tree
+from redrafter_mlx.tree import Tree, candidate_nodes, last_tokens, pack, root_tree
 
 Product = Callable[[mx.array], mx.array]
 
@@ -18,7 +18,7 @@ Product = Callable[[mx.array], mx.array]
 class NoDrafter:
     """Plain decoding: guesses nothing. Its methods are those that every drafter has.
 
-    Prompts and accepted tokens come as lists, because the host knows them.
+    Texts and accepted tokens come as lists, because the host knows them.
     """
 
     name = "none"
@@ -28,9 +28,9 @@ class NoDrafter:
     def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> Any:
         """Read prompts of P tokens each, and the hidden states (P - 1, C) above all tokens but the last -> a state."""
 
-    def draft(self, state: Any, last: mx.array, search: Search) -> Tree:
-        """Guess what follows `last` (B,), as a packed tree."""
-        return root_tree(last)
+    def draft(self, state: Any, texts: Sequence[list[int]], search: Search) -> Tree:
+        """Guess what follows each text, as a packed tree below its last token."""
+        return root_tree(texts)
 
     def advance(self, state: Any, tokens: Sequence[list[int]], hidden: mx.array) -> Any:
         """Take in each row's new tokens; `hidden[b, j]` (B, n, C) chose row b's token j."""
@@ -46,23 +46,14 @@ class NgramDrafter(NoDrafter):
     default_shape = Shape(width=1, length=7)
     longest, shortest = 4, 2
 
-    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> list[list[int]]:
-        return [list(p) for p in prompts]
-
-    def draft(self, state: list[list[int]], last: mx.array, search: Search) -> Tree:
+    def draft(self, state: None, texts: Sequence[list[int]], search: Search) -> Tree:
         length = search.shape.length
-        found = [find_chain(text, length, self.longest, self.shortest) for text in state]
+        found = [find_chain(text, length, self.longest, self.shortest) for text in texts]
         if not any(match for _, match in found):
-            return root_tree(last)
+            return root_tree(texts)
         scores = mx.array([[[0.0 if match else -mx.inf] * length] for _, match in found])
         nodes, _ = candidate_nodes(mx.array([[chain] for chain, _ in found]), scores)
-        return pack(nodes, last, search.shape.budget)[0]
-
-    def advance(self, state: list[list[int]], tokens: Sequence[list[int]], hidden: mx.array) -> list[list[int]]:
-        return [text + new for text, new in zip(state, tokens, strict=True)]
-
-    def keep(self, state: list[list[int]], rows: list[int]) -> list[list[int]]:
-        return [state[row] for row in rows]
+        return pack(nodes, last_tokens(texts), search.shape.budget)[0]
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class RecurrentDrafter(NoDrafter):
         together = None if memories[0] is None else mx.concatenate(memories)
         return RecurrentState(None, together, [Ngrams(list(p)) for p in prompts] if self.ngrams else [])
 
-    def draft(self, state: RecurrentState, last: mx.array, search: Search) -> Tree:
+    def draft(self, state: RecurrentState, texts: Sequence[list[int]], search: Search) -> Tree:
         assert state.context is not None, "the first step drafts nothing"
         net, shape, context = self.net, search.shape, state.context[:, None]
 
@@ -110,6 +101,7 @@ class RecurrentDrafter(NoDrafter):
             return (self.output(found) if net.config.head == "tied" else found), states
 
         chain = chain_of(state.ngrams, search.temperature > 0, max(shape.length, shape.budget))
+        last = last_tokens(texts)
         return pack(beam_search(advance, last, search, net.token_ids, chain), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:
