@@ -68,7 +68,7 @@ def test_chat(tiny, capsys, monkeypatch):
 @pytest.mark.long
 def test_tune_decides_what_runs(tiny, capsys, monkeypatch):
     name = f"{tiny.drafter}+ngram"
-    assert main(["tune", *words(tiny, "--shapes", "1x1", "2x2:3", "--tokens", "4", "--prompts", "1")]) == 0
+    assert main(["tune", *words(tiny, "--shapes", "1x1", "2x2:3", "--tokens", "4")]) == 0
     out = capsys.readouterr().out
     assert "plain" in out
     assert "fastest:" in out

@@ -20,18 +20,15 @@ def count_tokens(tokens: list[list[int]], vocab_size: int) -> mx.array:
     return counts
 
 
-def node_counts(counts: mx.array, tree: Tree) -> mx.array:
-    """(B, V) occurrences up to the root -> (B, N+1, V) up to each node, along its own path."""
+def penalise(logits: mx.array, params: SamplingParams, counts: mx.array, tree: Tree) -> mx.array:
+    """Repetition, presence and frequency penalties for fp32 logits (B, N+1, V).
+
+    `counts` (B, V) are the occurrences up to the root; each node adds those of its own path.
+    """
     batch, n, _ = tree.mask.shape
-    each = mx.repeat(counts[:, None], n, axis=1)
     below_root = (tree.mask & (mx.arange(n) > 0)).astype(counts.dtype)
     row, node = mx.arange(batch)[:, None, None], mx.arange(n)[None, :, None]
-    return each.at[row, node, tree.tokens[:, None]].add(below_root)
-
-
-def penalise(logits: mx.array, params: SamplingParams, counts: mx.array, tree: Tree) -> mx.array:
-    """Repetition, presence and frequency penalties over prompt and path, for fp32 logits (B, N+1, V)."""
-    seen = node_counts(counts, tree)
+    seen = mx.repeat(counts[:, None], n, axis=1).at[row, node, tree.tokens[:, None]].add(below_root)
     repeated = mx.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
     logits = mx.where(seen > 0, repeated - params.presence_penalty, logits)
     return logits - params.frequency_penalty * seen

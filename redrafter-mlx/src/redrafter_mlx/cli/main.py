@@ -60,7 +60,6 @@ def parser() -> Parser:
     verbs["serve"].add_argument("--port", type=int, default=8080)
     tune, bench = verbs["tune"], verbs["bench"]
     tune.add_argument("--shapes", nargs="+", default=list(measure.SHAPES), help="shapes to measure")
-    tune.add_argument("--prompts", type=int, default=len(write.PROMPTS), help="texts for each shape")
     tune.add_argument("--tokens", type=int, default=48, help="tokens of each text (48)")
     bench.add_argument("--precisions", nargs="+", choices=measure.PRECISIONS, default=list(measure.PRECISIONS[1:]))
     bench.add_argument("--widths", nargs="+", type=int, default=[1, 2, 3, 4], help="beam widths")

@@ -15,9 +15,9 @@ SHAPES = ("1x1", "1x2", "1x3", "1x4", "2x2:3", "2x3:4", "2x4:6", "3x3:5", "3x4:8
 PRECISIONS = ("fp32", "fp16", "bf16", "8bit", "4bit")
 
 
-def measure(engine: Any, texts: tuple[str, ...], tokens: int) -> tuple[float, float, list[list[int]]]:
+def measure(engine: Any, tokens: int) -> tuple[float, float, list[list[int]]]:
     """tokens/s, tokens/step and the texts, all of the same length."""
-    prompts = [as_prompt(engine, text) for text in texts]
+    prompts = [as_prompt(engine, text) for text in PROMPTS]
     engine.generate(prompts[0], max_new_tokens=4)
     done = [engine.generate(prompt, max_new_tokens=tokens, ignore_eos=True) for prompt in prompts]
     gained = sum(c.stats.tokens - 1 for c in done)
@@ -28,8 +28,7 @@ def measure(engine: Any, texts: tuple[str, ...], tokens: int) -> tuple[float, fl
 def tune(args: argparse.Namespace) -> None:
     """Measure shapes, plain decoding included, and keep the fastest."""
     shapes = [Shape.of(text) for text in args.shapes]
-    enough = 1 <= args.prompts <= len(PROMPTS) and args.tokens >= 2
-    require(enough, f"tune needs 1 to {len(PROMPTS)} prompts and 2 tokens or more")
+    require(args.tokens >= 2, "tune needs 2 tokens or more")
     args.shape = shapes[0].label  # not what an earlier tune found
     engine = open_engine(args)
     nothing = f"there is nothing to tune: the drafter of {engine.target.name} is {engine.drafter.name}"
@@ -39,7 +38,7 @@ def tune(args: argparse.Namespace) -> None:
         label = "plain" if shape is None else shape.label
         engine.shape = shape or engine.shape
         each = engine if shape else engine.plain()
-        measured[label], per_step, _ = measure(each, PROMPTS[: args.prompts], args.tokens)
+        measured[label], per_step, _ = measure(each, args.tokens)
         print(f"{label:>8}  {measured[label]:8.1f} tokens/s  {per_step:.2f} tokens/step", flush=True)
     best = max(measured, key=lambda label: measured[label])
     from redrafter_mlx import profiles
@@ -71,11 +70,11 @@ def bench(args: argparse.Namespace) -> None:
     rows = []
     for precision in args.precisions:
         engine = load_as(precision, args)
-        plain, _, texts = measure(engine.plain(), PROMPTS, args.tokens)
+        plain, _, texts = measure(engine.plain(), args.tokens)
         for width in args.widths:
             for length in args.lengths:
                 engine.shape = Shape(width=width, length=length)
-                speed, per_step, found = measure(engine, PROMPTS, args.tokens)
+                speed, per_step, found = measure(engine, args.tokens)
                 row = {"precision": precision, "width": width, "length": length, "plain_tokens_per_second": plain}
                 row |= {"tokens_per_second": speed, "speedup": speed / plain, "tokens_per_step": per_step}
                 equal = sum(a == b for a, b in zip(texts, found, strict=True))
