@@ -76,7 +76,7 @@ def step_through(oracle, own, target, temperature, same, shape):
     hidden = torch.randn(len(prompts), longest, width, generator=generator)
     slots = 120
     state = oracle.begin(tokens, lengths, hidden, slots)
-    mine = own.begin(prompts, [to_mlx(hidden[i, : len(p) - 1]) for i, p in enumerate(prompts)])
+    mine = own.begin(prompts, to_mlx(hidden[:, : longest - 1]))
     texts = prompts
     seeds = torch.arange(len(prompts))
     params = SamplingParams(temperature=temperature)

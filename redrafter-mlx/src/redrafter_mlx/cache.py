@@ -107,30 +107,6 @@ class TreeCache:
         for layer in self.layers:
             layer.change(lambda stored: stored[at])
 
-    @classmethod
-    def joined(cls, caches: Sequence["TreeCache"]) -> "TreeCache":
-        """The rows of several caches as one batch."""
-        if len(caches) == 1:
-            return caches[0]
-        made = cls([layer.window for layer in caches[0].layers], [n for cache in caches for n in cache.lengths])
-        if made.start == 0:  # every prompt has one token: nothing is read yet
-            return made
-        for i, layer in enumerate(made.layers):
-            own = [cache.layers[i].stored for cache in caches]
-            layer.stored.keys = padded([one.keys for one in own], made.start)
-            layer.stored.values = padded([one.values for one in own], made.start)
-        return made
-
-
-def padded(rows: Sequence[mx.array | None], slots: int) -> mx.array:
-    """One batch of rows with exactly this many slots; None is an empty row."""
-    like = next(row for row in rows if row is not None)
-    batch = mx.zeros((len(rows), like.shape[1], slots, like.shape[3]), dtype=like.dtype)
-    for i, row in enumerate(rows):
-        if row is not None:
-            batch[i, :, : row.shape[2]] = row[0, :, :slots]
-    return batch
-
 
 def moved(stored: mx.array, source: mx.array, destination: mx.array) -> mx.array:
     """(B, K, S, D) with the slots `source` (B, 1, m, 1) copied to `destination`."""

@@ -10,7 +10,6 @@ from mlx_lm.generate import GenerationResponse
 
 from redrafter_mlx.accept import Accepted, accept_seeded, count_tokens, target_choices
 from redrafter_mlx.beam import Search
-from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.completion import Completion, Stats
 from redrafter_mlx.config import SamplingParams, Shape
 from redrafter_mlx.drafter import NoDrafter
@@ -33,19 +32,19 @@ class PromptCache:
 
     ids: list[int] = field(default_factory=list)
     cache: Any = None  # a TreeCache, once there is a target
-    hidden: list[mx.array] = field(default_factory=list)  # (n, C) of each piece
+    hidden: list[mx.array] = field(default_factory=list)  # (B, n, C) of each piece
 
-    def read(self, target: Target, ids: list[int]) -> int:
-        """Read token ids from the first on -> how many of them were known."""
-        self.cache = self.cache or target.make_cache()
-        same = [a == b for a, b in zip(self.ids, ids, strict=False)]
+    def read(self, target: Target, texts: list[list[int]]) -> int:
+        """Read texts from their first token on -> how many tokens were known, which only one text can have."""
+        self.cache = self.cache or target.make_cache(len(texts))
+        same = [a == b for a, b in zip(self.ids, texts[0], strict=False)]
         reused = [*same, False].index(False)
-        self.cache.lengths = [reused]
-        self.ids = ids[:reused]  # should reading be interrupted
+        self.cache.lengths = [reused] * len(texts)
+        self.ids = self.ids[:reused]  # should reading be interrupted
         if self.hidden:
-            self.hidden = [mx.concatenate(self.hidden)[:reused]]
-        self.hidden += target.read(ids[reused:], self.cache)
-        self.ids = ids
+            self.hidden = [mx.concatenate(self.hidden, axis=1)[:, :reused]]
+        self.hidden += target.read([text[reused:] for text in texts], self.cache)
+        self.ids = texts[0]
         return reused
 
 
@@ -65,13 +64,12 @@ class Batch:
         self.began, self.spent = time.perf_counter(), 0.0
         self.target, self.drafter, self.shape, self.rows, self.params = target, drafter, shape, rows, params
         self.kept = kept if len(rows) == 1 else None
-        read = []
+        read = self.kept or PromptCache()
+        reused = read.read(target, [row.prompt[:-1] for row in rows])
         for row in rows:
-            read.append(self.kept or PromptCache())
-            row.stats.prompt_tokens, row.stats.reused = len(row.prompt), read[-1].read(target, row.prompt[:-1])
-        self.cache = TreeCache.joined([each.cache for each in read])
-        prompts = [row.prompt for row in rows]
-        self.state = drafter.begin(prompts, [mx.concatenate(each.hidden) if each.hidden else None for each in read])
+            row.stats.prompt_tokens, row.stats.reused = len(row.prompt), reused
+        hidden = mx.concatenate(read.hidden, axis=1) if read.hidden else None
+        self.cache, self.state = read.cache, drafter.begin([row.prompt for row in rows], hidden)
         self.first = True
 
     def steps(self) -> Iterator[list[Response]]:
@@ -153,7 +151,7 @@ class Batch:
         if self.kept is not None:
             self.kept.ids = (self.rows[0].prompt + self.rows[0].tokens)[:-1]
             if hidden is not None:
-                self.kept.hidden.append(hidden[0, : len(gained[0])])
+                self.kept.hidden.append(hidden[:, : len(gained[0])])
         self.first = False
         return responses
 

@@ -10,7 +10,7 @@ from redrafter_mlx.beam import Search, beam_search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
-from redrafter_mlx.tree import Tree, candidate_nodes, last_tokens, pack, root_tree
+from redrafter_mlx.tree import Tree, candidate_nodes, last_tokens, pack, padded, root_tree
 
 Product = Callable[[mx.array], mx.array]
 
@@ -25,8 +25,8 @@ class NoDrafter:
     layers: tuple[int, ...] = ()  # the target's hidden states that the drafter reads
     default_shape = Shape(width=1, length=1)
 
-    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> Any:
-        """Read prompts of P tokens each, and the hidden states (P - 1, C) above all tokens but the last -> a state."""
+    def begin(self, prompts: Sequence[list[int]], hidden: mx.array | None) -> Any:
+        """Read prompts and the hidden states (B, n, C) above all their tokens but the last, if any -> a state."""
 
     def draft(self, state: Any, texts: Sequence[list[int]], search: Search) -> Tree:
         """Guess what follows each text, as a packed tree below its last token."""
@@ -76,16 +76,18 @@ class RecurrentDrafter(NoDrafter):
         self.name = "recurrent+ngram" if ngrams else "recurrent"
         self.layers = net.config.layers
 
-    def begin(self, prompts: Sequence[list[int]], hidden: Sequence[mx.array]) -> RecurrentState:
-        memories = []
-        for prompt, states in zip(prompts, hidden, strict=True):
-            memory = self.net.empty_memory()
-            if memory is not None and len(prompt) > 1:
-                pairs = self.embed(mx.array([prompt[1:]]))
-                memory = self.net.remember(memory, states[None], pairs, mx.array([len(prompt) - 1]))
-            memories.append(memory)
-        together = None if memories[0] is None else mx.concatenate(memories)
-        return RecurrentState(None, together, [Ngrams(list(p)) for p in prompts] if self.ngrams else [])
+    def begin(self, prompts: Sequence[list[int]], hidden: mx.array | None) -> RecurrentState:
+        memory = self.net.empty_memory(len(prompts))
+        if hidden is not None:
+            memory = self._remember(memory, [prompt[1:] for prompt in prompts], hidden)
+        return RecurrentState(None, memory, [Ngrams(list(p)) for p in prompts] if self.ngrams else [])
+
+    def _remember(self, memory: mx.array | None, tokens: Sequence[list[int]], hidden: mx.array) -> mx.array | None:
+        """The memory with each row's tokens and the hidden states that chose them."""
+        if memory is None:
+            return None
+        count, ids = mx.array([len(row) for row in tokens]), padded(tokens)
+        return self.net.remember(memory, hidden[:, : ids.shape[1]], self.embed(ids), count)
 
     def draft(self, state: RecurrentState, texts: Sequence[list[int]], search: Search) -> Tree:
         assert state.context is not None, "the first step drafts nothing"
@@ -105,15 +107,11 @@ class RecurrentDrafter(NoDrafter):
         return pack(beam_search(advance, last, search, net.token_ids, chain), last, shape.budget)[0]
 
     def advance(self, state: RecurrentState, tokens: Sequence[list[int]], hidden: mx.array) -> RecurrentState:
-        count = mx.array([len(new) for new in tokens])
-        width = max(len(new) for new in tokens)
-        memory = state.memory
-        if memory is not None:
-            padded = mx.array([new + [0] * (width - len(new)) for new in tokens])
-            memory = self.net.remember(memory, hidden[:, :width], self.embed(padded), count)
-        chose_last = mx.take_along_axis(hidden, (count - 1)[:, None, None], axis=1)[:, 0]
+        last = mx.array([len(new) - 1 for new in tokens])
+        chose_last = mx.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
         for row, new in zip(state.ngrams, tokens, strict=False):
             row.advance(new)
+        memory = self._remember(state.memory, tokens, hidden)
         return RecurrentState(self.net.context(chose_last), memory, state.ngrams)
 
     def keep(self, state: RecurrentState, rows: list[int]) -> RecurrentState:

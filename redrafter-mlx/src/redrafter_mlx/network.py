@@ -170,10 +170,10 @@ class RecurrentNet(nn.Module):
             x = self.unit(x) * self.config.exit_size**-0.25
         return x
 
-    def empty_memory(self) -> mx.array | None:
-        """A row's memory before any token: in fp32, since it is a sum over a whole text."""
+    def empty_memory(self, batch: int) -> mx.array | None:
+        """The memory before any token: in fp32, since it is a sum over a whole text."""
         heads, size = self.config.memory_heads, self.config.memory_size
-        return mx.zeros((1, heads, size, size)) if heads else None
+        return mx.zeros((batch, heads, size, size)) if heads else None
 
     def remember(self, memory: mx.array, hidden: mx.array, tokens: mx.array, count: mx.array) -> mx.array:
         """Add the first `count` (B,) pairs: hidden states (B, n, C), embeddings (B, n, E) of the tokens they chose."""

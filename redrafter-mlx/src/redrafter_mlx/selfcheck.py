@@ -3,7 +3,6 @@
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import UnsupportedTarget
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import pack_beam
@@ -53,14 +52,14 @@ def _tree_gap(target: Target) -> float:
     tokens = random_tokens(target, 2, WIDTH, LENGTH + 1)
     tokens[:, 1, :LENGTH] = tokens[:, 0, :LENGTH]  # siblings: a mask that shows one is noticed
     tokens[:, :, 0] = tokens[:, :1, 0]
-    alone, caches = [], []
+    alone = []
     for prompt, paths in zip(prompts, tokens.tolist(), strict=True):
         whole = mx.array([prompt + path for path in paths])
         alone.append(target.model(whole, cache=make_prompt_cache(target.model))[:, len(prompt) :])
-        caches.append(target.make_cache())
-        target.read(prompt, caches[-1])
     gap = 0.0
-    for rows, cache in ((1, caches[0]), (2, TreeCache.joined(caches))):
+    for rows in (1, 2):
+        cache = target.make_cache(rows)
+        target.read(prompts[:rows], cache)
         tree, place = pack_beam(tokens[:rows, :, 1:], tokens[:rows, 0, 0])
         found, _ = target.run(tree.tokens, cache, tree)
         for row in range(rows):
@@ -76,7 +75,7 @@ def _far_gap(target: Target) -> float:
     chain, _ = pack_beam(tokens[:, None, 1:], tokens[:, 0])
     gap = 0.0
     for position in (0, *(p for p in FAR_POSITIONS if p + 4 < target.max_positions)):
-        near, _ = target.run(tokens, target.make_cache(position))
-        nodes, _ = target.run(tokens, target.make_cache(position), chain)
+        near, _ = target.run(tokens, target.make_cache(shift=position))
+        nodes, _ = target.run(tokens, target.make_cache(shift=position), chain)
         gap = max(gap, relative_gap(near[0], nodes[0]))
     return gap

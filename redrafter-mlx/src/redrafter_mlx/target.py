@@ -18,7 +18,7 @@ from redrafter_mlx import checkpoint
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import DrafterMismatch, UnsupportedTarget
 from redrafter_mlx.network import RecurrentConfig
-from redrafter_mlx.tree import Tree
+from redrafter_mlx.tree import Tree, padded
 
 PIECE = 512  # prompt tokens of a pass. Bounds the memory for the activations of a long prompt
 UNBOUNDED = 1 << 20  # context length of a model whose config has none
@@ -127,8 +127,8 @@ class Target:
             module, kind = self._changed.pop()
             object.__setattr__(module, "__class__", kind)
 
-    def make_cache(self, shift: int = 0) -> TreeCache:
-        return TreeCache(self.windows, shift=shift)
+    def make_cache(self, rows: int = 1, shift: int = 0) -> TreeCache:
+        return TreeCache(self.windows, [0] * rows, shift)
 
     def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None = None) -> tuple[mx.array, mx.array | None]:
         """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded.
@@ -141,16 +141,18 @@ class Target:
         hidden = [self.seen[layer % (self.layer_count + 1)] for layer in self.layers]
         return logits, mx.concatenate(hidden, axis=-1) if hidden else None
 
-    def read(self, tokens: Sequence[int], cache: TreeCache) -> list[mx.array]:
-        """Read more tokens of the cache's only row, piece by piece -> hidden states (n, C) of each piece."""
-        pieces = []
-        for begin in range(0, len(tokens), PIECE):
-            piece = list(tokens[begin : begin + PIECE])
-            _, hidden = self.run(mx.array([piece]), cache)
-            cache.lengths = [cache.lengths[0] + len(piece)]
-            if hidden is not None:
-                pieces.append(hidden[0])
+    def read(self, texts: Sequence[list[int]], cache: TreeCache) -> list[mx.array]:
+        """Read more tokens of rows that are equally long, piece by piece -> hidden states (B, n, C) of each piece.
+
+        Shorter texts are padded. What is behind a row's own tokens is never seen, and overwritten later.
+        """
+        start, tokens, pieces = cache.start, padded(texts), []
+        for begin in range(0, tokens.shape[1], PIECE):
+            cache.lengths = [start + begin] * len(texts)
+            _, hidden = self.run(tokens[:, begin : begin + PIECE], cache)
+            pieces += [] if hidden is None else [hidden]
             mx.eval(cache.state, pieces[-1:])  # not the logits: nothing computes them
+        cache.lengths = [start + len(text) for text in texts]
         return pieces
 
 

@@ -48,6 +48,12 @@ def last_tokens(texts: Sequence[list[int]]) -> mx.array:
     return mx.array([text[-1] for text in texts])
 
 
+def padded(rows: Sequence[list[int]]) -> mx.array:
+    """(B, n) token ids, with zeros behind the shorter rows."""
+    longest = max(len(row) for row in rows)
+    return mx.array([row + [0] * (longest - len(row)) for row in rows])
+
+
 def root_tree(texts: Sequence[list[int]]) -> Tree:
     """Trees without any drafted node: plain decoding."""
     tokens = last_tokens(texts)[:, None]
