@@ -15,7 +15,6 @@ LAYERS = [
     ("ngram", "checkpoint"),
     ("drafter", "target"),
     ("selfcheck", "decode", "profiles"),
-    ("engine",),
     ("api",),
 ]
 """Lowest first. A file imports only files below it; `cli` imports any of them."""

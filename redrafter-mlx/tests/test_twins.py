@@ -8,10 +8,10 @@ from zoo import PROMPTS, OracleDrafter, make_model, recurrent_drafter
 
 from redrafter_mlx import accept, cache, decode, selfcheck
 from redrafter_mlx import target as target_module
+from redrafter_mlx.api import Engine
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import Shape
 from redrafter_mlx.drafter import NoDrafter
-from redrafter_mlx.engine import Engine
 from redrafter_mlx.errors import UnsupportedTarget
 from redrafter_mlx.target import Target
 

@@ -38,10 +38,6 @@ class Chain:
     tokens: mx.array  # (B, D) target token ids
     odds: mx.array  # (B, D) probability (< 1) of each token if all before it are right; 0: the row has no chain
 
-    @property
-    def length(self) -> int:
-        return int(self.tokens.shape[1])
-
 
 def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest values along the last axis and their indices, best first."""
@@ -96,7 +92,7 @@ def beam_search(
         ids = mx.arange(size) if token_ids is None else token_ids
         columns = mx.broadcast_to(ids, (last.shape[0], size))  # the token of each column of `scaled`
         scaled = logits.astype(mx.float32) / (search.temperature or 1.0)
-        if chain is not None and depth < chain.length:
+        if chain is not None and depth < chain.tokens.shape[1]:
             copied, odds = chain.tokens[:, depth : depth + 1], chain.odds[:, depth : depth + 1]
             scaled = mix(scaled, ids, copied, odds, follows)
             columns = mx.concatenate([columns, copied], axis=1)
@@ -115,7 +111,7 @@ def append_chain(nodes: Nodes, chain: Chain, follows: mx.array) -> Nodes:
     """Add the rest of the chain, scored by its odds alone, below the one of the last W nodes that follows (B, W) it."""
     batch, total = nodes.tokens.shape
     width, start = follows.shape[1], nodes.length
-    extra = chain.length - start
+    extra = chain.tokens.shape[1] - start
     if extra < 1:
         return nodes
     here = follows.astype(mx.int32).argmax(1, keepdims=True).astype(mx.int32)
@@ -128,5 +124,5 @@ def append_chain(nodes: Nodes, chain: Chain, follows: mx.array) -> Nodes:
         parents=mx.concatenate([nodes.parents, first, later], axis=1),
         depths=mx.concatenate([nodes.depths, depths], axis=1),
         scores=mx.concatenate([nodes.scores, mx.where(follows.any(1, keepdims=True), scores, -mx.inf)], axis=1),
-        length=chain.length,
+        length=start + extra,
     )

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from redrafter_mlx import checkpoint
 from redrafter_mlx.beam import Search, beam_search
-from redrafter_mlx.config import Shape
+from redrafter_mlx.config import Shape, require
+from redrafter_mlx.errors import ModelNotFound
 from redrafter_mlx.network import RecurrentNet
 from redrafter_mlx.ngram import Ngrams, chain_of, find_chain
 from redrafter_mlx.tree import Tree, candidate_nodes, last_tokens, pack, padded, root_tree
 
+TOKENS = 16384  # tokens that a drafter guesses among: the first ones, which are the most frequent
 Product = Callable[[mx.array], mx.array]
 
 
@@ -118,3 +122,33 @@ class RecurrentDrafter(NoDrafter):
         at = mx.array(rows)
         context, memory = (None if x is None else x[at] for x in (state.context, state.memory))
         return RecurrentState(context, memory, [state.ngrams[row] for row in rows] if state.ngrams else [])
+
+
+def make_drafter(name: str, target: Any) -> NoDrafter:
+    """The drafter that a name stands for.
+
+    `auto`: the shipped drafter for this model with n-grams mixed in, else n-grams alone. `recurrent`: the shipped
+    drafter alone. `ngram`, `none`, or a folder; `+ngram` behind a name mixes n-grams in.
+    """
+    bare, mixed, _ = name.partition("+ngram")
+    if bare in ("none", "ngram"):
+        require(not mixed, f"n-grams mix into a drafter with a network, not into {bare!r}")
+        return NoDrafter() if bare == "none" else NgramDrafter()
+    own = target.identity()
+    if bare in ("auto", "recurrent"):
+        folder = checkpoint.find_shipped(own, target.quantised)
+        if folder is None and bare == "auto":
+            return NgramDrafter()
+        if folder is None:
+            raise ModelNotFound(
+                f"no drafter for {target.name} comes with redrafter-mlx: name a drafter folder, or ngram"
+            )
+    else:
+        folder = Path(bare)
+    net, made_for = checkpoint.read(folder)
+    checkpoint.compare(made_for, own, f"the drafter {folder.name}", target.name)
+    target.check_sizes(net.config)
+    net.guess_first(TOKENS)
+    net.cast(target.dtype)
+    ngrams = bare == "auto" or bool(mixed)
+    return RecurrentDrafter(net, target.embed, target.output_rows(net.token_ids), ngrams)
