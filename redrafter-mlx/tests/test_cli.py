@@ -204,6 +204,8 @@ def test_the_server_refuses(server):
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "at least 1"),
         ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": "x"}, 400, "stream_options"),
         ("/v1/chat/completions", {"messages": 5}, 400, "content"),
+        ("/v1/chat/completions", {"messages": "Hi"}, 400, "content"),
+        ("/v1/completions", {"prompt": message["messages"]}, 400, "one text"),
     ):
         found, text = ask(server, path, body)
         assert found == status, text

@@ -91,18 +91,16 @@ class Engine:
         single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
         rows, params = self.requests([prompts] if single else list(prompts), **options)
         for begin in range(0, len(rows), batch_size):
-            for _ in self._steps(rows[begin : begin + batch_size], params, prompt_cache):
+            some = rows[begin : begin + batch_size]
+            for _ in Batch(self.target, self.drafter, self.shape, some, params, prompt_cache).steps():
                 pass
         return rows[0] if single else rows
 
     def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Response]:
         """A response for each token of one text, as it is decided. Options are those of `generate`."""
         rows, params = self.requests([prompt], **options)
-        for responses in self._steps(rows, params, prompt_cache):
+        for responses in Batch(self.target, self.drafter, self.shape, rows, params, prompt_cache).steps():
             yield from responses
-
-    def _steps(self, rows: list[Completion], *rest: Any) -> Iterator[list[Response]]:
-        return Batch(self.target, self.drafter, self.shape, rows, *rest).steps()
 
     def requests(
         self,

@@ -22,7 +22,15 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     """The network and the identity of the target it was made for; Apple's folders name none."""
-    config, config_file, weights_file = read_config(folder), folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no drafter folder {folder}")
+    if not config_file.is_file():
+        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}")
+    try:
+        config = dict(json.loads(config_file.read_text()))
+    except (ValueError, TypeError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {config_file}: {error}") from error
     kind = config.get("model_type")
     if kind not in (MODEL_TYPE, APPLE_TYPE):
         raise CorruptCheckpoint(
@@ -39,22 +47,10 @@ def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     weights = read_weights(weights_file)
     try:
         net.load_weights(list((from_apple(weights, sizes) if kind == APPLE_TYPE else weights).items()))
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         reason = str(error).replace("\n", " ")
         raise CorruptCheckpoint(f"{weights_file} does not fit its {CONFIG_FILE}: {reason}") from error
     return net, dict(config.get("target", {}))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    if not folder.is_dir():
-        raise ModelNotFound(f"there is no drafter folder {folder}")
-    if not path.is_file():
-        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}")
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError, OSError) as error:
-        raise CorruptCheckpoint(f"cannot read {path}: {error}") from error
 
 
 def read_weights(path: Path) -> dict[str, mx.array]:

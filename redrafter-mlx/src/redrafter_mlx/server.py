@@ -109,6 +109,8 @@ def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]
     require(isinstance(body.get("stream_options", {}), dict), "stream_options must be an object")
     prompt = body.get("messages" if chat else "prompt")
     require(bool(prompt), f"{'messages' if chat else 'prompt'} is missing or empty")
+    messages = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    require(messages == chat, "messages are a list, each with a role and a content; a prompt is one text or token ids")
     options = {"temperature": 1.0} | {name: body[name] for name in OPTIONS if name in body}
     most = body.get("max_completion_tokens", body.get("max_tokens", 512))
     return prompt, options | {"max_new_tokens": most}
