@@ -17,7 +17,7 @@ from redrafter.core.rules import seeded as torch_seeded
 from redrafter.drafters import ngram as torch_ngram
 from redrafter.drafters import with_ngrams
 from redrafter.kernels.verify.naive import seeded as torch_choices
-from redrafter_mlx import accept, beam, chain, ngram, noise, sampling, tree
+from redrafter_mlx import accept, beam, ngram, noise, tree
 from redrafter_mlx.config import SamplingParams, Shape
 from redrafter_mlx.errors import ConfigError
 
@@ -104,21 +104,23 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
         lambda state, tokens, parents: (table[tokens], state), None, last, width=width, length=length,
         temperature=torch.full((batch,), temperature), noise=drawn, token_ids=ids, chain=guess,
     )  # fmt: skip
-    own_guess = chain.Chain(to_mlx(tokens), to_mlx(odds)) if mixes else None
-    own = beam.beam_search(
-        lambda state, tokens, parents: (own_table[tokens], state), None, to_mlx(last), width=width, length=length,
-        temperature=temperature, noise=to_mlx(drawn) if temperature else None,
-        token_ids=None if ids is None else to_mlx(ids), chain=own_guess,
-    )  # fmt: skip
-    same(own.tokens, oracle.tokens)
-    same(own.parents, oracle.parents)
-    same(own.scores, oracle.scores)
     if mixes:
-        same(own.follows, oracle.follows)
         assert oracle.follows.any(), "some beam follows the chain to the end"
     for budget in (3, 7, 12):
-        packed, _ = torch_tree.pack(torch_beam.visited_nodes(oracle, guess and guess.upto(budget)), last, budget)
-        mine, _ = tree.pack(beam.visited_nodes(own, own_guess and own_guess.upto(budget)), to_mlx(last), budget)
+        expected = torch_beam.visited_nodes(oracle, guess and guess.upto(budget))
+        cut = max(length, budget)
+        own = beam.beam_search(
+            lambda state, tokens, parents: (own_table[tokens], state),
+            to_mlx(last),
+            beam.Search(Shape(width=width, length=length), temperature, to_mlx(drawn) if temperature else None),
+            None if ids is None else to_mlx(ids),
+            beam.Chain(to_mlx(tokens[:, :cut]), to_mlx(odds[:, :cut])) if mixes else None,
+        )
+        for name in ("tokens", "parents", "depths", "scores"):
+            same(getattr(own, name), getattr(expected, name))
+        assert own.length == expected.length
+        packed, _ = torch_tree.pack(expected, last, budget)
+        mine, _ = tree.pack(own, to_mlx(last), budget)
         for name in ("tokens", "parents", "depths", "valid", "mask"):
             same(getattr(mine, name), getattr(packed, name))
 
@@ -126,9 +128,10 @@ def test_beams_and_their_trees(temperature, mixes, draft_vocabulary, same):
 def test_a_beam_wider_than_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="beam width 9"):
         beam.beam_search(
-            lambda state, tokens, parents: (mx.zeros((1, 1, 4)), state), None, mx.array([0]), width=9, length=1,
-            temperature=0.0, noise=None,
-        )  # fmt: skip
+            lambda state, tokens, parents: (mx.zeros((1, 1, 4)), state),
+            mx.array([0]),
+            beam.Search(Shape(width=9, length=1), 0.0, None),
+        )
 
 
 def test_accepted_paths(same):
@@ -176,7 +179,7 @@ def test_choices(params, same):
     oracle = torch_choices(changed, packed.depths, given.temperature, drawn, torch_sampling.floor(changed, given))
     fields = {n: to_mlx(getattr(packed, n)) for n in ("tokens", "parents", "depths", "valid", "mask")}
     own = SamplingParams(**params)
-    found = sampling.target_choices(
+    found = accept.target_choices(
         to_mlx(logits),
         tree.Tree(**fields, length=packed.length),
         own,
@@ -184,9 +187,9 @@ def test_choices(params, same):
         to_mlx(counts) if own.penalises else None,
     )
     same(found, oracle)
-    if own.filters:
+    if own.top_k or own.top_p < 1 or own.min_p:
         kept = torch_sampling.restrict(logits, given) > -torch.inf
-        same(sampling.restrict(to_mlx(logits) / own.temperature, own) > -mx.inf, kept)
+        same(accept.restrict(to_mlx(logits) / own.temperature, own) > -mx.inf, kept)
         assert not kept.all()
 
 

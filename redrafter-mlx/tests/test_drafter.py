@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import to_mlx, to_numpy
+from mlx.utils import tree_flatten
 
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.config import Shape as TorchShape
@@ -20,6 +21,7 @@ from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.interop import apple
 from redrafter.targets import load_target
 from redrafter_mlx import checkpoint, drafter, noise
+from redrafter_mlx.beam import Search
 from redrafter_mlx.config import Shape
 from redrafter_mlx.errors import CorruptCheckpoint, DrafterMismatch, ModelNotFound
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model
@@ -74,7 +76,8 @@ def step_through(oracle, own, target, temperature, same, shape):
     hidden = torch.randn(len(prompts), longest, width, generator=generator)
     slots = 120
     state = oracle.begin(tokens, lengths, hidden, slots)
-    mine = own.begin(prompts, [to_mlx(hidden[i, : len(p) - 1]) for i, p in enumerate(prompts)])
+    mine = own.begin(prompts, to_mlx(hidden[:, : longest - 1]))
+    texts = prompts
     seeds = torch.arange(len(prompts))
     params = SamplingParams(temperature=temperature)
     rule = make_rule(RuleConfig(), TorchShape(**vars(shape)), VOCAB, torch.float32)
@@ -85,14 +88,16 @@ def step_through(oracle, own, target, temperature, same, shape):
         states = torch.randn(len(prompts), 4, width, generator=generator)
         none = torch.zeros_like(new)
         state = oracle.advance(state, Accepted(none, new, count, none[:, 0], none[:, 0]), states)
-        mine = own.advance(mine, [new[i, : int(c)].tolist() for i, c in enumerate(count)], to_mlx(states))
+        gained = [new[i, : int(c)].tolist() for i, c in enumerate(count)]
+        mine = own.advance(mine, gained, to_mlx(states))
+        texts = [text + more for text, more in zip(texts, gained, strict=True)]
         lengths = lengths + count
         last = new.gather(1, count[:, None] - 1)[:, 0]
         sampling = Sampling.of([params] * len(prompts), VOCAB, "cpu")
         found = oracle.draft(state, last, rule.search(sampling, seeds, lengths - 1))
         ahead = lengths[:, None] + torch.arange(shape.length + 1)
         drawn = noise.gumbel(noise.as_seeds(seeds.tolist()), to_mlx(ahead), VOCAB) if temperature else None
-        guessed = own.draft(mine, to_mlx(last), drafter.Search(shape, temperature, drawn))
+        guessed = own.draft(mine, texts, Search(shape, temperature, drawn))
         drafted += int(found.valid.sum()) - len(prompts)
         if guessed.nodes:
             for name in ("tokens", "parents", "depths", "valid", "mask"):
@@ -101,7 +106,7 @@ def step_through(oracle, own, target, temperature, same, shape):
             assert not found.valid[:, 1:].any()
     assert drafted > 20
     rows = torch.tensor([3, 0])
-    kept = own.draft(own.keep(mine, [3, 0]), to_mlx(last[rows]), drafter.Search(shape, 0.0, None))
+    kept = own.draft(own.keep(mine, [3, 0]), [texts[3], texts[0]], Search(shape, 0.0, None))
     alone = oracle.draft(
         oracle.keep(state, rows), last[rows], rule.search(Sampling.of([SamplingParams()] * 2, VOCAB, "cpu"), rows, rows)
     )
@@ -134,8 +139,9 @@ def test_int8_folders(target, tmp_path, same):
     torch_checkpoint.write(tmp_path, net, target, storage="int8")
     whole, _ = torch_checkpoint.read(tmp_path)
     read, _ = checkpoint.read(tmp_path)
+    weights = dict(tree_flatten(read.parameters()))
     for name, tensor in whole.state_dict().items():
-        same(read.weights[name], tensor, atol=0)
+        same(weights[name], tensor, atol=0)
     step_through(
         RecurrentDrafter(whole, target), bound(read, target, False), target, 0.0, same, Shape(width=2, length=3)
     )
@@ -201,7 +207,7 @@ def test_fewer_tokens_are_guessed_than_were_learned():
     net.guess_first(100)
     assert (net.token_ids.tolist(), net.config.draft_vocab_size) == (ids[:100], 100)
     older, _ = checkpoint.read(next(checkpoint.SHIPPED.iterdir()))
-    older.weights["token_ids"] = mx.array(sorted(ids))  # in no order of frequency
+    older.token_ids = mx.array(sorted(ids))  # in no order of frequency
     older.guess_first(100)
     assert older.token_ids.size == len(ids)
 

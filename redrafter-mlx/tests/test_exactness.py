@@ -6,9 +6,9 @@ import pytest
 from mlx_lm.generate import generate_step
 from zoo import FAMILIES, PROMPTS, OracleDrafter, make_model, recurrent_drafter
 
+from redrafter_mlx.api import Engine
 from redrafter_mlx.config import Shape
 from redrafter_mlx.drafter import NgramDrafter, NoDrafter
-from redrafter_mlx.engine import Engine
 from redrafter_mlx.selfcheck import check
 from redrafter_mlx.target import Target
 

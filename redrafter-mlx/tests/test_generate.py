@@ -13,10 +13,10 @@ import redrafter_mlx
 from benchmarks.smoke import byte_tokenizer
 from redrafter_mlx import api, decode
 from redrafter_mlx import target as target_module
+from redrafter_mlx.api import Engine
 from redrafter_mlx.config import Shape
 from redrafter_mlx.decode import PromptCache
-from redrafter_mlx.drafter import NgramDrafter, NoDrafter
-from redrafter_mlx.engine import Engine, make_drafter
+from redrafter_mlx.drafter import NgramDrafter, NoDrafter, make_drafter
 from redrafter_mlx.errors import ConfigError, DrafterMismatch, ModelNotFound, UnsupportedTarget
 from redrafter_mlx.network import RecurrentConfig
 from redrafter_mlx.target import Target

@@ -10,13 +10,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     ("errors", "version"),
     ("config",),
-    ("noise", "tree"),
-    ("accept", "chain", "sampling", "network"),
-    ("beam", "ngram", "cache", "checkpoint"),
-    ("drafter", "target", "text"),
+    ("completion", "noise", "tree", "server"),
+    ("accept", "beam", "cache", "network"),
+    ("ngram", "checkpoint"),
+    ("drafter", "target"),
     ("selfcheck", "decode", "profiles"),
-    ("engine",),
-    ("api", "server"),
+    ("api",),
 ]
 """Lowest first. A file imports only files below it; `cli` imports any of them."""
 

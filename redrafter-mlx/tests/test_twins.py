@@ -8,10 +8,10 @@ from zoo import PROMPTS, OracleDrafter, make_model, recurrent_drafter
 
 from redrafter_mlx import accept, cache, decode, selfcheck
 from redrafter_mlx import target as target_module
-from redrafter_mlx.cache import Layout, TreeCache
+from redrafter_mlx.api import Engine
+from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import Shape
 from redrafter_mlx.drafter import NoDrafter
-from redrafter_mlx.engine import Engine
 from redrafter_mlx.errors import UnsupportedTarget
 from redrafter_mlx.target import Target
 
@@ -48,7 +48,7 @@ def causal(true):
 
 
 def test_siblings_visible(monkeypatch):
-    assert breaks(monkeypatch, Layout, "_tree_mask", causal(Layout._tree_mask))
+    assert breaks(monkeypatch, TreeCache, "_tree_mask", causal(TreeCache._tree_mask))
 
 
 def test_other_rows_text_visible(monkeypatch):
@@ -56,7 +56,7 @@ def test_other_rows_text_visible(monkeypatch):
         batch, n = tree.tokens.shape
         return mx.concatenate([mx.ones((batch, n, self.start), dtype=mx.bool_), tree.mask], axis=-1)[:, None]
 
-    assert breaks(monkeypatch, Layout, "_tree_mask", whole)
+    assert breaks(monkeypatch, TreeCache, "_tree_mask", whole)
 
 
 def test_positions_by_slot_not_depth(monkeypatch):
@@ -64,11 +64,11 @@ def test_positions_by_slot_not_depth(monkeypatch):
         n = 1 if self.tree is None else self.tree.tokens.shape[1]
         return self.start if self.tree is None else mx.array(self.lengths)[:, None] + mx.arange(n)
 
-    assert breaks(monkeypatch, Layout, "offset", property(by_slot))
+    assert breaks(monkeypatch, TreeCache, "offset", property(by_slot))
 
 
 def test_window_counted_in_slots(monkeypatch):
-    true = Layout._tree_mask
+    true = TreeCache._tree_mask
 
     def slots_only(self, tree, window):
         if window is None:
@@ -77,12 +77,12 @@ def test_window_counted_in_slots(monkeypatch):
         slot = mx.arange(seen.shape[-1])
         return seen & (slot[self.start :][:, None] - slot < window)
 
-    assert breaks(monkeypatch, Layout, "_tree_mask", slots_only, model=make_model("mistral-window"), batch_size=1)
+    assert breaks(monkeypatch, TreeCache, "_tree_mask", slots_only, model=make_model("mistral-window"), batch_size=1)
 
 
 def test_no_commit(monkeypatch):
     def lengths_only(self, paths):
-        self.layout.lengths = [n + len(p) for n, p in zip(self.lengths, paths, strict=True)]
+        self.lengths = [n + len(p) for n, p in zip(self.lengths, paths, strict=True)]
 
     assert breaks(monkeypatch, TreeCache, "commit", lengths_only)
 
@@ -141,7 +141,7 @@ def test_noise_from_the_step_not_the_position(monkeypatch):
 def test_self_check_sees_a_broken_mask(monkeypatch):
     target = Target(make_model())
     selfcheck.check(target)
-    monkeypatch.setattr(Layout, "_tree_mask", causal(Layout._tree_mask))
+    monkeypatch.setattr(TreeCache, "_tree_mask", causal(TreeCache._tree_mask))
     with pytest.raises(UnsupportedTarget, match="other logits than its path alone"):
         selfcheck.check(target)
     target.release()
@@ -150,15 +150,11 @@ def test_self_check_sees_a_broken_mask(monkeypatch):
 def test_self_check_sees_wrong_positions(monkeypatch):
     """A rotary embedding that gets the first node's position for all nodes."""
 
-    def first_only(kind):
-        def call(module, x, *args, **options):
-            offset = options.pop("offset", 0)
-            whole = isinstance(offset, mx.array) and offset.ndim == 2
-            return kind.__call__(module, x, offset=offset[:, 0] if whole else offset)
+    def first_only(call, x, offset=0):
+        whole = isinstance(offset, mx.array) and offset.ndim == 2
+        return call(x, offset=offset[:, 0] if whole else offset)
 
-        return call
-
-    monkeypatch.setattr(target_module, "_rotate_nodes", first_only)
+    monkeypatch.setattr(target_module, "rotate_nodes", first_only)
     target = Target(make_model())
     with pytest.raises(UnsupportedTarget, match="other logits than its path alone"):
         selfcheck.check(target)

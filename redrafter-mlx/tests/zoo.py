@@ -7,10 +7,11 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from redrafter_mlx.beam import Search
 from redrafter_mlx.config import Shape
-from redrafter_mlx.drafter import RecurrentDrafter, Search
+from redrafter_mlx.drafter import RecurrentDrafter
 from redrafter_mlx.network import RecurrentConfig, RecurrentNet
-from redrafter_mlx.tree import Tree, pack_beam, root_tree
+from redrafter_mlx.tree import Tree, last_tokens, pack_beam, root_tree
 
 VOCAB = 40
 COMMON = {
@@ -83,7 +84,7 @@ class OracleDrafter:
     def begin(self, prompts, hidden):
         return [(self.truth[tuple(p)], len(p)) for p in prompts]
 
-    def draft(self, state, last: mx.array, search: Search) -> Tree:
+    def draft(self, state, texts, search: Search) -> Tree:
         beams = []
         for text, known in state:
             right = (text + [0] * 64)[known : known + search.shape.length]
@@ -91,7 +92,7 @@ class OracleDrafter:
             for width in range(search.shape.width):
                 skill = self.skill if width == 0 else 0.4
                 beams[-1].append([t if self.random.random() < skill else self.random.randrange(VOCAB) for t in right])
-        return pack_beam(mx.array(beams), last, search.shape.budget)[0]
+        return pack_beam(mx.array(beams), last_tokens(texts), search.shape.budget)[0]
 
     def advance(self, state, tokens, hidden):
         return [(text, known + len(new)) for (text, known), new in zip(state, tokens, strict=True)]
@@ -103,8 +104,8 @@ class OracleDrafter:
 class EmptyDrafter(OracleDrafter):
     """Guesses nothing, but through the same step."""
 
-    def draft(self, state, last, search):
-        return root_tree(last)
+    def draft(self, state, texts, search):
+        return root_tree(texts)
 
 
 def recurrent_drafter(target: Any, ngrams: bool = True, head: str = "tied", **options: Any) -> RecurrentDrafter:
@@ -115,8 +116,8 @@ def recurrent_drafter(target: Any, ngrams: bool = True, head: str = "tied", **op
         normed=True, memory_heads=2, memory_size=8, draft_vocab_size=30, **options,
     )  # fmt: skip
     keys = iter(mx.random.split(mx.random.key(1), 64))
-    weights = {name: mx.random.normal(shape, key=next(keys)) * 0.4 for name, shape in config.shapes().items()}
-    weights["token_ids"] = mx.arange(2, 32)
-    net = RecurrentNet(config, weights)
+    net = RecurrentNet(config)
+    net.update(tree_map(lambda w: mx.random.normal(w.shape, key=next(keys)) * 0.4, net.parameters()))
+    net.token_ids = mx.arange(2, 32)
     net.cast(target.dtype)
     return RecurrentDrafter(net, target.embed, target.output_rows(net.token_ids), ngrams)

@@ -1,19 +1,20 @@
-"""`load`, `generate`, `stream_generate`: shaped like mlx-lm's, so that code changes one import."""
+"""`Engine`: requests in, completions out. `load`, `generate`, `stream_generate`: shaped like mlx-lm's."""
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx import profiles, selfcheck
-from redrafter_mlx.config import Shape
-from redrafter_mlx.decode import PromptCache
-from redrafter_mlx.engine import Engine, make_drafter
-from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError, UnsupportedTarget
+from redrafter_mlx.completion import Completion
+from redrafter_mlx.config import SAMPLING, SamplingParams, Shape, require
+from redrafter_mlx.decode import Batch, PromptCache, Response
+from redrafter_mlx.drafter import NoDrafter, make_drafter
+from redrafter_mlx.errors import ConfigError, CorruptCheckpoint, ModelNotFound, RedrafterError
 from redrafter_mlx.target import Target
 
 REPLACED = {
@@ -25,26 +26,133 @@ REPLACED = {
 """Options of mlx-lm's generate that redrafter_mlx has its own words for."""
 
 
+class Engine:
+    """Writes the target's own text in fewer passes. `shape` None is the drafter's default."""
+
+    def __init__(self, target: Target, drafter: NoDrafter, shape: Shape | None = None) -> None:
+        self.target, self.drafter, self.shape = target, drafter, shape or drafter.default_shape
+        if drafter.layers:
+            target.record(drafter.layers)
+
+    def plain(self) -> "Engine":
+        """The same target under the same rule of choice, decoding token by token."""
+        return Engine(self.target, NoDrafter())
+
+    def close(self) -> None:
+        """Hand the model back as it came."""
+        self.target.release()
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Text, chat messages or token ids -> token ids."""
+        target, tokenizer = self.target, self.target.tokenizer
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(isinstance(x, int) for x in prompt):
+            ids = list(prompt)
+        elif tokenizer is None:
+            raise ConfigError(f"{target.name} came without a tokenizer: give token ids")
+        elif isinstance(prompt, str):
+            special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
+            ids = list(tokenizer.encode(prompt, add_special_tokens=special))
+        else:
+            ids = self._encode_chat(prompt)
+        require(len(ids) >= 1, "the prompt is empty: it has no token")
+        for token in ids:
+            require(0 <= token < target.vocab_size, f"token {token} is outside the target's vocabulary")
+        most = target.max_positions
+        require(len(ids) < most, f"the prompt has {len(ids)} tokens and {target.name} a context of {most}: shorten it")
+        return ids
+
+    def _encode_chat(self, messages: Any) -> list[int]:
+        form = "a prompt is one text, token ids, or chat messages with a 'role' and a 'content' that is a text"
+        require(isinstance(messages, Sequence), f"{form}, got {messages!r}")
+        for message in messages:
+            ok = isinstance(message, Mapping) and "role" in message and isinstance(message.get("content"), str)
+            require(ok, f"{form}, got {message!r}")
+        tokenizer, name = self.target.tokenizer, self.target.name
+        require(tokenizer.has_chat_template, f"{name} has no chat template: give the prompt as plain text")
+        try:
+            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True))
+        except Exception as error:  # a template may raise anything
+            raise ConfigError(f"the chat template of {name} refuses the messages: {error}") from error
+
+    def eos_tokens(self) -> list[int]:
+        found = getattr(self.target.tokenizer, "eos_token_ids", None)
+        return sorted(found) if found else []
+
+    def generate(
+        self, prompts: Any, *, batch_size: int = 8, prompt_cache: PromptCache | None = None, **options: Any
+    ) -> Any:
+        """Completions of one prompt (text, token ids or chat messages) or of a list of them, `batch_size` at a time.
+
+        max_new_tokens: at most this many new tokens. seed: same seed, same text, alone or in any batch; a list gives
+        one for each prompt. stop: strings that end the text. ignore_eos: write on past its end. temperature, top_k,
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see `SamplingParams`.
+        """
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
+        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping)
+        rows, params = self.requests([prompts] if single else list(prompts), **options)
+        for begin in range(0, len(rows), batch_size):
+            some = rows[begin : begin + batch_size]
+            for _ in Batch(self.target, self.drafter, self.shape, some, params, prompt_cache).steps():
+                pass
+        return rows[0] if single else rows
+
+    def stream(self, prompt: Any, *, prompt_cache: PromptCache | None = None, **options: Any) -> Iterator[Response]:
+        """A response for each token of one text, as it is decided. Options are those of `generate`."""
+        rows, params = self.requests([prompt], **options)
+        for responses in Batch(self.target, self.drafter, self.shape, rows, params, prompt_cache).steps():
+            yield from responses
+
+    def requests(
+        self,
+        prompts: Sequence[Any],
+        *,
+        max_new_tokens: int = 128,
+        seed: Any = None,
+        stop: Any = (),
+        ignore_eos: bool = False,
+        **sampling: Any,
+    ) -> tuple[list[Completion], SamplingParams]:
+        """Check and spell out what is asked for."""
+        for name in sampling:
+            require(name in SAMPLING, f"there is no option {name!r}; sampling has {', '.join(SAMPLING)}")
+        params = SamplingParams(**sampling)
+        enough = isinstance(max_new_tokens, int) and max_new_tokens >= 1
+        require(enough, f"max_new_tokens must be at least 1, got {max_new_tokens!r}")
+        stops = list(stop) if isinstance(stop, list | tuple) else [stop]
+        require(all(isinstance(s, str) for s in stops), f"stop must be a text or a list of texts, got {stop!r}")
+        require("" not in stops, "a stop string is empty: it would end every text at once")
+        require(not stops or self.target.tokenizer is not None, "stop strings need a tokenizer")
+        seeds = [secrets.randbits(63) if seed is None else seed for _ in prompts]
+        if isinstance(seed, Sequence):
+            seeds = list(seed)
+            require(len(seeds) == len(prompts), f"got {len(seeds)} seeds for {len(prompts)} prompts")
+        require(all(isinstance(own, int) for own in seeds), f"seed must be a whole number, got {seed!r}")
+        eos = [] if ignore_eos else self.eos_tokens()
+        rows = []
+        for prompt, own in zip(prompts, seeds, strict=True):
+            ids = self.encode(prompt)
+            most = min(max_new_tokens, self.target.max_positions - len(ids))
+            rows.append(Completion(ids, most, own, eos, self.target.tokenizer, stops))
+        return rows, params
+
+
 def load(model: str, *, drafter: str = "auto", shape: Shape | str | None = None, **options: Any) -> tuple[Engine, Any]:
     """An engine and its tokenizer: mlx-lm's `load`, then `wrap`. Options go to mlx-lm's `load`.
 
-    model: a folder or a Hugging Face id that mlx-lm can load, quantised or not. drafter: see `engine.make_drafter`.
+    model: a folder or a Hugging Face id that mlx-lm can load, quantised or not. drafter: see `drafter.make_drafter`.
     shape: a `Shape` or a text such as "2x3:4"; by default what `redrafter-mlx tune` found, else the drafter's own.
     """
+    chosen = Shape.of(shape) if isinstance(shape, str) else shape
     try:
         loaded, tokenizer, _ = load_model(model, **options)
-    except RedrafterError:
-        raise
     except Exception as error:  # of mlx-lm, huggingface_hub, transformers: any
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if not Path(model).exists():
             raise ModelNotFound(
                 f"cannot find the model {model!r} ({reason}); give a folder or a Hugging Face id"
             ) from error
-        if isinstance(error, ValueError) and "not supported" in str(error):
-            raise UnsupportedTarget(f"mlx-lm cannot run {model} ({reason})") from error
         raise CorruptCheckpoint(f"mlx-lm cannot load {model} ({reason})") from error
-    return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=shape), tokenizer
+    return wrap(loaded, tokenizer, name=Path(model).name, drafter=drafter, shape=chosen), tokenizer
 
 
 def load_model(model: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -67,12 +175,7 @@ def load_model(model: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def wrap(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    name: str | None = None,
-    drafter: str = "auto",
-    shape: Shape | str | None = None,
+    model: Any, tokenizer: Any = None, *, name: str = "", drafter: str = "auto", shape: Shape | str | None = None
 ) -> Engine:
     """An engine around a model that mlx-lm has loaded. `Engine.close` hands the model back as it came."""
     if tokenizer is not None and not isinstance(tokenizer, TokenizerWrapper):
@@ -83,11 +186,11 @@ def wrap(
         found = make_drafter(drafter, target)
         chosen = Shape.of(shape) if isinstance(shape, str) else shape
         if chosen is None and found.layers:
-            profile = profiles.find(target, found.name)
-            if profile is not None and profile["shape"] is None:
-                found = make_drafter("none", target)
-            elif profile is not None:
-                chosen = Shape.of(profile["shape"])
+            fastest = profiles.find(target, found.name)
+            if fastest == "plain":
+                found = NoDrafter()
+            elif fastest:
+                chosen = Shape.of(fastest)
         return Engine(target, found, chosen)
     except RedrafterError:
         target.release()
@@ -102,7 +205,7 @@ def stream_generate(
     *,
     prompt_cache: PromptCache | None = None,
     **options: Any,
-) -> Iterator[GenerationResponse]:
+) -> Iterator[Response]:
     """mlx-lm's `stream_generate`: one response for each token. Options are those of `Engine.generate`.
 
     `prompt_cache`: keeps what was read between calls. Other than in mlx-lm, each prompt is the whole conversation, and
@@ -113,26 +216,8 @@ def stream_generate(
     for name in REPLACED:
         if options.pop(name, None) is not None:
             raise ConfigError(f"redrafter_mlx has no {name}: use {REPLACED[name]}")
-    ids = model.encode(prompt.tolist() if isinstance(prompt, mx.array) else prompt)
-    written = 0
-    for part in model.stream(ids, prompt_cache=prompt_cache, max_new_tokens=max_tokens, **options):
-        stats = part.stats
-        for i, (token, text) in enumerate(zip(part.tokens, part.pieces, strict=True)):
-            written += 1
-            is_last = i == len(part.tokens) - 1
-            logits = part.logits[i].astype(mx.float32)
-            yield GenerationResponse(
-                text=text,
-                token=token,
-                logprobs=logits - mx.logsumexp(logits),
-                from_draft=i < part.accepted,
-                prompt_tokens=stats.prompt_tokens,
-                prompt_tps=stats.prompt_tokens / max(stats.prompt_seconds, 1e-9),
-                generation_tokens=written,
-                generation_tps=stats.tokens_per_second,
-                peak_memory=mx.get_peak_memory() / 1e9,
-                finish_reason=part.finish_reason if is_last else None,
-            )
+    prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
+    yield from model.stream(prompt, prompt_cache=prompt_cache, max_new_tokens=max_tokens, **options)
 
 
 stream = stream_generate

@@ -1,4 +1,9 @@
-"""Beam search over any network that can be advanced token by token."""
+"""Beam search over any network that can be advanced token by token, and a chain of copied tokens mixed into it.
+
+A chain comes from an earlier match in the text. The path that has followed it so far draws its next token from
+(1 - odds) · p_draft + odds · [the chain's token]. The score of a path is log_softmax(log of that mixture + noise), as
+for every other path. A node that both sources guess is one node, and the beam branches off the chain by itself.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,25 +11,32 @@ from typing import Any
 
 import mlx.core as mx
 
-from redrafter_mlx.chain import Chain, append_chain, mix
-from redrafter_mlx.errors import ConfigError
+from redrafter_mlx.config import Shape, require
 from redrafter_mlx.tree import Nodes, gather
 
+
+@dataclass(frozen=True)
+class Search:
+    """How to guess in one step. Under the target's own noise the drafter tends to choose what the target chooses."""
+
+    shape: Shape
+    temperature: float
+    noise: mx.array | None  # (B, L+1, V) of the positions after the last token; None at temperature 0
+
+
 Advance = Callable[[Any, mx.array, mx.array], tuple[mx.array, Any]]
-"""advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams.
+"""advance(state, tokens (B, w), parents (B, w)) -> logits (B, w, V'), state of these w beams; the first state is None.
 
 `parents` are indices into the beams of the given state; tokens are target token ids.
 """
 
 
 @dataclass(frozen=True)
-class Beam:
-    """Every node that a beam search visited, best first at each depth."""
+class Chain:
+    """One guess of D tokens for each row."""
 
-    tokens: mx.array  # (B, L, W) target token ids
-    parents: mx.array  # (B, L, W) index of the parent among the W of the depth before
-    scores: mx.array  # (B, L, W) fp32 log-probability of the path
-    follows: mx.array | None = None  # (B, W) bool: which path of the last depth has followed the chain all along
+    tokens: mx.array  # (B, D) target token ids
+    odds: mx.array  # (B, D) probability (< 1) of each token if all before it are right; 0: the row has no chain
 
 
 def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
@@ -38,86 +50,79 @@ def top(x: mx.array, count: int) -> tuple[mx.array, mx.array]:
     return mx.take_along_axis(x, index, axis=-1), index.astype(mx.int32)
 
 
-def extend(
-    scaled: mx.array, total: mx.array, noise: mx.array | None, token_ids: mx.array | None, width: int
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Logits / T (B, w, V') of w beams with scores `total` (B, w) -> the W best paths: scores, parents, tokens (B, W).
+def mix(scaled: mx.array, ids: mx.array, token: mx.array, odds: mx.array, follows: mx.array) -> mx.array:
+    """Logits / T (B, w, V') of the tokens `ids` (V',) -> (B, w, V'+1), where the last column is the chain's token.
 
-    A path's score grows by log_softmax(logits / T + noise), where the noise (B, V) is gathered by target id.
+    `token` and `odds` (B, 1) are the chain's; `follows` (B, w): the beam that has followed it. Others do not change.
     """
-    if noise is not None:
-        scaled = scaled + (noise if token_ids is None else mx.take(noise, token_ids, axis=1))[:, None]
-    best, ids = top(scaled, width)  # (B, w, W) the best of each beam; then of all
+    mixes = (follows & (odds > 0))[..., None]
+    drafted = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True) + mx.log1p(-odds)[..., None]
+    same = mixes & (ids == token)[:, None]  # the chain's token moves to the last column
+    copied = mx.logaddexp(mx.where(same, drafted, -mx.inf).max(-1, keepdims=True), mx.log(odds)[..., None])
+    rest = mx.where(same, -mx.inf, mx.where(mixes, drafted, scaled))
+    return mx.concatenate([rest, mx.where(mixes, copied, -mx.inf)], axis=-1)
+
+
+def extend(scaled: mx.array, total: mx.array, width: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Scores (B, w, V') of the next token -> the W best paths (B, W): scores, parents, and columns of their tokens.
+
+    A path's score `total` (B, w) grows by log_softmax(scaled).
+    """
+    best, columns = top(scaled, width)  # (B, w, W) the best of each beam; then of all
     every = (total - mx.logsumexp(scaled, axis=-1))[..., None] + best
     total, flat = top(every.reshape(every.shape[0], -1), width)
-    tokens = gather(ids.reshape(ids.shape[0], -1), flat)
-    return total, flat // width, tokens if token_ids is None else token_ids[tokens]
+    return total, flat // width, gather(columns.reshape(columns.shape[0], -1), flat)
 
 
 def beam_search(
-    advance: Advance,
-    state: Any,
-    last: mx.array,
-    *,
-    width: int,
-    length: int,
-    temperature: float,
-    noise: mx.array | None,
-    token_ids: mx.array | None = None,
-    chain: Chain | None = None,
-) -> Beam:
-    """Guess `length` tokens after `last` (B,), following the `width` best paths.
+    advance: Advance, last: mx.array, search: Search, token_ids: mx.array | None = None, chain: Chain | None = None
+) -> Nodes:
+    """Guess what follows `last` (B,) -> all W·L visited nodes, and the chain's tokens beyond the beam.
 
-    `noise` (B, L+1, V) is the noise that the target will choose with, None at temperature 0. Under the same noise the
-    drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids; a `chain`
-    of tokens is mixed in.
+    `token_ids` (V',) maps a draft vocabulary to target ids. Nodes are unique: a beam holds each (parent, token) once.
     """
-    tokens, parents = last[:, None], mx.zeros((last.shape[0], 1), dtype=mx.int32)
-    total = mx.zeros((last.shape[0], 1))
-    follows = None if chain is None else mx.ones(parents.shape, dtype=mx.bool_)
-    found: list[tuple[mx.array, mx.array, mx.array]] = []
-    for depth in range(length):
+    width, state, tokens = search.shape.width, None, last[:, None]
+    parents = mx.zeros(tokens.shape, dtype=mx.int32)
+    total, follows = mx.zeros(tokens.shape), parents == 0
+    found: list[tuple[mx.array, ...]] = []
+    for depth in range(search.shape.length):
         logits, state = advance(state, tokens, parents)
-        if width > logits.shape[-1]:
-            raise ConfigError(f"beam width {width} is larger than the {logits.shape[-1]} tokens to guess among")
-        scaled = logits.astype(mx.float32) / (temperature or 1.0)
-        here = None if noise is None else noise[:, depth]
-        if chain is None or follows is None or depth >= chain.length:
-            total, parents, tokens = extend(scaled, total, here, token_ids, width)
-            follows = None
-        else:
-            token = chain.tokens[:, depth]
-            mixed = mix(scaled, here, total, token_ids, token, chain.odds[:, depth], follows)
-            lowered = total + follows * mixed.shift[:, None]
-            best, parents, tokens = extend(scaled, lowered, here, token_ids, width)
-            found_too = mixed.mixes[:, None] & (parents == mixed.beam) & (tokens == token[:, None])
-            best = mx.where(found_too, -mx.inf, best)  # the chain's token replaces what the beam found as well
-            best = mx.concatenate([best, mx.where(mixed.mixes, mixed.score, -mx.inf)[:, None]], axis=1)
-            index = mx.arange(width + 1)  # a stable sort of W + 1 values: rows without a chain keep their order
-            tied = (best[:, None, :] == best[:, :, None]) & (index[None, :] < index[:, None])
-            rank = ((best[:, None, :] > best[:, :, None]) | tied).astype(mx.int32).sum(-1)
-            order = (rank[:, None, :] == mx.arange(width)[:, None]).astype(mx.int32).argmax(-1)
-            total = gather(best, order)
-            parents = gather(mx.concatenate([parents, mixed.beam.astype(mx.int32)], axis=1), order)
-            tokens = gather(mx.concatenate([tokens, token[:, None]], axis=1), order)
-            follows = mixed.mixes[:, None] & (order == width)
-        found.append((tokens, parents, total))
-    all_tokens, all_parents, scores = (mx.stack(x, axis=1) for x in zip(*found, strict=True))
-    return Beam(all_tokens, all_parents, scores, follows)
+        size = logits.shape[-1]
+        require(width <= size, f"beam width {width} is larger than the {size} tokens to guess among")
+        ids = mx.arange(size) if token_ids is None else token_ids
+        columns = mx.broadcast_to(ids, (last.shape[0], size))  # the token of each column of `scaled`
+        scaled = logits.astype(mx.float32) / (search.temperature or 1.0)
+        if chain is not None and depth < chain.tokens.shape[1]:
+            copied, odds = chain.tokens[:, depth : depth + 1], chain.odds[:, depth : depth + 1]
+            scaled = mix(scaled, ids, copied, odds, follows)
+            columns = mx.concatenate([columns, copied], axis=1)
+        if search.noise is not None:
+            scaled = scaled + gather(search.noise[:, depth], columns)[:, None]
+        total, parents, best = extend(scaled, total, width)
+        tokens, follows = gather(columns, best), best == size
+        above = 1 + (depth - 1) * width + parents if depth else parents
+        found.append((tokens, above, mx.full(tokens.shape, depth + 1), total))
+    every, above, depths, scores = (mx.concatenate(x, axis=1) for x in zip(*found, strict=True))
+    nodes = Nodes(every, above, depths, scores, search.shape.length)
+    return nodes if chain is None else append_chain(nodes, chain, follows)
 
 
-def visited_nodes(beam: Beam, chain: Chain | None = None) -> Nodes:
-    """All W·L visited nodes, and the chain's tokens beyond the beam. Unique: a beam holds each (parent, token) once."""
-    batch, length, width = beam.tokens.shape
-    depth = mx.arange(length)[:, None]
-    parents = mx.where(depth == 0, 0, 1 + (depth - 1) * width + beam.parents)
-    nodes = Nodes(
-        tokens=beam.tokens.reshape(batch, -1),
-        parents=parents.reshape(batch, -1),
-        depths=mx.broadcast_to(depth + 1, (batch, length, width)).reshape(batch, -1),
-        scores=beam.scores.reshape(batch, -1),
-        length=length,
-    )
-    if chain is None or beam.follows is None:
+def append_chain(nodes: Nodes, chain: Chain, follows: mx.array) -> Nodes:
+    """Add the rest of the chain, scored by its odds alone, below the one of the last W nodes that follows (B, W) it."""
+    batch, total = nodes.tokens.shape
+    width, start = follows.shape[1], nodes.length
+    extra = chain.tokens.shape[1] - start
+    if extra < 1:
         return nodes
-    return append_chain(nodes, chain, beam.follows, beam.scores[:, -1])
+    here = follows.astype(mx.int32).argmax(1, keepdims=True).astype(mx.int32)
+    scores = gather(nodes.scores[:, -width:], here) + mx.cumsum(mx.log(chain.odds[:, start:]), axis=1)
+    first = 1 + total - width + here
+    later = mx.broadcast_to(total + mx.arange(1, extra), (batch, extra - 1))
+    depths = mx.broadcast_to(start + mx.arange(1, extra + 1), (batch, extra))
+    return Nodes(
+        tokens=mx.concatenate([nodes.tokens, chain.tokens[:, start:]], axis=1),
+        parents=mx.concatenate([nodes.parents, first, later], axis=1),
+        depths=mx.concatenate([nodes.depths, depths], axis=1),
+        scores=mx.concatenate([nodes.scores, mx.where(follows.any(1, keepdims=True), scores, -mx.inf)], axis=1),
+        length=start + extra,
+    )

@@ -4,26 +4,53 @@ Slot i of a row holds its i-th token. A pass writes its tokens behind the longes
 `commit` then moves each row's accepted path right behind that row's own tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import create_attention_mask
+from mlx_lm.models.cache import KVCache, create_attention_mask
 
 from redrafter_mlx.tree import Tree
 
-STEP = 256
-"""Slots that a layer grows by."""
+
+class LayerCache:
+    """Keys and values (B, K, S, D) of one layer, stored by mlx-lm's own cache."""
+
+    def __init__(self, cache: "TreeCache", window: int | None) -> None:
+        self.cache, self.window, self.stored = cache, window, KVCache()
+
+    @property
+    def offset(self) -> int | mx.array:
+        return self.cache.offset
+
+    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        return self.cache.mask(count, window_size or self.window, return_array)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.stored.offset = self.cache.start
+        return self.stored.update_and_fetch(keys, values)
+
+    def change(self, how: Callable[[mx.array], mx.array]) -> None:
+        """Replace the keys and the values."""
+        if self.stored.keys is not None:
+            self.stored.keys, self.stored.values = how(self.stored.keys), how(self.stored.values)
 
 
-class Layout:
-    """What the caches of all layers share: how long each row is, and what the current pass sees."""
+class TreeCache:
+    """The caches of all layers, how long each row is, and what the current pass sees.
 
-    def __init__(self, lengths: Sequence[int], shift: int = 0) -> None:
-        self.lengths = list(lengths)  # tokens of each row
+    `windows`: the sliding window of each layer, None for full attention. `shift`: the position of slot 0, which only
+    the self-check sets.
+    """
+
+    def __init__(self, windows: Sequence[int | None], lengths: Sequence[int] = (0,), shift: int = 0) -> None:
+        self.lengths, self.shift = list(lengths), shift
+        self.layers = [LayerCache(self, window) for window in windows]
         self.tree: Tree | None = None  # what the current pass verifies; None: neighbouring tokens of one row
-        self.shift = shift  # the position of slot 0, which only the self-check sets
-        self.masks: dict[tuple[int, int | None], Any] = {}
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [x for layer in self.layers for x in (layer.stored.keys, layer.stored.values) if x is not None]
 
     @property
     def start(self) -> int:
@@ -37,19 +64,11 @@ class Layout:
             return self.start + self.shift
         return mx.array(self.lengths)[:, None] + self.tree.depths + self.shift
 
-    def begin(self, tree: Tree | None) -> None:
-        """A pass over this tree, or over neighbouring tokens, begins. A row's root alone is a neighbour."""
-        alone = len(self.lengths) == 1 and tree is not None and tree.nodes == 0
-        self.tree = None if alone else tree
-        self.masks = {}
-
     def mask(self, count: int, window: int | None, as_array: bool) -> Any:
         """Which slots each of the pass's `count` tokens sees, in the form that mlx-lm's attention takes."""
         if self.tree is None:
             return create_attention_mask(count, self.start, as_array, window)
-        if (count, window) not in self.masks:
-            self.masks[count, window] = self._tree_mask(self.tree, window)
-        return self.masks[count, window]
+        return self._tree_mask(self.tree, window)
 
     def _tree_mask(self, tree: Tree, window: int | None) -> mx.array:
         """(n, S) for one row, (B, 1, n, S) for more: the row's own tokens and the node's ancestors.
@@ -66,63 +85,6 @@ class Layout:
             seen = seen & (nodes[:, :, None] - slots[:, None] < window)
         return seen[0] if batch == 1 else seen[:, None]
 
-
-class LayerCache:
-    """Keys and values (B, K, S, D) of one layer."""
-
-    def __init__(self, layout: Layout, window: int | None) -> None:
-        self.layout, self.window = layout, window
-        self.keys: Any = None
-        self.values: Any = None
-
-    @property
-    def offset(self) -> int | mx.array:
-        return self.layout.offset
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
-
-    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        return self.layout.mask(count, window_size or self.window, return_array)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        start, end = self.layout.start, self.layout.start + keys.shape[2]
-        self.keys, self.values = reserved(self.keys, keys, end), reserved(self.values, values, end)
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
-        return self.keys[..., :end, :], self.values[..., :end, :]
-
-
-def reserved(stored: mx.array | None, like: mx.array, slots: int) -> mx.array:
-    """The stored keys or values with room for at least this many slots."""
-    have = 0 if stored is None else stored.shape[2]
-    if slots <= have:
-        return stored
-    more = -(-(slots - have) // STEP) * STEP
-    room = mx.zeros((*like.shape[:2], more, like.shape[3]), dtype=like.dtype)
-    return room if stored is None else mx.concatenate([stored, room], axis=2)
-
-
-class TreeCache:
-    """The caches of all layers. `windows`: the sliding window of each layer, None for full attention."""
-
-    def __init__(self, windows: Sequence[int | None], lengths: Sequence[int] = (0,), shift: int = 0) -> None:
-        self.layout = Layout(lengths, shift)
-        self.layers = [LayerCache(self.layout, window) for window in windows]
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.layout.lengths
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [x for layer in self.layers for x in layer.state]
-
-    def extend(self, count: int) -> None:
-        """The last pass's neighbouring tokens belong to the text now."""
-        self.layout.lengths = [n + count for n in self.lengths]
-
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's path of tree nodes, in order, right behind the row's own tokens.
 
@@ -130,47 +92,20 @@ class TreeCache:
         """
         count = max(len(path) for path in paths)  # a shorter path repeats its last move
         rows = list(zip(paths, self.lengths, strict=True))
-        sources = [[self.layout.start + path[min(i, len(path) - 1)] for i in range(count)] for path in paths]
+        sources = [[self.start + path[min(i, len(path) - 1)] for i in range(count)] for path in paths]
         places = [[length + min(i, len(path) - 1) for i in range(count)] for path, length in rows]
         if sources != places:
             source, destination = (mx.array(slots)[:, None, :, None] for slots in (sources, places))
             for layer in self.layers:
-                layer.keys = moved(layer.keys, source, destination)
-                layer.values = moved(layer.values, source, destination)
-        self.layout.lengths = [length + len(path) for path, length in rows]
-
-    def trim(self, length: int) -> None:
-        """Forget all but the first tokens of the only row."""
-        self.layout.lengths = [length]
+                layer.change(lambda stored: moved(stored, source, destination))
+        self.lengths = [length + len(path) for path, length in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these."""
         at = mx.array(list(rows))
-        self.layout.lengths = [self.lengths[row] for row in rows]
+        self.lengths = [self.lengths[row] for row in rows]
         for layer in self.layers:
-            if layer.keys is not None:
-                layer.keys, layer.values = layer.keys[at], layer.values[at]
-
-    @classmethod
-    def joined(cls, caches: Sequence["TreeCache"]) -> "TreeCache":
-        """The rows of several caches as one batch."""
-        if len(caches) == 1:
-            return caches[0]
-        made = cls([layer.window for layer in caches[0].layers], [n for cache in caches for n in cache.lengths])
-        for i, layer in enumerate(made.layers):
-            own = [cache.layers[i] for cache in caches]
-            like = next((one for one in own if one.keys is not None), None)
-            if like is None:
-                continue  # every prompt has one token: nothing is read yet
-            slots = max(1, made.layout.start)
-            layer.keys = mx.concatenate([padded(one.keys, like.keys, slots) for one in own])
-            layer.values = mx.concatenate([padded(one.values, like.values, slots) for one in own])
-        return made
-
-
-def padded(stored: mx.array | None, like: mx.array, slots: int) -> mx.array:
-    """Exactly this many slots of one row."""
-    return reserved(stored, like[:1], slots)[:, :, :slots]
+            layer.change(lambda stored: stored[at])
 
 
 def moved(stored: mx.array, source: mx.array, destination: mx.array) -> mx.array:

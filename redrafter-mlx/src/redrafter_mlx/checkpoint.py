@@ -16,53 +16,41 @@ log = logging.getLogger(__name__)
 
 MODEL_TYPE, APPLE_TYPE = "redrafter_recurrent", "recurrent_drafting_drafter"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-SCALE = ".scale"
-"""Suffix of the tensor that holds the scales of a matrix stored as int8, one for each row."""
+SCALE = ".scale"  # suffix of the tensor that holds the scales of a matrix stored as int8, one for each row
 SHIPPED = Path(__file__).parent / "shipped"
 
 
 def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     """The network and the identity of the target it was made for; Apple's folders name none."""
-    config = read_config(folder)
+    config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no drafter folder {folder}")
+    if not config_file.is_file():
+        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}")
+    try:
+        config = dict(json.loads(config_file.read_text()))
+    except (ValueError, TypeError, OSError) as error:
+        raise CorruptCheckpoint(f"cannot read {config_file}: {error}") from error
     kind = config.get("model_type")
     if kind not in (MODEL_TYPE, APPLE_TYPE):
         raise CorruptCheckpoint(
-            f"{folder / CONFIG_FILE} is no recurrent drafter: model_type is {kind!r}, expected {MODEL_TYPE!r} or "
-            f"{APPLE_TYPE!r}"
+            f"{config_file} is no recurrent drafter: model_type is {kind!r}, expected {MODEL_TYPE!r} or {APPLE_TYPE!r}"
         )
     try:
         if kind == MODEL_TYPE:
             sizes = RecurrentConfig(**config["drafter"] | {"layers": tuple(config["drafter"]["layers"])})
         else:
             sizes = apple_config(config)
-        expected = sizes.shapes()
+        net = RecurrentNet(sizes)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    weights = read_weights(folder / WEIGHTS_FILE)
-    if kind == APPLE_TYPE:
-        weights = from_apple(weights, sizes)
-    found = {name: tuple(w.shape) for name, w in weights.items()}
-    if expected != found:
-        name = min(set(expected.items()) ^ set(found.items()))[0]
-        raise CorruptCheckpoint(
-            f"{folder / WEIGHTS_FILE} does not fit its {CONFIG_FILE}: {name} is {found.get(name, 'missing')}, "
-            f"expected {expected.get(name, 'no such tensor')}"
-        )
-    return RecurrentNet(sizes, weights), dict(config.get("target", {}))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ModelNotFound(f"there is no drafter folder {folder}")
+        raise CorruptCheckpoint(f"{config_file} does not describe a drafter: {error}") from error
+    weights = read_weights(weights_file)
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-    except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}") from error
-    except (ValueError, OSError) as error:
-        raise CorruptCheckpoint(f"cannot read {folder / CONFIG_FILE}: {error}") from error
-    if not isinstance(config, dict):
-        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} holds no JSON object")
-    return config
+        net.load_weights(list((from_apple(weights, sizes) if kind == APPLE_TYPE else weights).items()))
+    except (KeyError, ValueError) as error:
+        reason = str(error).replace("\n", " ")
+        raise CorruptCheckpoint(f"{weights_file} does not fit its {CONFIG_FILE}: {reason}") from error
+    return net, dict(config.get("target", {}))
 
 
 def read_weights(path: Path) -> dict[str, mx.array]:
@@ -76,6 +64,8 @@ def read_weights(path: Path) -> dict[str, mx.array]:
     for name in weights:
         if name + SCALE in stored:
             weights[name] = weights[name].astype(mx.float32) * stored[name + SCALE][:, None]
+        elif weights[name].dtype == mx.int64:  # token ids
+            weights[name] = weights[name].astype(mx.int32)
     return weights
 
 

@@ -17,12 +17,9 @@ def require(ok: bool, message: str) -> None:
 class Shape:
     """How much is guessed in one step."""
 
-    width: int = 2
-    """Beam width W: candidates followed at once."""
-    length: int = 3
-    """Beam length L: tokens guessed ahead."""
-    nodes: int | None = None
-    """Node budget N: how many of the W·L nodes are verified (all when not given)."""
+    width: int = 2  # beam width W: candidates followed at once
+    length: int = 3  # beam length L: tokens guessed ahead
+    nodes: int | None = None  # node budget N: how many of the W·L nodes are verified (all when not given)
 
     def __post_init__(self) -> None:
         require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
@@ -59,27 +56,21 @@ class Shape:
 class SamplingParams:
     """How the target chooses a token: penalties, then temperature, then filters, then noise."""
 
-    temperature: float = 0.0
-    """0 is greedy; otherwise logits are divided by it."""
-    top_k: int = 0
-    """Keep the k most probable tokens (0: all)."""
-    top_p: float = 1.0
-    """Keep the smallest set of tokens whose probability reaches p."""
-    min_p: float = 0.0
-    """Keep tokens at least this probable relative to the best one."""
-    repetition_penalty: float = 1.0
-    """Divide (or multiply, if negative) the logits of tokens already in prompt or text."""
-    presence_penalty: float = 0.0
-    """Subtract this from the logits of tokens already in prompt or text."""
-    frequency_penalty: float = 0.0
-    """Subtract this once for each earlier occurrence in prompt or text."""
+    temperature: float = 0.0  # 0 is greedy; otherwise logits are divided by it
+    top_k: int = 0  # keep the k most probable tokens (0: all)
+    top_p: float = 1.0  # keep the smallest set of tokens whose probability reaches p
+    min_p: float = 0.0  # keep tokens at least this probable relative to the best one
+    repetition_penalty: float = 1.0  # divide (or multiply, if negative) the logits of tokens already in prompt or text
+    presence_penalty: float = 0.0  # subtract this from the logits of tokens already in prompt or text
+    frequency_penalty: float = 0.0  # subtract this once for each earlier occurrence in prompt or text
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
             require(isinstance(value, Real) and math.isfinite(value), f"{f.name} must be a number, got {value!r}")
         require(self.temperature >= 0, f"temperature must be 0 or more, got {self.temperature}")
-        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
+        whole = isinstance(self.top_k, int) and self.top_k >= 0
+        require(whole, f"top_k must be a whole number, 0 (off) or more, got {self.top_k}")
         require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
         require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
         require(self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}")
@@ -88,6 +79,5 @@ class SamplingParams:
     def penalises(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    @property
-    def filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+SAMPLING = {f.name: f.default for f in fields(SamplingParams)}  # names and defaults of the options

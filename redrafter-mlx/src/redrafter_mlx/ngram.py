@@ -9,34 +9,20 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.chain import Chain
+from redrafter_mlx.beam import Chain
 
-SHORTEST, LONGEST = 1, 5
-"""Tokens of a match."""
+SHORTEST, LONGEST = 1, 5  # tokens of a match
 TELLING = 2
 """Tokens of the shortest match that tells whether this text repeats itself. One token often matches by chance."""
-DEEPEST = 15
-"""Tokens of a chain."""
-ODDS = np.array(
-    [
-        [[0.15, 0.60, 0.73], [0.55, 0.70, 0.81], [0.66, 0.72, 0.82], [0.74, 0.82, 0.84], [0.77, 0.84, 0.91]],  # greedy
-        [
-            [0.095, 0.33, 0.60],
-            [0.40, 0.47, 0.66],
-            [0.52, 0.60, 0.66],
-            [0.58, 0.44, 0.63],
-            [0.64, 0.69, 0.79],
-        ],  # sampled
-    ],
-    dtype=np.float32,
-)[..., [0, 1] + [2] * (DEEPEST - 2)]
+DEEPEST = 15  # tokens of a chain
+GREEDY = [[0.15, 0.60, 0.73], [0.55, 0.70, 0.81], [0.66, 0.72, 0.82], [0.74, 0.82, 0.84], [0.77, 0.84, 0.91]]
+SAMPLED = [[0.095, 0.33, 0.60], [0.40, 0.47, 0.66], [0.52, 0.60, 0.66], [0.58, 0.44, 0.63], [0.64, 0.69, 0.79]]
+ODDS = np.array([GREEDY, SAMPLED], dtype=np.float32)[..., [0, 1] + [2] * (DEEPEST - 2)]
 """Probability that a copied token is right if all copied tokens before it were, by match length (1, 2, 3, 4, 5 or
-more): for the first token of the chain, for the second and for later ones. The same
-table as in redrafter, where the first odds of a single token are halved."""
-FORGETS = np.float32(0.9)
-"""How much of the count of hits remains after each step whose match is TELLING."""
-PRIOR = 2.0
-"""Copied tokens, all of them right, that a row's count of hits begins with."""
+more): for the first token of the chain, for the second and for later ones. The same table as in redrafter, where the
+first odds of a single token are halved."""
+FORGETS = np.float32(0.9)  # how much of the count of hits remains after each step whose match is TELLING
+PRIOR = 2.0  # copied tokens, all of them right, that a row's count of hits begins with
 
 
 def find_chain(
@@ -94,8 +80,9 @@ class Ngrams:
         return ODDS[int(sampled), self.match - SHORTEST] * (self.hits[0] / self.hits[1])
 
 
-def chain_of(rows: Sequence[Ngrams], sampled: bool) -> Chain | None:
-    """The chains of all rows; None if no row has one."""
+def chain_of(rows: Sequence[Ngrams], sampled: bool, length: int) -> Chain | None:
+    """The first tokens of the chains of all rows; None if no row has one."""
     if not any(row.match for row in rows):
         return None
-    return Chain(mx.array([row.chain for row in rows]), mx.array(np.stack([row.odds(sampled) for row in rows])))
+    tokens, odds = ([row.chain for row in rows], [row.odds(sampled) for row in rows])
+    return Chain(mx.array(tokens)[:, :length], mx.array(np.stack(odds))[:, :length])

@@ -13,24 +13,21 @@ from redrafter_mlx.target import Target
 
 def folder() -> Path:
     """$REDRAFTER_CACHE, or `redrafter` under the user's cache folder; profiles are in `mlx` below it."""
-    chosen = os.environ.get("REDRAFTER_CACHE")
-    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter"
-    return root / "mlx"
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("REDRAFTER_CACHE") or f"{caches}/redrafter") / "mlx"
 
 
 def path(target: Target, drafter: str) -> Path:
-    bits = f"q{target.output_embedding.bits}" if target.quantised else str(target.dtype).split(".")[-1]
-    name = f"{target.name}-{bits}-{drafter}-{mx.default_device().type}"
+    name = f"{target.name}-{target.precision}-{drafter}-{mx.default_device().type}"
     return folder() / f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.json"
 
 
-def find(target: Target, drafter: str) -> dict[str, Any] | None:
-    """The profile, whose `shape` is None where plain decoding is the fastest; None if there is no readable profile."""
+def find(target: Target, drafter: str) -> str | None:
+    """The fastest shape, or "plain"; None if there is no readable profile."""
     try:
-        found = json.loads(path(target, drafter).read_text())
-    except (OSError, ValueError, RuntimeError):
+        return str(json.loads(path(target, drafter).read_text())["fastest"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, dict) and "shape" in found else None
 
 
 def save(target: Target, drafter: str, profile: dict[str, Any]) -> Path:

@@ -6,46 +6,31 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from redrafter_mlx.config import SamplingParams, require
-from redrafter_mlx.decode import Part, PromptCache
+import redrafter_mlx
+from redrafter_mlx.config import SAMPLING, require
 from redrafter_mlx.errors import ConfigError, RedrafterError
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**24
-"""Of a request."""
-SAMPLING = tuple(f.name for f in fields(SamplingParams))
-TEXT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "seed", "stop", "stream")
-KNOWN = (*SAMPLING, *TEXT, "stream_options", "user")
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None, False),
-    "tools": (None, []),
-    "logit_bias": (None, {}),
-}
-"""Fields that are known and have no effect at these values; other values are refused by name."""
+MOST_BYTES = 2**24  # of a request
+OPTIONS = (*SAMPLING, "seed", "stop")
+KNOWN = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "stream_options", "user")
 
 
 class Server(HTTPServer):
     """Requests are answered one after another, so a conversation can go on from what was read for the last one."""
 
     engine: Any
-    kept: PromptCache
 
-
-def make_server(host: str, port: int) -> Server:
-    try:
-        server = Server((host, port), Handler)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from error
-    server.kept = PromptCache()
-    return server
+    def __init__(self, host: str, port: int) -> None:
+        self.kept = redrafter_mlx.PromptCache()
+        try:
+            super().__init__((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from error
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,13 +57,13 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = self._body()
             prompt, options = read_request(body, chat)
-            parts = engine.stream(prompt, prompt_cache=self.server.kept, **options)
-            parts = itertools.chain([next(parts)], parts)  # a wrong option is found before anything is sent
+            responses = engine.stream(prompt, prompt_cache=self.server.kept, **options)
+            found = answers(engine.target.name, chat, body, responses)
+            first = next(found)  # a wrong option is found before anything is sent
             if body.get("stream"):
-                usage = bool((body.get("stream_options") or {}).get("include_usage"))
-                self._stream(chunks(engine.target.name, chat, parts, usage))
+                self._stream(itertools.chain([first], found))
             else:
-                self._send(200, whole(engine.target.name, chat, list(parts)))
+                self._send(200, first)
         except RedrafterError as error:
             self._fail(400, str(error))
         except (BrokenPipeError, ConnectionResetError):
@@ -93,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             raise ConfigError(f"the request is not JSON: {error}") from None
         require(isinstance(body, dict), "the request is no JSON object")
-        return dict(body)
+        return {name: value for name, value in body.items() if value is not None}
 
     def _stream(self, chunks: Iterator[dict[str, Any]]) -> None:
         self.send_response(200)
@@ -119,54 +104,38 @@ class Handler(BaseHTTPRequestHandler):
 def read_request(body: dict[str, Any], chat: bool) -> tuple[Any, dict[str, Any]]:
     """The prompt and the options of `Engine.stream`; raises ConfigError for what is not supported."""
     for name, value in body.items():
-        require(name in KNOWN or name in NEUTRAL, f"the field {name!r} is not supported")
-        require(name in KNOWN or value in NEUTRAL[name], f"{name}={value!r} is not supported")
-    prompt: Any = body.get("messages" if chat else "prompt")
+        neutral = not value or (name in ("n", "best_of") and value == 1)
+        require(name in OPTIONS or name in KNOWN or neutral, f"{name}={value!r} is not supported")
+    require(isinstance(body.get("stream_options", {}), dict), "stream_options must be an object")
+    prompt = body.get("messages" if chat else "prompt")
     require(bool(prompt), f"{'messages' if chat else 'prompt'} is missing or empty")
-    if chat:
-        texts = [m.get("content") if isinstance(m, dict) else None for m in prompt] if isinstance(prompt, list) else [0]
-        require(all(isinstance(text, str) for text in texts), "each message needs a role and a content that is a text")
-    else:
-        ids = isinstance(prompt, list) and all(isinstance(t, int) for t in prompt)
-        require(isinstance(prompt, str) or ids, "the prompt must be one text, or the token ids of one")
-    given = {name: value for name, value in body.items() if value is not None}
-    options = {"temperature": 1.0} | {name: given[name] for name in (*SAMPLING, "seed", "stop") if name in given}
-    stops = options.get("stop", "")
-    listed = isinstance(stops, list) and all(isinstance(s, str) for s in stops)
-    require(isinstance(stops, str) or listed, "stop must be a text or a list of texts")
-    require(isinstance(options.get("seed", 0), int), "seed must be a whole number")
-    require(isinstance(given.get("stream_options", {}), dict), "stream_options must be an object")
-    most = given.get("max_completion_tokens", given.get("max_tokens", 512))
-    require(isinstance(most, int), f"max_tokens must be a whole number, got {most!r}")
+    messages = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    require(messages == chat, "messages are a list, each with a role and a content; a prompt is one text or token ids")
+    options = {"temperature": 1.0} | {name: body[name] for name in OPTIONS if name in body}
+    most = body.get("max_completion_tokens", body.get("max_tokens", 512))
     return prompt, options | {"max_new_tokens": most}
 
 
-def heading(model: str, kind: str) -> dict[str, Any]:
-    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
-    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+def answers(model: str, chat: bool, body: dict[str, Any], responses: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """A text in OpenAI's form: token by token if it is streamed, else at once."""
+    stream = body.get("stream", False)
+    kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
+    base = {"id": f"cmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+    text = ""
+    for response in responses:
+        text += response.text
+        if (text and stream) or response.finish_reason:
+            said = {"role": "assistant", "content": text}
+            content = {"delta" if stream else "message": said} if chat else {"text": text}
+            choice = {"index": 0, "finish_reason": response.finish_reason, "logprobs": None} | content
+            usage = {} if stream else {"usage": usage_of(response.stats)}
+            yield base | {"choices": [choice]} | usage
+            text = ""
+    if body.get("stream_options", {}).get("include_usage"):
+        yield base | {"choices": [], "usage": usage_of(response.stats)}
 
 
-def usage_of(part: Part) -> dict[str, Any]:
-    written, read = part.stats.tokens, part.stats.prompt_tokens
+def usage_of(stats: Any) -> dict[str, Any]:
+    written, read = stats.tokens, stats.prompt_tokens
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return counts | {"prompt_tokens_details": {"cached_tokens": part.stats.reused}}
-
-
-def whole(model: str, chat: bool, parts: list[Part]) -> dict[str, Any]:
-    """A text in OpenAI's form."""
-    text = "".join(part.text for part in parts)
-    content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    choice = {"index": 0, "finish_reason": parts[-1].finish_reason, "logprobs": None} | content
-    kind = "chat.completion" if chat else "text_completion"
-    return heading(model, kind) | {"choices": [choice], "usage": usage_of(parts[-1])}
-
-
-def chunks(model: str, chat: bool, parts: Iterator[Part], usage: bool) -> Iterator[dict[str, Any]]:
-    """A text in OpenAI's form, part by part."""
-    base, role = heading(model, "chat.completion.chunk" if chat else "text_completion"), {"role": "assistant"}
-    for part in parts:
-        content = {"delta": role | {"content": part.text}} if chat else {"text": part.text}
-        yield base | {"choices": [{"index": 0, "finish_reason": part.finish_reason} | content]}
-        role = {}
-    if usage:
-        yield base | {"choices": [], "usage": usage_of(part)}
+    return counts | {"prompt_tokens_details": {"cached_tokens": stats.reused}}

@@ -6,6 +6,7 @@ drafter reads.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,18 +18,16 @@ from redrafter_mlx import checkpoint
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import DrafterMismatch, UnsupportedTarget
 from redrafter_mlx.network import RecurrentConfig
-from redrafter_mlx.tree import Tree
+from redrafter_mlx.tree import Tree, padded
 
-PIECE = 512
-"""Prompt tokens of a pass. Bounds the memory for the activations of a long prompt."""
-UNBOUNDED = 1 << 20
-"""Context length of a model whose config has none."""
+PIECE = 512  # prompt tokens of a pass. Bounds the memory for the activations of a long prompt
+UNBOUNDED = 1 << 20  # context length of a model whose config has none
 
 
 class Target:
     """A causal LM of mlx-lm. `selfcheck.check` decides whether it may be used."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, name: str = "") -> None:
         self.model, self.tokenizer = model, tokenizer
         args = getattr(model, "args", None)
         self.kind = str(getattr(model, "model_type", None) or getattr(args, "model_type", type(model).__name__))
@@ -49,9 +48,10 @@ class Target:
         self._changed: list[tuple[Any, type]] = []
         for _, module in model.named_modules():
             if "rope" in type(module).__name__.lower():
-                self._retype(module, _rotate_nodes)
+                self._wrap(module, rotate_nodes)
         probe = self.embed(mx.array([[0]]))
         self.hidden_size, self.dtype = int(probe.shape[-1]), probe.dtype
+        self.precision = f"q{self.output_embedding.bits}" if self.quantised else str(self.dtype).split(".")[-1]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids -> input embeddings, as transformers' embedding of the same model gives them."""
@@ -60,27 +60,25 @@ class Target:
 
     def output_rows(self, ids: mx.array | None) -> Callable[[mx.array], mx.array]:
         """x -> x times the output embedding's rows of these tokens, on the model's own quantised weights if it has."""
-        parts, options = self._output_parts(ids)
+        rows, options = self._output_rows(slice(None) if ids is None else ids)
         if not self.quantised:
-            return lambda x: x @ parts[0].T
-        return lambda x: mx.quantized_matmul(x, *parts, transpose=True, **options)
+            return lambda x: x @ rows[0].T
+        return lambda x: mx.quantized_matmul(x, *rows, transpose=True, **options)
 
-    def _output_parts(self, ids: mx.array | None) -> tuple[list[Any], dict[str, Any]]:
+    def _output_rows(self, ids: mx.array | slice) -> tuple[list[Any], dict[str, Any]]:
+        """Rows of the output embedding: weight; of a quantised one scales and biases too, and what mx needs to know."""
         head = self.output_embedding
         if not self.quantised:
-            return [head.weight if ids is None else head.weight[ids]], {}
-        parts = [
-            part if ids is None or part is None else part[ids]
-            for part in (head.weight, head.scales, head.get("biases"))
-        ]
-        return parts, {"group_size": head.group_size, "bits": head.bits, "mode": getattr(head, "mode", "affine")}
+            return [head.weight[ids]], {}
+        rows = [None if part is None else part[ids] for part in (head.weight, head.scales, head.get("biases"))]
+        return rows, {"group_size": head.group_size, "bits": head.bits, "mode": getattr(head, "mode", "affine")}
 
     def identity(self) -> dict[str, str]:
         """What a drafter's config says about the target it was made for; see `checkpoint.identity`."""
-        parts, options = self._output_parts(mx.arange(0, self.vocab_size, max(1, self.vocab_size // 64)))
-        rows = mx.dequantize(*parts, **options) if self.quantised else parts[0]
+        rows, options = self._output_rows(mx.arange(0, self.vocab_size, max(1, self.vocab_size // 64)))
+        whole = mx.dequantize(*rows, **options) if self.quantised else rows[0]
         vocabulary = None if self.tokenizer is None else self.tokenizer.get_vocab()
-        return checkpoint.identity(vocabulary, np.array(rows.astype(mx.float32)))
+        return checkpoint.identity(vocabulary, np.array(whole.astype(mx.float32)))
 
     def check_sizes(self, config: RecurrentConfig) -> None:
         """Raise unless a drafter of these sizes can read this target."""
@@ -102,34 +100,26 @@ class Target:
         if layers == self.layers:
             return  # a further engine of the same target
         for layer in layers:
-            place = self._place(layer)
-            if place == self.layer_count:
-                self._retype(self.body, self._recorder(place, into=False))
-            else:
-                self._retype(self.model.layers[max(place - 1, 0)], self._recorder(place, into=place == 0))
+            place = layer % (self.layer_count + 1)
+            module = self.body if place == self.layer_count else self.model.layers[place]
+            self._wrap(module, partial(self._record, place))
         self.layers = layers
 
-    def _place(self, layer: int) -> int:
-        return layer if layer >= 0 else self.layer_count + 1 + layer
+    def _record(self, place: int, call: Callable[..., Any], x: mx.array, *args: Any, **options: Any) -> Any:
+        """Keep what goes into a decoder layer or, for the last hidden state, what comes out of the body."""
+        found = call(x, *args, **options)
+        self.seen[place] = found if place == self.layer_count else x
+        return found
 
-    def _recorder(self, place: int, into: bool) -> Callable[[type], Callable[..., Any]]:
-        """Calls that keep what goes `into` a module, or what comes out of it."""
-
-        def make(kind: type) -> Callable[..., Any]:
-            def call(module: Any, x: mx.array, *args: Any, **options: Any) -> Any:
-                found = kind.__call__(module, x, *args, **options)
-                self.seen[place] = x if into else (found[0] if isinstance(found, tuple) else found)
-                return found
-
-            return call
-
-        return make
-
-    def _retype(self, module: Any, make: Callable[[type], Callable[..., Any]]) -> None:
-        """Give one module another `__call__`. Its weights, attributes and place in the model stay as they are."""
+    def _wrap(self, module: Any, around: Callable[..., Any]) -> None:
+        """Let a module answer calls with `around(call, ...)`, where `call` is its own answer. Nothing else changes."""
         kind = type(module)
         self._changed.append((module, kind))
-        object.__setattr__(module, "__class__", type(kind.__name__, (kind,), {"__call__": make(kind)}))
+
+        def call(module: Any, *args: Any, **options: Any) -> Any:
+            return around(partial(kind.__call__, module), *args, **options)
+
+        object.__setattr__(module, "__class__", type(kind.__name__, (kind,), {"__call__": call}))
 
     def release(self) -> None:
         """Hand the model back as it came. A second call does nothing."""
@@ -137,31 +127,32 @@ class Target:
             module, kind = self._changed.pop()
             object.__setattr__(module, "__class__", kind)
 
-    def make_cache(self, shift: int = 0) -> TreeCache:
-        return TreeCache(self.windows, shift=shift)
+    def make_cache(self, rows: int = 1, shift: int = 0) -> TreeCache:
+        return TreeCache(self.windows, [0] * rows, shift)
 
-    def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None) -> tuple[mx.array, mx.array | None]:
-        """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded."""
-        cache.layout.begin(tree)
-        self.seen.clear()
+    def run(self, tokens: mx.array, cache: TreeCache, tree: Tree | None = None) -> tuple[mx.array, mx.array | None]:
+        """A pass over tokens (B, n) -> logits (B, n, V) and hidden states (B, n, C), None if no layer is recorded.
+
+        The tokens are neighbours, or the nodes of a tree, whose keys stay behind the text until `cache.commit`.
+        """
+        alone = len(cache.lengths) == 1 and tokens.shape[1] == 1  # a row's root alone is a neighbour
+        cache.tree = None if alone else tree
         logits = self.model(tokens, cache=cache.layers)
-        hidden = [self.seen[self._place(layer)] for layer in self.layers]
+        hidden = [self.seen[layer % (self.layer_count + 1)] for layer in self.layers]
         return logits, mx.concatenate(hidden, axis=-1) if hidden else None
 
-    def verify(self, tree: Tree, cache: TreeCache) -> tuple[mx.array, mx.array | None]:
-        """Logits and hidden states of each tree node. Its keys stay behind the text until `cache.commit`."""
-        return self.run(tree.tokens, cache, tree)
+    def read(self, texts: Sequence[list[int]], cache: TreeCache) -> list[mx.array]:
+        """Read more tokens of rows that are equally long, piece by piece -> hidden states (B, n, C) of each piece.
 
-    def read(self, tokens: Sequence[int], cache: TreeCache) -> list[mx.array]:
-        """Read more tokens of the cache's only row, piece by piece -> hidden states (n, C) of each piece."""
-        pieces = []
-        for begin in range(0, len(tokens), PIECE):
-            piece = list(tokens[begin : begin + PIECE])
-            _, hidden = self.run(mx.array([piece]), cache, None)
-            cache.extend(len(piece))
-            if hidden is not None:
-                pieces.append(hidden[0])
+        Shorter texts are padded. What is behind a row's own tokens is never seen, and overwritten later.
+        """
+        start, tokens, pieces = cache.start, padded(texts), []
+        for begin in range(0, tokens.shape[1], PIECE):
+            cache.lengths = [start + begin] * len(texts)
+            _, hidden = self.run(tokens[:, begin : begin + PIECE], cache)
+            pieces += [] if hidden is None else [hidden]
             mx.eval(cache.state, pieces[-1:])  # not the logits: nothing computes them
+        cache.lengths = [start + len(text) for text in texts]
         return pieces
 
 
@@ -190,17 +181,12 @@ def attention_windows(model: Any, name: str) -> list[int | None]:
     return windows
 
 
-def _rotate_nodes(kind: type) -> Callable[..., Any]:
-    """Calls of a rotary embedding that take a position for each token, (B, n): mx.fast.rope takes one for each row."""
-
-    def call(module: Any, x: mx.array, *args: Any, **options: Any) -> mx.array:
-        offset = args[0] if args else options.get("offset", 0)
-        if not isinstance(offset, mx.array) or offset.ndim != 2:
-            return kind.__call__(module, x, *args, **options)
-        batch, heads, n, size = x.shape
-        rows = x.swapaxes(1, 2).reshape(batch * n, heads, 1, size)
-        options = {k: v for k, v in options.items() if k != "offset"}
-        found = kind.__call__(module, rows, offset=offset.reshape(-1), **options)
-        return found.reshape(batch, n, heads, size).swapaxes(1, 2)
-
-    return call
+def rotate_nodes(call: Callable[..., mx.array], x: mx.array, *args: Any, **options: Any) -> mx.array:
+    """Let a rotary embedding take a position for each token, (B, n): mx.fast.rope takes one for each row."""
+    offset = args[0] if args else options.get("offset")
+    if not isinstance(offset, mx.array) or offset.ndim != 2:
+        return call(x, *args, **options)
+    batch, heads, n, size = x.shape
+    rows = x.swapaxes(1, 2).reshape(batch * n, heads, 1, size)
+    found = call(rows, **options | {"offset": offset.reshape(-1)})
+    return found.reshape(batch, n, heads, size).swapaxes(1, 2)

@@ -4,6 +4,7 @@ A beam search knows each node's parent, so the W·L nodes it visited are unique.
 which must be found first (`dedup_prefix`, as in the papers). `pack` then keeps the N best nodes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -42,9 +43,20 @@ def gather(x: mx.array, index: mx.array) -> mx.array:
     return mx.take_along_axis(x, index, axis=1)
 
 
-def root_tree(last: mx.array) -> Tree:
-    """(B,) last tokens -> trees without any drafted node: plain decoding."""
-    tokens = last[:, None]
+def last_tokens(texts: Sequence[list[int]]) -> mx.array:
+    """(B,) the roots of trees."""
+    return mx.array([text[-1] for text in texts])
+
+
+def padded(rows: Sequence[list[int]]) -> mx.array:
+    """(B, n) token ids, with zeros behind the shorter rows."""
+    longest = max(len(row) for row in rows)
+    return mx.array([row + [0] * (longest - len(row)) for row in rows])
+
+
+def root_tree(texts: Sequence[list[int]]) -> Tree:
+    """Trees without any drafted node: plain decoding."""
+    tokens = last_tokens(texts)[:, None]
     zero = mx.zeros_like(tokens)
     return Tree(tokens, zero, zero, zero == 0, (zero == 0)[:, None], length=0)
 
