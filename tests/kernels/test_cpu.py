@@ -33,13 +33,10 @@ def test_products(size, out, threads):
     torch.set_num_threads(threads)
     try:
         weight, bias = torch.randn(out, size), torch.randn(out)
-        packed, scale = torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out)
         for n in range(1, ops.MOST + 1):
             x = torch.randn(n, size)
             assert gap(ops.linear(x, weight), naive.linear(x, weight)) < 2e-6
             assert gap(ops.linear(x, weight, bias), naive.linear(x, weight, bias)) < 2e-6
-            assert gap(ops.linear_int8(x, packed, scale), naive.linear_int8(x, packed, scale)) < 2e-6
-            assert gap(ops.linear_int8(x, packed, scale, bias), naive.linear_int8(x, packed, scale, bias)) < 2e-6
     finally:
         torch.set_num_threads(before)
 
@@ -51,13 +48,11 @@ def tokens_alone(product, x):
 @pytest.mark.parametrize(("size", "out"), SIZES)
 def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(size, out):
     weight, bias = torch.randn(out, size), torch.randn(out)
-    packed, scale = torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out)
     gate, up, down = torch.randn(out, size), torch.randn(out, size), torch.randn(size, out)
     for n in range(2, ops.MOST + 1):
         x = torch.randn(n, size)
         for product in (
             lambda x: ops.linear(x, weight, bias),
-            lambda x: ops.linear_int8(x, packed, scale, bias),
             lambda x: ops.gated(x, gate, up, down),
             lambda x: ops.rms_norm(x, torch.ones(size), 0.0, 1e-5),
         ):

@@ -22,7 +22,6 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp")
 FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
 SIGNATURES = {
     "linear": [POINTER] * 4 + [LONG] * 4,
-    "linear_int8": [POINTER] * 5 + [LONG] * 4,
     "linear3": [*([POINTER] * 4 + [LONG]), *([POINTER] * 3 + [LONG]) * 2, *[LONG] * 3],
     "gated": [POINTER] * 6 + [LONG] * 4,
     "rms_norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],

@@ -54,16 +54,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same with int8 weights and one fp32 scale for each of their rows."""
-    size, out = weight.shape[1], weight.shape[0]
-    y = x.new_empty(*x.shape[:-1], out)
-    _lib().linear_int8(
-        _at(x), _at(weight), _at(scale), _at(bias), _at(y), x.numel() // size, size, out, torch.get_num_threads()
-    )
-    return y
-
-
 def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
     """Three products of one x, by (weight, bias), in one call."""
     size = x.shape[-1]

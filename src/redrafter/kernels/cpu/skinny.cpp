@@ -10,59 +10,52 @@
 
 constexpr long WORTH = 1 << 14;  // with fewer weights than this, starting threads costs more than they save
 
-template <typename W>
 struct Product {
-  const W* w;
-  const float* scale;  // one per row of int8 weights; null for fp32 weights
-  const float* bias;   // may be null
+  const float* w;
+  const float* bias;  // may be null
   float* y;
   long out;
 };
 
-template <typename W, long R, long T>
-static inline void rows_by_tokens(const float* x, long step, long in, const Product<W>& p, long row, long token) {
+template <long R, long T>
+static inline void rows_by_tokens(const float* x, long step, long in, const Product& p, long row, long token) {
   float y[R][T];
   tile<R, T>(x + token * step, step, p.w + row * in, in, y);
   for (long r = 0; r < R; r++)
-    for (long t = 0; t < T; t++) {
-      // An explicit fma, rounded once. The compiler would otherwise contract a * b + c for some n only.
-      float scale = p.scale ? p.scale[row + r] : 1.0f, bias = p.bias ? p.bias[row + r] : 0.0f;
-      p.y[(token + t) * p.out + row + r] = std::fma(y[r][t], scale, bias);
-    }
+    for (long t = 0; t < T; t++)
+      p.y[(token + t) * p.out + row + r] = y[r][t] + (p.bias ? p.bias[row + r] : 0.0f);
 }
 
-template <typename W, long R>
-static void rows(const float* x, long step, long n, long in, const Product<W>& p, long row) {
+template <long R>
+static void rows(const float* x, long step, long n, long in, const Product& p, long row) {
   long parts = (n + TOKENS - 1) / TOKENS;
   for (long part = 0; part < parts; part++) {
     long from = n * part / parts, count = n * (part + 1) / parts - from;
     switch (count) {
-      case 1: rows_by_tokens<W, R, 1>(x, step, in, p, row, from); break;
-      case 2: rows_by_tokens<W, R, 2>(x, step, in, p, row, from); break;
-      case 3: rows_by_tokens<W, R, 3>(x, step, in, p, row, from); break;
+      case 1: rows_by_tokens<R, 1>(x, step, in, p, row, from); break;
+      case 2: rows_by_tokens<R, 2>(x, step, in, p, row, from); break;
+      case 3: rows_by_tokens<R, 3>(x, step, in, p, row, from); break;
 #if defined(__AVX512F__) || defined(__aarch64__)
-      case 4: rows_by_tokens<W, R, 4>(x, step, in, p, row, from); break;
-      case 5: rows_by_tokens<W, R, 5>(x, step, in, p, row, from); break;
-      case 6: rows_by_tokens<W, R, 6>(x, step, in, p, row, from); break;
+      case 4: rows_by_tokens<R, 4>(x, step, in, p, row, from); break;
+      case 5: rows_by_tokens<R, 5>(x, step, in, p, row, from); break;
+      case 6: rows_by_tokens<R, 6>(x, step, in, p, row, from); break;
 #endif
     }
   }
 }
 
 // Weight rows `from` to `to` of a product.
-template <typename W>
-static void span(const float* x, long step, long n, long in, const Product<W>& p, long from, long to) {
+static void span(const float* x, long step, long n, long in, const Product& p, long from, long to) {
   long row = from;
-  for (; row + ROWS <= to; row += ROWS) rows<W, ROWS>(x, step, n, in, p, row);
-  for (; row < to; row++) rows<W, 1>(x, step, n, in, p, row);
+  for (; row + ROWS <= to; row += ROWS) rows<ROWS>(x, step, n, in, p, row);
+  for (; row < to; row++) rows<1>(x, step, n, in, p, row);
 }
 
 constexpr long MOST = 16;   // maximum number of rows of x
 constexpr long CHUNK = 16;  // weight rows per chunk; each thread takes a contiguous range of chunks
 
 // Up to three products of the same x, divided among the threads.
-template <typename W>
-static void products(const float* x, long step, long n, long in, const Product<W>* each, long count, long threads) {
+static void products(const float* x, long step, long n, long in, const Product* each, long count, long threads) {
   long chunks[4] = {};
   for (long i = 0; i < count; i++) chunks[i + 1] = chunks[i] + (each[i].out + CHUNK - 1) / CHUNK;
   long total = chunks[count];
@@ -92,31 +85,22 @@ static void silu_times(const float* a, const float* b, float* y, long size) {
 
 extern "C" void linear(const float* x, const float* w, const float* bias, float* y, long n, long in, long out,
                        long threads) {
-  Product<float> p = {w, nullptr, bias, y, out};
+  Product p = {w, bias, y, out};
   products(x, in, n, in, &p, 1, threads);
-}
-
-extern "C" void linear_int8(const float* x, const int8_t* w, const float* scale, const float* bias, float* y, long n,
-                            long in, long out, long threads) {
-  long padded = (in + QUAD - 1) / QUAD * QUAD;
-  std::vector<float> sorted(n * padded);
-  by_lane(x, sorted.data(), n, in, padded);
-  Product<int8_t> p = {w, scale, bias, y, out};
-  products(sorted.data(), padded, n, in, &p, 1, threads);
 }
 
 // down(silu(gate(x)) · up(x)) in one parallel region. `inner` is scratch memory for (n, middle).
 extern "C" void gated(const float* x, const float* gate, const float* up, const float* down, float* inner, float* y,
                       long n, long in, long middle, long threads) {
-  Product<float> d = {down, nullptr, nullptr, y, in};
+  Product d = {down, nullptr, y, in};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
 #pragma omp for schedule(static)
     for (long from = 0; from < middle; from += CHUNK) {
       long count = middle - from < CHUNK ? middle - from : CHUNK;
       float both[2][MOST * CHUNK];
-      Product<float> g = {gate + from * in, nullptr, nullptr, both[0], count};
-      Product<float> u = {up + from * in, nullptr, nullptr, both[1], count};
+      Product g = {gate + from * in, nullptr, both[0], count};
+      Product u = {up + from * in, nullptr, both[1], count};
       span(x, in, n, in, g, 0, count);
       span(x, in, n, in, u, 0, count);
       for (long t = 0; t < n; t++) silu_times(both[0] + t * count, both[1] + t * count, inner + t * middle + from, count);
@@ -130,6 +114,6 @@ extern "C" void gated(const float* x, const float* gate, const float* up, const 
 extern "C" void linear3(const float* x, const float* w0, const float* b0, float* y0, long out0, const float* w1,
                         const float* b1, float* y1, long out1, const float* w2, const float* b2, float* y2, long out2,
                         long n, long in, long threads) {
-  Product<float> each[3] = {{w0, nullptr, b0, y0, out0}, {w1, nullptr, b1, y1, out1}, {w2, nullptr, b2, y2, out2}};
+  Product each[3] = {{w0, b0, y0, out0}, {w1, b1, y1, out1}, {w2, b2, y2, out2}};
   products(x, in, n, in, each, 3, threads);
 }
