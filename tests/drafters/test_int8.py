@@ -7,7 +7,7 @@ from torch import nn
 
 from redrafter.drafters import int8
 from redrafter.kernels.cpu import ops
-from redrafter.kernels.cpu_pass.matrices import quantise
+from redrafter.kernels.cpu.matrices import quantise
 
 pytestmark = pytest.mark.skipif(not ops.available(), reason="no C++ compiler here")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu import ops
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix, quantise
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix, quantise
 
 SCALE = ".scale"
 """Suffix of the tensor that holds a packed matrix's scales."""

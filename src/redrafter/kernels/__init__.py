@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from redrafter.kernels.cpu.native import library
+from redrafter.kernels.cpu.library import library
 
 Implementation = Literal["triton", "cpp", "naive"]
 

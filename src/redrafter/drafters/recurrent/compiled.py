@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.drafters.recurrent.network import RecurrentNet
-from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix, quantise
+from redrafter.kernels.cpu.draft import DraftModel
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix, quantise
 from redrafter.targets import TargetInfo
 from redrafter.targets.cpu.packed_target import PackedEmbedding
 

@@ -39,7 +39,7 @@ def rotate_and_store(
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    out = F.scaled_dot_product_attention(q, keys, values, mask, scale=scale, enable_gqa=True)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous()
 
 

@@ -113,7 +113,7 @@ def attention(
             if "q_norm" in modules:
                 q = modules["q_norm"](q.view(batch, n, -1, size)).flatten(2)
                 k = modules["k_norm"](k.view(batch, n, -1, size)).flatten(2)
-            queries = q.view(batch, n, -1, size).transpose(1, 2)
+            queries = q.view(batch, n, -1, size)
             seen = keys[:, :, : cache_layer.extent], values[:, :, : cache_layer.extent]
             if ops.attendable(queries, *seen, attention_mask) and cos.shape[2] == size:
                 assert attention_mask is not None

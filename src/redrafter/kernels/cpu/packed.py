@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, Matrix, Quantised
 from redrafter.kernels.threads import thread_count
 
 PIECE = 1 << 26
