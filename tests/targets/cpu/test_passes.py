@@ -68,6 +68,13 @@ def test_what_is_replaced(kind, names):
     assert replaced(other.model) == names
 
 
+def test_attention_with_other_head_sizes_keeps_its_own_forward():
+    model = copy.deepcopy(make_model("llama", torch.float32))
+    assert model.model.layers[0].self_attn.head_dim == 8
+    install_cpu_forwards(Target(model))
+    assert replaced(model) == {"Linear", "LlamaRMSNorm", "LlamaMLP"}
+
+
 def test_texts_of_a_lean_model_are_the_originals():
     own, other = lean_twin("llama")
     plain = redrafter.Engine(own, recurrent_drafter(own)).plain().generate(PROMPTS, max_new_tokens=20)

@@ -28,7 +28,7 @@ def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -
     memory = Memory()
 
     def packed(weight: Tensor) -> PackedMatrix:
-        return PackedMatrix(quantise(weight.detach().numpy(), 4), memory, embedding.matrix.lib)
+        return PackedMatrix(quantise(weight.detach().numpy(), 4), memory)
 
     state, context, joint = net.config.state_size, net.config.context_size, net.input_proj.weight
     weights = {

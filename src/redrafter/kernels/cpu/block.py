@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields, library
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields, loaded
 from redrafter.kernels.threads import thread_count
 
 MATRICES = ("q", "q_bias", "k", "k_bias", "v", "v_bias", "q_norm", "k_norm", "o", "o_bias")
@@ -45,10 +45,8 @@ class Block:
         self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
         """x (B, n, hidden), cos and sin (B, n, D), slots (B, n), cache (B, K, S, D), mask (B, 1, n, seen)."""
-        lib = library()
-        assert lib is not None
         y = torch.empty_like(x)
-        lib.block(
+        loaded().block(
             *(self._at, x.data_ptr(), y.data_ptr()),
             *(cos.data_ptr(), sin.data_ptr(), slots.data_ptr()),
             *(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1)),

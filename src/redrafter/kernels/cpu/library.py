@@ -108,20 +108,27 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+def loaded() -> ctypes.CDLL:
+    """`library`, where it is known to be there."""
+    found = library()
+    assert found is not None
+    return found
+
+
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL | None:
     """The functions for one set of instructions: from the wheel, or compiled at first use."""
     try:
-        loaded = _load_prebuilt(instructions) or _compile(instructions)
+        made = _load_prebuilt(instructions) or _compile(instructions)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         log.info("no C++ for %s: %s", instructions, said[0] if said else error)
         return None
-    if loaded is not None:
+    if made is not None:
         for name, types in SIGNATURES.items():
-            function = getattr(loaded, name)
+            function = getattr(made, name)
             function.argtypes, function.restype = types, LONG if name == "packed_bytes" else None
-    return loaded
+    return made
 
 
 def _load_prebuilt(instructions: str) -> ctypes.CDLL | None:

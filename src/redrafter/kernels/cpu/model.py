@@ -145,21 +145,18 @@ class PassModel:
         embedding: Matrix,
         head: Matrix | None,
         final_norm: Array,
-        lib: ctypes.CDLL | None = None,
     ) -> None:
         """Without a `head` the output embedding is the input embedding. Layers are taken one by one."""
-        lib = lib or library.library()
-        assert lib is not None
         _check_sizes(sizes)
         vocabulary = (embedding.shape[0], sizes.hidden)
         _check_shape("the embedding", embedding, vocabulary)
         _check_shape("the output embedding", embedding if head is None else head, vocabulary)
         _check_shape("the final norm", final_norm, (sizes.hidden,))
-        self.lib, self.sizes = lib, sizes
+        self.lib, self.sizes = library.loaded(), sizes
         self._memory = Memory()
         self._kept: list[Any] = []  # what the structure points to
-        self.embedding = PackedMatrix(embedding, self._memory, lib)
-        self.head = self.embedding if head is None else PackedMatrix(head, self._memory, lib)
+        self.embedding = PackedMatrix(embedding, self._memory)
+        self.head = self.embedding if head is None else PackedMatrix(head, self._memory)
         packed = [self._layer(layer) for layer in layers]
         self._layers = (_Layer * len(packed))(*packed)
         self.model = _Model(
@@ -192,7 +189,7 @@ class PassModel:
 
     def _layer(self, layer: LayerWeights) -> _Layer:
         _check_layer(layer, self.sizes)
-        packed = {name: PackedMatrix(layer.matrices[name], self._memory, self.lib) for name in MATRICES}
+        packed = {name: PackedMatrix(layer.matrices[name], self._memory) for name in MATRICES}
         self._kept += packed.values()
         return _Layer(
             **{name: matrix.fields for name, matrix in packed.items()},

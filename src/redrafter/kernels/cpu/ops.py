@@ -1,12 +1,10 @@
 """The C++ functions on tensors, and predicates that say which tensors they take. Callers use torch for all others."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_cpp
-from redrafter.kernels.cpu.library import library
+from redrafter.kernels.cpu.library import library, loaded
 from redrafter.kernels.threads import thread_count
 
 MOST = 16
@@ -53,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> (..., out)."""
     size, out = weight.shape[1], weight.shape[0]
     y = x.new_empty(*x.shape[:-1], out)
-    _lib().linear(_at(x), _at(weight), _at(bias), _at(y), x.numel() // size, size, out, thread_count())
+    loaded().linear(_at(x), _at(weight), _at(bias), _at(y), x.numel() // size, size, out, thread_count())
     return y
 
 
@@ -63,7 +61,7 @@ def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]
     made = [x.new_empty(*x.shape[:-1], w.shape[0]) for w, _ in each]
     (w0, b0), (w1, b1), (w2, b2) = each
     y0, y1, y2 = made
-    _lib().linear3(
+    loaded().linear3(
         *(_at(x), _at(w0), _at(b0), _at(y0), len(w0)),
         *(_at(w1), _at(b1), _at(y1), len(w1)),
         *(_at(w2), _at(b2), _at(y2), len(w2)),
@@ -77,7 +75,7 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     middle, size = gate.shape
     n = x.numel() // size
     y = torch.empty_like(x)
-    _lib().gated(_at(x), _at(gate), _at(up), _at(down), _at(y), n, size, middle, thread_count())
+    loaded().gated(_at(x), _at(gate), _at(up), _at(down), _at(y), n, size, middle, thread_count())
     return y
 
 
@@ -85,7 +83,7 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
     """x / rms(x) · (weight + offset)."""
     y = torch.empty_like(x)
     size = x.shape[-1]
-    _lib().norm(_at(x), _at(weight), offset, eps, _at(y), x.numel() // size, size)
+    loaded().norm(_at(x), _at(weight), offset, eps, _at(y), x.numel() // size, size)
     return y
 
 
@@ -96,7 +94,7 @@ def rotate_and_store(
     batch, n = slots.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
     heads = q.shape[-1] // size
-    _lib().rotate_and_store(
+    loaded().rotate_and_store(
         *(_at(x) for x in (q, k, v, cos, sin, slots, keys, values)),
         *(keys.stride(0), keys.stride(1), batch, n, heads, kv_heads, size),
     )
@@ -110,7 +108,7 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     parts = cache if cache.dim() == 5 else cache[None]
     count, batch, heads, _, size = parts.shape
     part_step, row_step, head_step = (step * cache.element_size() for step in parts.stride()[:3])
-    _lib().move_path(
+    loaded().move_path(
         *(_at(cache), _at(lengths), _at(path), count, part_step, batch, heads, path.shape[1]),
         *(row_step, head_step, size * cache.element_size()),
     )
@@ -120,7 +118,7 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     """Keys (...) -> (..., count) numbers in (0, 1) in fp32: `core.noise.uniform` behind its keys."""
     keys, y = keys.contiguous(), torch.empty(*keys.shape, count)
     most = 1 - torch.finfo(torch.float32).eps / 2
-    _lib().uniform(_at(keys), _at(y), keys.numel(), count, most)
+    loaded().uniform(_at(keys), _at(y), keys.numel(), count, most)
     return y
 
 
@@ -128,7 +126,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) 
     """q (B, n, H, D), keys and values (B, K, S, D), mask (B, 1, n, S), 0 at visible slots -> (B, n, H, D)."""
     batch, n, heads, size = q.shape
     out = torch.empty_like(q)
-    _lib().attention(
+    loaded().attention(
         *(_at(q), _at(keys), _at(values), *keys.stride()[:2]),
         *(_at(mask), mask.stride(0), mask.stride(2)),
         *(_at(out), batch, heads, keys.shape[1], n, keys.shape[2], size, scale, thread_count()),
@@ -153,12 +151,6 @@ def attendable(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> 
         and runs_cpp(q.device)
         and not torch.is_grad_enabled()
     )
-
-
-def _lib() -> ctypes.CDLL:
-    lib = library()
-    assert lib is not None
-    return lib
 
 
 def _at(x: Tensor | None) -> int | None:

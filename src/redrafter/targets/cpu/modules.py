@@ -33,7 +33,11 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
                 yield RMSNormForward(name, 1.0), _trial_of(module)
     elif _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
         yield gated, _trial_of(children["gate_proj"])
-    elif _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj")) and hasattr(module, "layer_idx"):
+    elif (
+        _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj"))
+        and hasattr(module, "layer_idx")
+        and getattr(module, "head_dim", 1) % ops.LANES == 0
+    ):
         yield attention, attention_trial
 
 
