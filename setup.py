@@ -1,6 +1,6 @@
-"""Compiles the CPU's quantised pass into the wheel, so that a machine without a compiler has it.
+"""Compiles the C++ for CPUs into the wheel, so that a machine without a compiler has it.
 
-The compiler is $CXX, g++ or clang++. Without one, and in an editable install, the wheel has no library: the pass is
+The compiler is $CXX, g++ or clang++. Without one, and in an editable install, the wheel has no library: it is
 compiled at first use. For another machine, name its compiler and its platform:
 
     CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 pip wheel --no-deps .
@@ -14,17 +14,15 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-PASS = Path("redrafter", "kernels", "cpu_pass")
-SOURCES = Path(__file__).parent / "src" / PASS
-SETTINGS = runpy.run_path(str(SOURCES / "flags.py"))
+KERNELS = Path("redrafter", "kernels", "cpu")
+SOURCES = Path(__file__).parent / "src" / KERNELS
+BUILD = runpy.run_path(str(SOURCES / "build.py"))
 COMPILER = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "")
 SYSTEM, _, MACHINE = sysconfig.get_platform().partition("-")
 
@@ -38,18 +36,8 @@ def compiles_for(machine: str) -> bool:
     return made_for.partition("-")[0] == machine
 
 
-SETS = SETTINGS["MACHINES"].get(MACHINE, ()) if SYSTEM == "linux" and compiles_for(MACHINE) else ()
+SETS = BUILD["MACHINES"].get(MACHINE, ()) if SYSTEM == "linux" and compiles_for(MACHINE) else ()
 """The sets of instructions to compile for."""
-
-
-def compile_library(instructions: str, target: Path) -> None:
-    """One shared library for one set of instructions."""
-    flags = [*SETTINGS["FLAGS"], *SETTINGS["INSTRUCTIONS"][instructions]]
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = [str(path.resolve()) for path in sorted(SOURCES.glob("*.cpp"))]
-        subprocess.run([*COMPILER, "-c", *flags, *sources], cwd=scratch, check=True)
-        objects = [str(path) for path in sorted(Path(scratch).glob("*.o"))]
-        subprocess.run([*COMPILER, "-shared", "-pthread", "-s", *objects, "-o", str(target)], check=True)
 
 
 class BuildWithLibraries(build_py):
@@ -59,15 +47,16 @@ class BuildWithLibraries(build_py):
         super().run()
         if self.editable_mode:
             return
-        into = Path(self.build_lib, PASS, "prebuilt")
+        into = Path(self.build_lib, KERNELS, "prebuilt")
         shutil.rmtree(into, ignore_errors=True)  # an earlier build may have been for another machine
         into.mkdir(parents=True)
         try:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda name: compile_library(name, into / f"{name}.so"), SETS))
+            for name in SETS:
+                BUILD["compile_library"](COMPILER, SOURCES, name, into / f"{name}.so")
         except (OSError, subprocess.CalledProcessError) as error:
             shutil.rmtree(into)
-            self.warn(f"the wheel has no compiled library ({error}): it is compiled at first use")
+            said = getattr(error, "stderr", None) or error
+            self.warn(f"the wheel has no compiled library, which is compiled at first use: {said}")
 
 
 class WheelOfOnePlatform(bdist_wheel):

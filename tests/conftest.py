@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from redrafter.cli.main import set_environment
+from tests.helpers.instructions import lib  # noqa: F401
 from tests.helpers.interpreter import speed_up
 from tests.helpers.skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from redrafter.kernels.cpu_pass.flags import MACHINES
+from redrafter.kernels.cpu.build import MACHINES
 from redrafter.version import __version__
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_command_runs_outside_the_checkout(installed):
 
 DECODE = """
 import shutil, redrafter
-from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu import library
 assert not shutil.which("g++") and not shutil.which("clang++")
 engine = redrafter.load(device="cpu")
 assert engine.target.forward_kind == "packed"

@@ -7,7 +7,7 @@ import torch
 
 from redrafter.cli.main import main
 from redrafter.engine import describe
-from redrafter.kernels.cpu import native
+from redrafter.kernels.cpu import library
 from redrafter.targets import load_target, verdicts
 from tests.helpers.zoo import make_model, recurrent_drafter
 
@@ -60,23 +60,23 @@ def test_an_unusable_cache_folder_is_a_finding(capsys, monkeypatch):
 
 
 def test_kernels_are_not_compiled_to_be_described(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "folder", lambda: tmp_path)
-    monkeypatch.setattr(native, "build", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(library, "folder", lambda: tmp_path)
+    monkeypatch.setattr(library, "compile_library", lambda *_: pytest.fail("compiled"))
     monkeypatch.delenv("REDRAFTER_NATIVE", raising=False)
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
-    assert "no C++ compiler" in native.status()
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    assert "no C++ compiler" in library.status()
     monkeypatch.undo()
     monkeypatch.setenv("REDRAFTER_NATIVE", "0")
-    assert native.status() == "off (REDRAFTER_NATIVE=0)"
+    assert library.status() == "off (REDRAFTER_NATIVE=0)"
 
 
 def test_compiled_kernels_are_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "folder", lambda: tmp_path)
+    monkeypatch.setattr(library, "folder", lambda: tmp_path)
     monkeypatch.delenv("REDRAFTER_NATIVE", raising=False)
-    monkeypatch.setattr(native, "find_compiler", lambda: sys.executable)  # anything that answers --version
-    assert native.status() == "not compiled yet (done at first use)"
-    native.library_path(sys.executable, tmp_path).write_bytes(b"")
-    assert native.status() == "compiled"
+    monkeypatch.setattr(library, "find_compiler", lambda: sys.executable)  # anything that answers --version
+    assert library.status() == "not compiled yet (done at first use)"
+    library.compiled(sys.executable, library.chosen()).write_bytes(b"")
+    assert library.status() == "compiled"
 
 
 def test_earlier_checks_are_counted_and_forgotten(capsys, monkeypatch, tmp_path):

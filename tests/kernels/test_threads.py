@@ -11,9 +11,9 @@ import torch
 from redrafter import load
 from redrafter.errors import ConfigError
 from redrafter.kernels import threads
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats
-from redrafter.kernels.cpu_pass.packed import PackedMatrix
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats
+from redrafter.kernels.cpu.packed import PackedMatrix
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.cpu import native, ops
+from redrafter.kernels.cpu import library, ops
 from redrafter.targets import load_target, pretrained, verdicts
 from redrafter.targets.cpu import passes
 from tests.helpers.zoo import make_model
@@ -129,7 +129,7 @@ def test_forward_passes_are_tried_once_and_installed_alike(model, checks, monkey
     tokens = torch.arange(1, 4)[None]
     with torch.no_grad():
         assert torch.equal(first.model(tokens).logits, second.model(tokens).logits)
-    monkeypatch.setattr(native, "built", lambda: "another library")
+    monkeypatch.setattr(library, "built", lambda: "another library")
     load_target(model, device="cpu")
     assert len(tried) == 2
 

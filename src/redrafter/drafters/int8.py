@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from redrafter.kernels import runs_cpp
 from redrafter.kernels.cpu import ops
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix, quantise
 
 SCALE = ".scale"
 """Suffix of the tensor that holds a packed matrix's scales."""
+GROUP = 32
+"""Inputs that share a scale in a product."""
 
 
 def round_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,29 +59,33 @@ def usable_for(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 and runs_cpp(weight.device)
 
 
-def product(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """x -> x · weightᵀ, with int8 weights where x has few rows."""
-    rounded = functools.cache(lambda: round_rows(weight))  # when first needed: a compiled search needs none
+def product(weight: Tensor, memory: Memory | None = None) -> Callable[..., Tensor]:
+    """(x, bias) -> x · weightᵀ + bias, with int8 weights in groups of 32 inputs where x has few rows."""
+    fits = weight.shape[1] % GROUP == 0
 
-    def multiply(x: Tensor) -> Tensor:
-        return ops.linear_int8(x, *rounded()) if ops.usable(x) else F.linear(x, weight)
+    @functools.cache
+    def packed() -> PackedMatrix:  # when first needed: a compiled search needs none
+        return PackedMatrix(quantise(weight.detach().numpy(), 8), memory)
+
+    def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not (fits and ops.usable(x)):
+            return F.linear(x, weight, bias)
+        made = packed().multiply(x)
+        return made if bias is None else made.add_(bias)
 
     return multiply
 
 
 def replace_linears(net: nn.Module) -> None:
     """Give every linear layer of the network a forward with int8 weights."""
+    memory = Memory()
     for module in net.modules():
         if isinstance(module, nn.Linear):
-            module.forward = MethodType(_linear(module.weight), module)  # type: ignore[method-assign]
+            module.forward = MethodType(_linear(product(module.weight, memory)), module)  # type: ignore[method-assign]
 
 
-def _linear(weight: Tensor) -> Callable[[nn.Linear, Tensor], Tensor]:
-    rounded = functools.cache(lambda: round_rows(weight))
-
+def _linear(multiply: Callable[..., Tensor]) -> Callable[[nn.Linear, Tensor], Tensor]:
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
-        if ops.usable(input):
-            return ops.linear_int8(input, *rounded(), self.bias)
-        return F.linear(input, self.weight, self.bias)
+        return multiply(input, self.bias)
 
     return forward

@@ -22,8 +22,7 @@ from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecor
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import BUILT_IN
 from redrafter.kernels import runs_triton
-from redrafter.kernels.cpu import native
-from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu import library
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.packed_target import PackedTarget
@@ -196,8 +195,8 @@ def _cpu_kernels(dtype: torch.dtype, target: Target | None) -> str:
     if dtype != torch.float32:
         return "none: the C++ kernels need float32"
     if target is None:
-        return f"C++ kernels for few-token passes: {native.status()}"
+        return f"C++ kernels for few-token passes: {library.status()}"
     replaced = sum("forward" in vars(module) for module in target.model.modules())
     if replaced:
         return f"C++ kernels in {replaced} modules of the model"
-    return f"none: the model's own layers run; C++ kernels: {native.status()}"
+    return f"none: the model's own layers run; C++ kernels: {library.status()}"

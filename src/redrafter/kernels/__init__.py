@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from redrafter.kernels.cpu.native import library
+from redrafter.kernels.cpu.library import library
 
 Implementation = Literal["triton", "cpp", "naive"]
 
@@ -29,7 +29,7 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def runs_cpp(device: torch.device) -> bool:
-    """Whether tensors on `device` use the C++ of kernels/cpu: on a CPU, where a compiler was found."""
+    """Whether tensors on `device` use the C++ of kernels/cpu: on a CPU, where its library is there or compiles."""
     if _forced is not None:
         return _forced == "cpp"
     return device.type == "cpu" and library() is not None

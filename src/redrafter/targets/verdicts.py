@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from redrafter.errors import CacheUnavailable
-from redrafter.kernels.cpu import native
+from redrafter.kernels.cpu import library
 from redrafter.results import versions
 from redrafter.targets.cpu import passes
 from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS
@@ -59,7 +59,7 @@ def install_cpu_forwards_once(target: Target) -> None:
     """Replace forwards on a CPU. Forwards that passed their trials before are not tried again."""
     if not passes.replaceable(target):
         return
-    path = _path(target, {"check": "cpu", "library": native.built()})
+    path = _path(target, {"check": "cpu", "library": library.built()})
     chosen = read(path)
     if chosen is None:
         write(path, passes.install_cpu_forwards(target))

@@ -14,8 +14,8 @@ from redrafter.core.sampling import Sampling
 from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.drafters.recurrent import compiled as module
 from redrafter.drafters.recurrent.drafter import RecurrentState
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, quantise
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, quantise
 from tests.helpers.zoo import VOCAB
 from tests.targets.cpu.test_packed import packed
 

@@ -9,10 +9,10 @@ from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
 from redrafter.drafters import NgramDrafter
 from redrafter.errors import ConfigError
-from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu import library
 from redrafter.targets.cpu import packed_target
 from tests.helpers.zoo import PROMPTS, VOCAB, recurrent_drafter
-from tests.kernels.test_cpu_pass import INSTRUCTIONS, seen_in_8_bits
+from tests.kernels.test_cpu_packed import seen_in_8_bits
 from tests.targets.cpu.test_packed import LAYERS, model, one_by_one, packed, rounded, trees
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
@@ -42,9 +42,8 @@ def test_logits_are_those_of_transformers_with_rounded_inputs(kind):
         assert float((made - wanted).norm()) < 0.3 * float((exact - wanted).norm())
 
 
-@pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
-    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
+@pytest.mark.usefixtures("lib")
+def test_a_token_has_the_same_bits_in_every_pass():
     for kind, kv_dtype, bits in (("qwen3", "fp32", 4), ("gemma3", "int8", 8)):
         target = with_int8(kind, bits)
         target.use_kv_dtype(kv_dtype)

@@ -19,9 +19,9 @@ from redrafter.core.tree import pack_beam
 from redrafter.drafters import NgramDrafter
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, quantise
-from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel, shapes_of
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, quantise
+from redrafter.kernels.cpu.model import LayerWeights, PassModel, shapes_of
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.families import Rotations
@@ -30,7 +30,6 @@ from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.train.config import TrainConfig
 from redrafter.train.setup import check as train_check
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
-from tests.kernels.test_cpu_pass import INSTRUCTIONS
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
@@ -81,9 +80,8 @@ def test_logits_are_those_of_transformers(kind):
             assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_a_token_has_the_same_bits_in_every_pass(instructions, monkeypatch):
-    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", instructions)
+@pytest.mark.usefixtures("lib")
+def test_a_token_has_the_same_bits_in_every_pass():
     rounded = [(kind, kv_dtype) for kind in ("qwen3", "gemma3") for kv_dtype in ("fp16", "int8")]
     for kind, kv_dtype in [*((kind, "fp32") for kind in KINDS), *rounded]:
         target = packed(kind)

@@ -11,7 +11,7 @@ from redrafter import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam
 from redrafter.drafters import RecurrentDrafter
-from redrafter.kernels.cpu import naive, native, ops
+from redrafter.kernels.cpu import library, naive, ops
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, VOCAB, make_model, recurrent_drafter
@@ -25,7 +25,8 @@ def replaced(model) -> set[str]:
 
 def lean_twin(kind: str) -> tuple[Target, Target]:
     """A model as it is, and a lean copy."""
-    own = Target(make_model(kind, torch.float32))
+    wide = {} if kind.startswith("gpt") else {"head_dim": 16}  # attention in C++ takes multiples of 16
+    own = Target(make_model(kind, torch.float32, **wide))
     other = Target(copy.deepcopy(own.model))
     install_cpu_forwards(other)
     return own, other
@@ -65,6 +66,13 @@ def test_lean_models_equal_their_originals(kind):
 def test_what_is_replaced(kind, names):
     _, other = lean_twin(kind)
     assert replaced(other.model) == names
+
+
+def test_attention_with_other_head_sizes_keeps_its_own_forward():
+    model = copy.deepcopy(make_model("llama", torch.float32))
+    assert model.model.layers[0].self_attn.head_dim == 8
+    install_cpu_forwards(Target(model))
+    assert replaced(model) == {"Linear", "LlamaRMSNorm", "LlamaMLP"}
 
 
 def test_texts_of_a_lean_model_are_the_originals():
@@ -138,14 +146,14 @@ def test_only_models_that_we_load_ourselves(tmp_path):
 
 
 def test_without_a_compiler_nothing_is_replaced(monkeypatch):
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
-    native.library.cache_clear()
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    library.library.cache_clear()
     try:
         _, other = lean_twin("llama")
         assert replaced(other.model) == set()
         assert float(tree_logits(other).abs().max()) > 0
     finally:
-        native.library.cache_clear()
+        library.library.cache_clear()
 
 
 @pytest.mark.parametrize(

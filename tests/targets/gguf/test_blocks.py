@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from redrafter.errors import CorruptCheckpoint, ModelNotFound, UnsupportedTarget
-from redrafter.kernels.cpu_pass.matrices import Floats, Quantised
+from redrafter.kernels.cpu.matrices import Floats, Quantised
 from redrafter.targets.gguf.blocks import read
 from redrafter.targets.gguf.file import LAYOUTS, GGUFFile
 

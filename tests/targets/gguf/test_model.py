@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import redrafter
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget
-from redrafter.kernels.cpu import native
-from redrafter.kernels.cpu_pass import library
+from redrafter.kernels.cpu import library
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.gguf.tokenizer import tokenizer_of
@@ -135,7 +134,7 @@ def test_text_and_another_dtype(tmp_path):
 
 def test_decoding_imports_little_of_transformers(tmp_path, monkeypatch):
     """transformers' models and configurations, and the compilers that they import, take seconds to import."""
-    compiled, cache = native.folder(), tmp_path / "cache"
+    compiled, cache = library.folder(), tmp_path / "cache"
     compiled.mkdir(parents=True, exist_ok=True)
     cache.mkdir()
     (cache / "native").symlink_to(compiled)  # compiling takes half a minute

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redrafter.drafters.recurrent.network import RecurrentNet
-from redrafter.kernels.cpu_pass.draft import DraftModel
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix, quantise
+from redrafter.kernels.cpu.draft import DraftModel
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix, quantise
 from redrafter.targets import TargetInfo
 from redrafter.targets.cpu.packed_target import PackedEmbedding
 
@@ -28,7 +28,7 @@ def compile_network(net: RecurrentNet, target: TargetInfo, vocabulary: Tensor) -
     memory = Memory()
 
     def packed(weight: Tensor) -> PackedMatrix:
-        return PackedMatrix(quantise(weight.detach().numpy(), 4), memory, embedding.matrix.lib)
+        return PackedMatrix(quantise(weight.detach().numpy(), 4), memory)
 
     state, context, joint = net.config.state_size, net.config.context_size, net.input_proj.weight
     weights = {

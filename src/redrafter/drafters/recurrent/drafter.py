@@ -22,7 +22,7 @@ from redrafter.drafters.recurrent.compiled import compile_network
 from redrafter.drafters.recurrent.int8 import replace_layers
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.errors import ConfigError, DrafterMismatch
-from redrafter.kernels.cpu_pass.draft import DraftModel
+from redrafter.kernels.cpu.draft import DraftModel
 from redrafter.kernels.drafter_layers import cell, head, narrow, rounded, trial
 from redrafter.targets import TargetInfo
 

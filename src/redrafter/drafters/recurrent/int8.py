@@ -7,7 +7,7 @@ from types import MethodType
 import torch
 from torch import Tensor
 
-from redrafter.drafters.int8 import replace_linears, round_rows
+from redrafter.drafters.int8 import product, replace_linears
 from redrafter.drafters.recurrent.network import RecurrentNet
 from redrafter.kernels.cpu import ops
 
@@ -34,15 +34,14 @@ def _ones(size: int) -> Tensor:
 
 def _columns(net: RecurrentNet) -> Callable[..., Tensor]:
     assert net.input_proj is not None
-    rounded = functools.cache(functools.partial(round_rows, net.input_proj.weight))
-    parts: dict[int, Tensor] = {}
+    weight = net.input_proj.weight
+    parts: dict[int, Callable[..., Tensor]] = {}
 
     def columns(self: RecurrentNet, x: Tensor, start: int, bias: Tensor | None = None) -> Tensor:
         if not ops.usable(x):
             return RecurrentNet.columns(self, x, start, bias)
-        packed, scale = rounded()
         if start not in parts:
-            parts[start] = packed[:, start : start + x.shape[-1]].contiguous()
-        return ops.linear_int8(x, parts[start], scale, bias)
+            parts[start] = product(weight[:, start : start + x.shape[-1]])
+        return parts[start](x, bias)
 
     return columns

@@ -1,1 +1,1 @@
-"""Products of few tokens with large matrices on a CPU, and what stands between them in a layer."""
+"""C++ for CPUs: whole passes and drafts over packed weights, and layers of models whose weights torch keeps."""

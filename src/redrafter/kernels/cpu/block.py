@@ -1,11 +1,13 @@
 """A whole decoder layer as one C++ call."""
 
 import ctypes
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu.native import library
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields, loaded
+from redrafter.kernels.threads import thread_count
 
 MATRICES = ("q", "q_bias", "k", "k_bias", "v", "v_bias", "q_norm", "k_norm", "o", "o_bias")
 POINTERS = ("before", *MATRICES, "after", "gate", "up", "down")
@@ -14,13 +16,9 @@ LONGS = ("hidden", "heads", "kv_heads", "size", "middle")
 
 
 class _Block(ctypes.Structure):
-    """As in block.cpp."""
+    """As in layer.cpp."""
 
-    _fields_ = (
-        *[(name, ctypes.c_void_p) for name in POINTERS],
-        *[(name, ctypes.c_float) for name in FLOATS],
-        *[(name, ctypes.c_long) for name in LONGS],
-    )
+    _fields_: ClassVar[list[Any]] = [*fields(POINTER, *POINTERS), *fields(FLOAT, *FLOATS), *fields(LONG, *LONGS)]
 
 
 class Block:
@@ -47,14 +45,12 @@ class Block:
         self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
         """x (B, n, hidden), cos and sin (B, n, D), slots (B, n), cache (B, K, S, D), mask (B, 1, n, seen)."""
-        lib = library()
-        assert lib is not None
         y = torch.empty_like(x)
-        lib.block(
+        loaded().block(
             *(self._at, x.data_ptr(), y.data_ptr()),
             *(cos.data_ptr(), sin.data_ptr(), slots.data_ptr()),
             *(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1)),
             *(mask.data_ptr(), mask.stride(0), mask.stride(2), mask.shape[3]),
-            *(x.shape[0], x.shape[1], torch.get_num_threads()),
+            *(x.shape[0], x.shape[1], thread_count()),
         )
         return y

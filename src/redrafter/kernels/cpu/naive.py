@@ -9,10 +9,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, weight.float() * scale[:, None], bias)
-
-
 def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
     return [F.linear(x, w, b) for w, b in each]
 
@@ -43,7 +39,7 @@ def rotate_and_store(
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    out = F.scaled_dot_product_attention(q, keys, values, mask, scale=scale, enable_gqa=True)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous()
 
 

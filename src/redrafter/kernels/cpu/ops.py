@@ -1,15 +1,16 @@
 """The C++ functions on tensors, and predicates that say which tensors they take. Callers use torch for all others."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_cpp
-from redrafter.kernels.cpu.native import library
+from redrafter.kernels.cpu.library import library, loaded
+from redrafter.kernels.threads import thread_count
 
 MOST = 16
 """Most rows of x that a product takes; for more rows torch's own products are faster."""
+LANES = 16
+"""Numbers of a vector in C++; attention takes heads of a multiple of them."""
 MOST_NORMED = 1 << 16
 """Most values that a norm takes; a norm of heads has one row per head, more than a product has."""
 
@@ -50,17 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> (..., out)."""
     size, out = weight.shape[1], weight.shape[0]
     y = x.new_empty(*x.shape[:-1], out)
-    _lib().linear(_at(x), _at(weight), _at(bias), _at(y), x.numel() // size, size, out, torch.get_num_threads())
-    return y
-
-
-def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same with int8 weights and one fp32 scale for each of their rows."""
-    size, out = weight.shape[1], weight.shape[0]
-    y = x.new_empty(*x.shape[:-1], out)
-    _lib().linear_int8(
-        _at(x), _at(weight), _at(scale), _at(bias), _at(y), x.numel() // size, size, out, torch.get_num_threads()
-    )
+    loaded().linear(_at(x), _at(weight), _at(bias), _at(y), x.numel() // size, size, out, thread_count())
     return y
 
 
@@ -70,11 +61,11 @@ def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]
     made = [x.new_empty(*x.shape[:-1], w.shape[0]) for w, _ in each]
     (w0, b0), (w1, b1), (w2, b2) = each
     y0, y1, y2 = made
-    _lib().linear3(
+    loaded().linear3(
         *(_at(x), _at(w0), _at(b0), _at(y0), len(w0)),
         *(_at(w1), _at(b1), _at(y1), len(w1)),
         *(_at(w2), _at(b2), _at(y2), len(w2)),
-        *(x.numel() // size, size, torch.get_num_threads()),
+        *(x.numel() // size, size, thread_count()),
     )
     return made
 
@@ -83,8 +74,8 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """down(silu(gate(x)) · up(x))."""
     middle, size = gate.shape
     n = x.numel() // size
-    inner, y = x.new_empty(n, middle), torch.empty_like(x)
-    _lib().gated(_at(x), _at(gate), _at(up), _at(down), _at(inner), _at(y), n, size, middle, torch.get_num_threads())
+    y = torch.empty_like(x)
+    loaded().gated(_at(x), _at(gate), _at(up), _at(down), _at(y), n, size, middle, thread_count())
     return y
 
 
@@ -92,7 +83,7 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
     """x / rms(x) · (weight + offset)."""
     y = torch.empty_like(x)
     size = x.shape[-1]
-    _lib().rms_norm(_at(x), _at(weight), offset, eps, _at(y), x.numel() // size, size)
+    loaded().norm(_at(x), _at(weight), offset, eps, _at(y), x.numel() // size, size)
     return y
 
 
@@ -103,7 +94,7 @@ def rotate_and_store(
     batch, n = slots.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
     heads = q.shape[-1] // size
-    _lib().rotate_and_store(
+    loaded().rotate_and_store(
         *(_at(x) for x in (q, k, v, cos, sin, slots, keys, values)),
         *(keys.stride(0), keys.stride(1), batch, n, heads, kv_heads, size),
     )
@@ -117,7 +108,7 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     parts = cache if cache.dim() == 5 else cache[None]
     count, batch, heads, _, size = parts.shape
     part_step, row_step, head_step = (step * cache.element_size() for step in parts.stride()[:3])
-    _lib().move_path(
+    loaded().move_path(
         *(_at(cache), _at(lengths), _at(path), count, part_step, batch, heads, path.shape[1]),
         *(row_step, head_step, size * cache.element_size()),
     )
@@ -127,21 +118,18 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     """Keys (...) -> (..., count) numbers in (0, 1) in fp32: `core.noise.uniform` behind its keys."""
     keys, y = keys.contiguous(), torch.empty(*keys.shape, count)
     most = 1 - torch.finfo(torch.float32).eps / 2
-    _lib().uniform(_at(keys), _at(y), keys.numel(), count, most)
+    loaded().uniform(_at(keys), _at(y), keys.numel(), count, most)
     return y
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """q (B, H, n, D), keys and values (B, K, S, D), additive mask (B, 1, n, S) -> (B, n, H, D)."""
-    batch, heads, n, size = q.shape
-    slots = keys.shape[2]
-    out = q.new_empty(batch, n, heads, size)
-    _lib().attend(
-        *(_at(q), *q.stride()[:3]),
-        *(_at(keys), *keys.stride()[:2]),
-        *(_at(values), *values.stride()[:2]),
+    """q (B, n, H, D), keys and values (B, K, S, D), mask (B, 1, n, S), 0 at visible slots -> (B, n, H, D)."""
+    batch, n, heads, size = q.shape
+    out = torch.empty_like(q)
+    loaded().attention(
+        *(_at(q), _at(keys), _at(values), *keys.stride()[:2]),
         *(_at(mask), mask.stride(0), mask.stride(2)),
-        *(_at(out), batch, heads, keys.shape[1], n, slots, size, scale, torch.get_num_threads()),
+        *(_at(out), batch, heads, keys.shape[1], n, keys.shape[2], size, scale, thread_count()),
     )
     return out
 
@@ -151,24 +139,18 @@ def attendable(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> 
     return (
         mask is not None
         and mask.dtype is q.dtype is keys.dtype is torch.float32
-        and q.shape[0] * q.shape[2] <= MOST
-        and mask.dim() == 4
-        and mask.shape[1] == 1
-        and mask.shape[0] == q.shape[0]
-        and mask.shape[2:] == (q.shape[2], keys.shape[2])
+        and q.shape[0] * q.shape[1] <= MOST
+        and mask.shape == (q.shape[0], 1, q.shape[1], keys.shape[2])
         and q.shape[3] == keys.shape[3] == values.shape[3]
-        and q.shape[1] % keys.shape[1] == 0
-        and q.stride(3) == keys.stride(3) == values.stride(3) == mask.stride(3) == 1
-        and keys.stride(2) == values.stride(2) == keys.shape[3]
+        and q.shape[3] % LANES == 0
+        and q.shape[2] % keys.shape[1] == 0
+        and q.is_contiguous()
+        and keys.stride() == values.stride()
+        and keys.stride()[2:] == (keys.shape[3], 1)
+        and mask.stride(3) == 1
         and runs_cpp(q.device)
         and not torch.is_grad_enabled()
     )
-
-
-def _lib() -> ctypes.CDLL:
-    lib = library()
-    assert lib is not None
-    return lib
 
 
 def _at(x: Tensor | None) -> int | None:

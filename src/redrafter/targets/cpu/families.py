@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.cpu_pass.model import GELU, SILU, Sizes
+from redrafter.kernels.cpu.model import GELU, SILU, Sizes
 from redrafter.targets.attention import FULL, SLIDING
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")

@@ -97,6 +97,7 @@ def _fits(x: Tensor, cos: Tensor, stored: tuple[Tensor, Tensor], mask: Tensor | 
         and mask.shape == (x.shape[0], 1, x.shape[1], cache_layer.extent)
         and mask.stride(3) == 1
         and cos.shape == (*x.shape[:2], keys.shape[3])
+        and keys.shape[3] % ops.LANES == 0
         and keys.is_contiguous()
         and values.is_contiguous()
     )

@@ -33,7 +33,11 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
                 yield RMSNormForward(name, 1.0), _trial_of(module)
     elif _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
         yield gated, _trial_of(children["gate_proj"])
-    elif _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj")) and hasattr(module, "layer_idx"):
+    elif (
+        _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj"))
+        and hasattr(module, "layer_idx")
+        and getattr(module, "head_dim", 1) % ops.LANES == 0
+    ):
         yield attention, attention_trial
 
 
@@ -113,7 +117,7 @@ def attention(
             if "q_norm" in modules:
                 q = modules["q_norm"](q.view(batch, n, -1, size)).flatten(2)
                 k = modules["k_norm"](k.view(batch, n, -1, size)).flatten(2)
-            queries = q.view(batch, n, -1, size).transpose(1, 2)
+            queries = q.view(batch, n, -1, size)
             seen = keys[:, :, : cache_layer.extent], values[:, :, : cache_layer.extent]
             if ops.attendable(queries, *seen, attention_mask) and cos.shape[2] == size:
                 assert attention_mask is not None

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix
-from redrafter.kernels.cpu_pass.model import LayerWeights, PassModel
-from redrafter.kernels.cpu_pass.packed import quantise
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, Matrix
+from redrafter.kernels.cpu.model import LayerWeights, PassModel
+from redrafter.kernels.cpu.packed import quantise
 from redrafter.targets.cpu.families import Rotations, check, has_plain_rotations, is_gemma, layer_kinds, sizes_of
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.gguf.config import config_of, transformers_config

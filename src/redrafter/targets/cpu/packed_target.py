@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
-from redrafter.kernels.cpu_pass.model import SCALE_BYTES, PassModel, cache_pointers
-from redrafter.kernels.cpu_pass.packed import PackedMatrix
+from redrafter.kernels.cpu.model import SCALE_BYTES, PassModel, cache_pointers
+from redrafter.kernels.cpu.packed import PackedMatrix
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.cpu.families import Rotations
 from redrafter.targets.target import KVLayout, Target

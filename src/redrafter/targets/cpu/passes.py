@@ -59,7 +59,7 @@ def install_chosen(target: Target, chosen: Chosen) -> None:
 
 
 def replaceable(target: Target) -> bool:
-    """Whether the model is in fp32 on a CPU, has no forward of a user's own, and there is a C++ compiler."""
+    """Whether the model is in fp32 on a CPU, has no forward of a user's own, and the C++ runs here."""
     if any("forward" in vars(module) for module in target.model.modules()):
         return False
     return target.dtype == torch.float32 and all(runs_cpp(p.device) for p in target.model.parameters())

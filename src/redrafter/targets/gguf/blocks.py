@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
+from redrafter.kernels.cpu.matrices import Floats, Matrix, Quantised
 from redrafter.targets.gguf.file import Tensor
 
 Array = np.ndarray[Any, Any]

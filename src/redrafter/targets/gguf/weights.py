@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix
-from redrafter.kernels.cpu_pass.model import LayerWeights, shapes_of
+from redrafter.kernels.cpu.matrices import Floats, Matrix
+from redrafter.kernels.cpu.model import LayerWeights, shapes_of
 from redrafter.targets.cpu.families import head_size, layer_kinds, sizes_of
 from redrafter.targets.gguf.blocks import read
 from redrafter.targets.gguf.file import GGUFFile

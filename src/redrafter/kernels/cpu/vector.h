@@ -67,6 +67,13 @@ INLINE vec load(const float* x) {
   return y;
 }
 INLINE void store(float* y, vec x) { EACH *(floats*)(y + i * WIDTH) = x.part[i]; }
+// The first `count` < 16 numbers; the others are 0.
+INLINE vec load_part(const float* x, long count) {
+  float whole[LANES] = {};
+  memcpy(whole, x, count * sizeof(float));
+  return load(whole);
+}
+INLINE void store_part(float* y, vec x, long count) { memcpy(y, &x, count * sizeof(float)); }
 INLINE ivec load(const uint32_t* x) {
   ivec y;
   EACH y.part[i] = *(const integers*)(x + i * WIDTH);

@@ -1,4 +1,4 @@
-// A model and a pass as Python hands them over: the same fields in the same order as in library.py.
+// A model and a pass as Python hands them over: the same fields in the same order as in model.py.
 #pragma once
 #include "product.h"
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu_pass.library import FLOAT, LONG, POINTER, Matrix, fields
-from redrafter.kernels.cpu_pass.packed import PackedMatrix
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, Matrix, fields
+from redrafter.kernels.cpu.packed import PackedMatrix
 from redrafter.kernels.threads import thread_count
 
 MATRICES = (

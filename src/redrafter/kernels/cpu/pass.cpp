@@ -11,16 +11,6 @@
 
 namespace {
 
-// y = x · cos + rotate_half(x) · sin; y may be x.
-void rotate(const float* x, const float* cos, const float* sin, float* y, long size) {
-  long half = size / 2;
-  for (long d = 0; d < half; d++) {
-    float a = x[d], b = x[d + half];
-    y[d] = a * cos[d] - b * sin[d];
-    y[d + half] = b * cos[d] + a * sin[d];
-  }
-}
-
 vec gated(vec x, long kind) {
   if (kind == SILU) return silu(x);
   // GELU by tanh: x/2 · (1 + tanh u) = x · (1 - 1 / (e^2u + 1)), u = sqrt(2/π) · (x + 0.044715 x³)
@@ -171,12 +161,12 @@ class Runner {
     for (long i = 0; i < group; i++) {
       float* own = &q[(u * group + i) * m.size];
       if (l.q_norm) rms_norm(own, l.q_norm, m.eps, own, m.size);
-      rotate(own, cos, sin, own, m.size);
+      rotate(own, cos, sin, 0, own, m.size);
     }
     float* key = &k[u * m.size];
     long row = t / p.nodes * p.row_step + h * p.head_step;
     if (l.k_norm) rms_norm(key, l.k_norm, m.eps, key, m.size);
-    rotate(key, cos, sin, key, m.size);
+    rotate(key, cos, sin, 0, key, m.size);
     each_kind([&](auto number) {
       using Number = decltype(number);
       const long to = row + p.slots[t] * Slot<Number>::step(m.size);
@@ -195,14 +185,15 @@ class Runner {
     }
   }
 
+  // One token and key head; head by head, so that a head's keys and values stay in the L2 cache.
   void attention(const Layer& l, long index, long u, float* scores) {
     long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES;
-    long t = u / m.kv_heads, h = u % m.kv_heads, at = t / p.nodes * p.row_step + h * p.head_step;
+    long t = u % tokens, h = u / tokens, at = t / p.nodes * p.row_step + h * p.head_step;
     float* made = scores + QUERIES * room;
     const Seen& seen = (l.window ? near : far)[t];
     each_kind([&](auto number) {
       auto *keys = (const decltype(number)*)p.keys[index] + at, *values = (const decltype(number)*)p.values[index] + at;
-      attend_heads(&q[u * width], keys, values, group, m.size, seen, m.scale, scores, room, made);
+      attend_heads(&q[(t * m.kv_heads + h) * width], keys, values, group, m.size, seen, m.scale, scores, room, made);
     });
     found.put(t, h * width, made, width);
   }

@@ -28,6 +28,16 @@ static inline void rms_norm(const float* x, const float* weight, float eps, floa
   for (long k = 0; k < size; k++) y[k] = weight ? x[k] * by * weight[k] : x[k] * by;
 }
 
+// y = x · cos + rotate_half(x) · sin; y may be x. Angles of the second half begin at `second`: 0 if both halves share them.
+static inline void rotate(const float* x, const float* cos, const float* sin, long second, float* y, long size) {
+  long half = size / 2;
+  for (long d = 0; d < half; d++) {
+    float a = x[d], b = x[d + half];
+    y[d] = a * cos[d] - b * sin[d];
+    y[d + half] = b * cos[d + second] + a * sin[d + second];
+  }
+}
+
 INLINE vec sigmoid(vec x) { return all(1.0f) / (all(1.0f) + exp(zero() - x)); }
 INLINE vec silu(vec x) { return x / (all(1.0f) + exp(zero() - x)); }
 INLINE vec tanh(vec x) { return all(1.0f) - all(2.0f) / (exp(x + x) + all(1.0f)); }

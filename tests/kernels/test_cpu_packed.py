@@ -1,18 +1,18 @@
 """Packed matrices against numpy, for every format and every set of instructions that this CPU has."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 
-from redrafter.kernels.cpu import native
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, Quantised, quantise
-from redrafter.kernels.cpu_pass.packed import PackedMatrix, format_of
-from redrafter.kernels.cpu_pass.packed import quantise as packed_quantise
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, Quantised, quantise
+from redrafter.kernels.cpu.packed import PackedMatrix, format_of
+from redrafter.kernels.cpu.packed import quantise as packed_quantise
 
-pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+pytestmark = [
+    pytest.mark.skipif(library.library() is None, reason="no C++ compiler here"),
+    pytest.mark.usefixtures("lib"),
+]
 
 ROWS, COLUMNS = 37, 96
 
@@ -42,24 +42,10 @@ def matrices():
     ]
 
 
-INSTRUCTIONS = [
-    name if name in (library.chosen(), "portable") else pytest.param(name, marks=pytest.mark.slow)
-    for name in library.supported()
-]
-"""Each set of instructions is compiled once for these tests, which takes ten seconds."""
-
-
-@pytest.fixture(params=INSTRUCTIONS)
-def lib(request):
-    found = library.load(request.param)
-    assert found is not None
-    return found
-
-
-def test_every_format(lib):
+def test_every_format():
     for index, matrix in enumerate(matrices()):
         assert format_of(matrix) == index
-        packed, weights = PackedMatrix(matrix, lib=lib), matrix.dequantise()
+        packed, weights = PackedMatrix(matrix), matrix.dequantise()
         some = torch.tensor([[0, 36], [17, 16]])
         assert np.array_equal(packed.take(some).numpy().view(np.uint32), weights[some.numpy()].view(np.uint32))
         x = torch.randn(19, COLUMNS)
@@ -67,9 +53,9 @@ def test_every_format(lib):
         assert float((made - wanted).abs().max() / wanted.abs().max()) < 1e-6, library.FORMATS[index]
 
 
-def test_a_token_alone_and_among_others_is_the_same_bit_for_bit(lib):
+def test_a_token_alone_and_among_others_is_the_same_bit_for_bit():
     for matrix in matrices():
-        packed, x = PackedMatrix(matrix, lib=lib), torch.randn(19, COLUMNS)
+        packed, x = PackedMatrix(matrix), torch.randn(19, COLUMNS)
         alone = torch.cat([packed.multiply(row[None]) for row in x])
         for n in (2, 3, 4, 5, 7, 8, 9, 19):
             assert torch.equal(packed.multiply(x[:n]), alone[:n])
@@ -82,13 +68,13 @@ def seen_in_8_bits(x):
     return (np.rint(tiles / np.where(scales == 0, 1, scales)) * scales).reshape(x.shape)
 
 
-def test_rounded_activations(lib):
+def test_rounded_activations():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((19, COLUMNS)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, (19, 1)).astype(np.float32)
     x[3, :32] = 0
     given = torch.from_numpy(x)
     for index, matrix in enumerate(matrices()):
-        packed, weights = PackedMatrix(matrix, lib=lib), matrix.dequantise().astype(np.float64)
+        packed, weights = PackedMatrix(matrix), matrix.dequantise().astype(np.float64)
         made, exact = packed.multiply(given, rounded=True), packed.multiply(given)
         if isinstance(matrix, Floats):
             assert torch.equal(made, exact), "floats take the activations as they are"
@@ -102,7 +88,7 @@ def test_rounded_activations(lib):
             assert torch.equal(packed.multiply(given[:n], rounded=True), alone[:n])
 
 
-def test_rounded_activations_are_the_same_for_every_set_of_instructions(lib):
+def test_rounded_activations_are_the_same_for_every_set_of_instructions():
     """Where every number has few bits, no sum is rounded and the result is exact. Weights reach -128, inputs 127."""
     rng = np.random.default_rng(0)
     x = rng.integers(-127, 128, (9, COLUMNS)).astype(np.float32)
@@ -114,24 +100,24 @@ def test_rounded_activations_are_the_same_for_every_set_of_instructions(lib):
         scales = (2.0 ** rng.integers(-3, 1, matrix.scales.shape)).astype(matrix.scales.dtype)
         least = None if matrix.minimums is None else (rng.integers(-8, 8, scales.shape) / 8).astype(scales.dtype)
         plain = Quantised(matrix.bits, values, scales, least, matrix.zero)
-        made = PackedMatrix(plain, lib=lib).multiply(torch.from_numpy(x), rounded=True)
+        made = PackedMatrix(plain).multiply(torch.from_numpy(x), rounded=True)
         wanted = x.astype(np.float64) @ plain.dequantise().astype(np.float64).T
         assert np.array_equal(made.numpy(), wanted), library.FORMATS[index]
 
 
-def test_what_is_no_number_stays_none(lib):
+def test_what_is_no_number_stays_none():
     """A token with NaN or infinity among its activations, and no other token, has NaN or infinity as its result."""
-    packed, x = PackedMatrix(matrices()[0], lib=lib), torch.randn(4, COLUMNS)
+    packed, x = PackedMatrix(matrices()[0]), torch.randn(4, COLUMNS)
     x[1, 5], x[2, 40] = float("nan"), float("inf")
     made = packed.multiply(x, rounded=True)
     assert made[[0, 3]].isfinite().all()
     assert not made[[1, 2]].isfinite().any()
 
 
-def test_odd_widths_of_floats(lib):
+def test_odd_widths_of_floats():
     weights = torch.randn(5, 50)
     x = torch.randn(3, 50)
-    made = PackedMatrix(Floats(weights.numpy()), lib=lib).multiply(x)
+    made = PackedMatrix(Floats(weights.numpy())).multiply(x)
     assert torch.allclose(made, x @ weights.T, atol=1e-5)
 
 
@@ -144,9 +130,8 @@ def test_quantise():
         assert np.array_equal(made.dequantise()[1, :32], weights[1, :32])
 
 
-def test_quantise_by_all_threads(monkeypatch, lib):
+def test_quantise_by_all_threads():
     """The same bits as in numpy, for weights large and small, on a grid of halves, and all zero."""
-    monkeypatch.setattr(library, "library", lambda: lib)
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((300, 256)).astype(np.float32) * 10.0 ** rng.integers(-6, 4, (300, 1))
     weights[1, :32] = 0
@@ -161,39 +146,3 @@ def test_quantise_by_all_threads(monkeypatch, lib):
             assert (made.minimums is None) == (wanted.minimums is None)
             if wanted.minimums is not None:
                 assert np.array_equal(made.minimums.view(np.uint16), wanted.minimums.view(np.uint16))
-
-
-def test_instructions_can_be_forced(monkeypatch):
-    assert library.chosen() == library.supported()[0]
-    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
-    assert library.chosen() == "portable"
-    monkeypatch.setenv("REDRAFTER_NATIVE", "0")
-    assert not library.can_run()
-
-
-def test_where_the_fastest_instructions_fail_the_next_are_used(monkeypatch):
-    monkeypatch.setattr(library, "supported", lambda: ["fastest", "fast", "portable"])
-    monkeypatch.setattr(library, "load", {"fastest": None, "fast": "compiled", "portable": "slow"}.get)
-    assert library.library() == "compiled"
-    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
-    assert library.library() == "slow"
-    monkeypatch.setattr(library, "load", lambda _: None)
-    assert library.library() is None
-
-
-def test_a_wheels_library_needs_no_compiler(tmp_path, monkeypatch):
-    made, path = library.library(), tmp_path / f"{library.chosen()}.so"
-    shutil.copy(made._name, path)
-    monkeypatch.setattr(library, "PREBUILT", tmp_path)
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
-    assert library.can_run()
-    assert library.load.__wrapped__(library.chosen())._name == str(path)
-    path.unlink()
-    assert not library.can_run()
-    assert library.load.__wrapped__(library.chosen()) is None
-
-
-def test_a_library_that_does_not_load_is_compiled(tmp_path, monkeypatch):
-    (tmp_path / f"{library.chosen()}.so").write_bytes(b"made for another system")
-    monkeypatch.setattr(library, "PREBUILT", tmp_path)
-    assert library.load.__wrapped__(library.chosen())._name == library.library()._name

@@ -4,16 +4,17 @@ import ctypes
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Matrix
-from redrafter.kernels.cpu_pass.packed import Memory, PackedMatrix
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields
+from redrafter.kernels.cpu.matrices import Matrix
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix
 from redrafter.kernels.threads import thread_count
 
 Array = np.ndarray[Any, Any]
@@ -22,11 +23,51 @@ CACHE_KINDS = (torch.float32, torch.float16, torch.int8)
 """What keys and values are kept in, in the order of model.h."""
 SCALE_BYTES = 4
 """Behind each head of an int8 KV cache: its scale."""
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS = (
+    *("q_bias", "k_bias", "v_bias", "o_bias"),
+    *("before", "q_norm", "k_norm", "after_attention", "before_mlp", "after_mlp"),
+)
+
+
+class _Layer(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *fields(library.Matrix, *MATRICES),
+        *fields(POINTER, *VECTORS),
+        *fields(LONG, "rotation", "window"),
+    ]
+
+
+class _Model(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("layers", ctypes.POINTER(_Layer)),
+        *fields(LONG, "layer_count", "hidden", "heads", "kv_heads", "size", "middle", "gate"),
+        *fields(library.Matrix, "embedding", "head"),
+        ("final_norm", POINTER),
+        *fields(FLOAT, "eps", "scale", "embedding_scale"),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    """As in model.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *fields(POINTER, "tokens", "positions", "slots", "visible"),
+        *[*fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
+        *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
+        *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
+        *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
+        *fields(LONG, "rows", "nodes", "threads", "cache", "rounds"),
+    ]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Names are those of library.MATRICES and library.VECTORS; a vector may be missing."""
+    """One layer. Names are those of MATRICES and VECTORS; a vector may be missing."""
 
     matrices: Mapping[str, Matrix]
     vectors: Mapping[str, Array]
@@ -85,7 +126,7 @@ def _check_shape(name: str, given: Matrix | Array, wanted: tuple[int, ...]) -> N
 
 def _check_layer(layer: LayerWeights, sizes: Sizes) -> None:
     shapes = shapes_of(sizes)
-    for required in (*library.MATRICES, "before", "before_mlp"):
+    for required in (*MATRICES, "before", "before_mlp"):
         if required not in layer.matrices and required not in layer.vectors:
             raise UnsupportedTarget(f"the compiled pass needs {required} in each layer, and one has none")
     for name, given in (*layer.matrices.items(), *layer.vectors.items()):
@@ -104,24 +145,21 @@ class PassModel:
         embedding: Matrix,
         head: Matrix | None,
         final_norm: Array,
-        lib: ctypes.CDLL | None = None,
     ) -> None:
         """Without a `head` the output embedding is the input embedding. Layers are taken one by one."""
-        lib = lib or library.library()
-        assert lib is not None
         _check_sizes(sizes)
         vocabulary = (embedding.shape[0], sizes.hidden)
         _check_shape("the embedding", embedding, vocabulary)
         _check_shape("the output embedding", embedding if head is None else head, vocabulary)
         _check_shape("the final norm", final_norm, (sizes.hidden,))
-        self.lib, self.sizes = lib, sizes
+        self.lib, self.sizes = library.loaded(), sizes
         self._memory = Memory()
         self._kept: list[Any] = []  # what the structure points to
-        self.embedding = PackedMatrix(embedding, self._memory, lib)
-        self.head = self.embedding if head is None else PackedMatrix(head, self._memory, lib)
+        self.embedding = PackedMatrix(embedding, self._memory)
+        self.head = self.embedding if head is None else PackedMatrix(head, self._memory)
         packed = [self._layer(layer) for layer in layers]
-        self._layers = (library.Layer * len(packed))(*packed)
-        self.model = library.Model(
+        self._layers = (_Layer * len(packed))(*packed)
+        self.model = _Model(
             layers=self._layers,
             layer_count=len(packed),
             embedding=self.embedding.fields,
@@ -149,13 +187,13 @@ class PassModel:
         self._kept.append(kept)
         return int(kept.ctypes.data)
 
-    def _layer(self, layer: LayerWeights) -> library.Layer:
+    def _layer(self, layer: LayerWeights) -> _Layer:
         _check_layer(layer, self.sizes)
-        packed = {name: PackedMatrix(layer.matrices[name], self._memory, self.lib) for name in library.MATRICES}
+        packed = {name: PackedMatrix(layer.matrices[name], self._memory) for name in MATRICES}
         self._kept += packed.values()
-        return library.Layer(
+        return _Layer(
             **{name: matrix.fields for name, matrix in packed.items()},
-            **{name: self._vector(layer.vectors.get(name)) for name in library.VECTORS},
+            **{name: self._vector(layer.vectors.get(name)) for name in VECTORS},
             rotation=layer.rotation,
             window=layer.window,
         )
@@ -196,7 +234,7 @@ class PassModel:
         where = None if key_positions is None else key_positions.contiguous()
         cos, sin = (_pointers([pair[i] for pair in rotations]) for i in (0, 1))
         keys, values = (_pointers([pair[i] for pair in cache]) for i in (0, 1)) if known is None else known
-        call = library.Pass(
+        call = _Pass(
             tokens=tokens.data_ptr(),
             positions=positions.data_ptr(),
             slots=slots.data_ptr(),

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu_pass import library
-from redrafter.kernels.cpu_pass.matrices import Floats, Matrix, Quantised
+from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu.matrices import Floats, Matrix, Quantised
 from redrafter.kernels.threads import thread_count
 
 PIECE = 1 << 26
@@ -38,10 +38,8 @@ class Memory:
 class PackedMatrix:
     """A matrix in the layout of formats.h."""
 
-    def __init__(self, matrix: Matrix, memory: Memory | None = None, lib: ctypes.CDLL | None = None) -> None:
-        lib = lib or library.library()
-        assert lib is not None
-        self.lib = lib
+    def __init__(self, matrix: Matrix, memory: Memory | None = None) -> None:
+        lib = self.lib = library.loaded()
         rows, columns = self.shape = (matrix.shape[0], matrix.shape[1])
         kind = format_of(matrix)
         self.data = (memory or Memory()).take(lib.packed_bytes(kind, rows, columns))
@@ -75,15 +73,13 @@ class PackedMatrix:
 
 def quantise(weights: np.ndarray[Any, Any], bits: Literal[4, 8], group: int = 32) -> Quantised:
     """As `matrices.quantise`, by all threads."""
-    lib = library.library()
-    assert lib is not None
     weights = np.ascontiguousarray(weights, np.float32)
     rows, columns = weights.shape
     shape = (rows, columns // group)
     values = np.empty((rows, columns), np.int8 if bits == 8 else np.uint8)
     scales, least = np.empty(shape, np.float16), np.empty(shape, np.float16)
     given, made = weights.ctypes.data, (values.ctypes.data, scales.ctypes.data, least.ctypes.data)
-    lib.quantise(bits, given, scales.size, group, *made, thread_count())
+    library.loaded().quantise(bits, given, scales.size, group, *made, thread_count())
     return Quantised(bits, values, scales, None if bits == 8 else least)
 
 

@@ -1,0 +1,246 @@
+"""The compiled C++ of this folder for one set of CPU instructions: from the wheel, or compiled at first use."""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from redrafter.kernels.cpu.build import FLAGS, INSTRUCTIONS, compile_library
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+PREBUILT = HERE / "prebuilt"
+"""A wheel brings the library of each set of instructions; a checkout has none."""
+
+FORMATS = (
+    "4 bits, fp16 scale and minimum",
+    "4 bits, fp32 scale and minimum",
+    "4 bits, fp16 scale, zero at 8",
+    "8 bits, fp16 scale",
+    "8 bits, fp16 scale and minimum",
+    "8 bits, fp32 scale and minimum",
+    "8 bits, fp32 scale for each 16",
+    "fp32",
+    "fp16",
+    "bf16",
+)
+"""How weights lie in memory, in the order of formats.h."""
+
+FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
+SIGNATURES: dict[str, list[Any]] = {
+    "packed_bytes": [LONG] * 3,
+    "pack_quantised": [LONG, *[POINTER] * 3, LONG, LONG, POINTER, LONG],
+    "pack_floats": [LONG, POINTER, LONG, LONG, POINTER, LONG],
+    "quantise": [LONG, POINTER, LONG, LONG, *[POINTER] * 3, LONG],
+    "take_rows": [POINTER, POINTER, LONG, POINTER],
+    "multiply": [POINTER, POINTER, LONG, POINTER, LONG, LONG],
+    "run_pass": [POINTER, POINTER],
+    "run_draft": [POINTER, POINTER],
+    "run_take": [POINTER, POINTER],
+    "linear": [POINTER] * 4 + [LONG] * 4,
+    "linear3": [*([POINTER] * 4 + [LONG]), *([POINTER] * 3 + [LONG]) * 2, *[LONG] * 3],
+    "gated": [POINTER] * 5 + [LONG] * 4,
+    "norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],
+    "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
+    "attention": [*([POINTER] * 3 + [LONG] * 2), POINTER, LONG, LONG, POINTER, *[LONG] * 6, FLOAT, LONG],
+    "block": [POINTER] * 8 + [LONG] * 2 + [POINTER] + [LONG] * 6,
+    "move_path": [POINTER] * 3 + [LONG] * 8,
+    "uniform": [POINTER, POINTER, LONG, LONG, FLOAT],
+}
+"""What the functions take. `packed_bytes` returns a number."""
+
+
+def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+class Matrix(ctypes.Structure):
+    """As in formats.h."""
+
+    _fields_: ClassVar[list[Any]] = [("data", POINTER), *fields(LONG, "rows", "columns", "tiles", "format")]
+
+
+TRY = """
+import ctypes, sys
+class Matrix(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *[(n, ctypes.c_long) for n in ("rows", "columns", "tiles", "format")]]
+lib, x, long = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512), ctypes.c_long
+ones, halves = (ctypes.c_int8 * 512)(*[1] * 512), (ctypes.c_uint16 * 16)(*[0x3C00] * 16)
+packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
+def tried(form, rounds):
+    matrix = Matrix(ctypes.addressof(packed), 16, 32, 1, form)
+    lib.multiply(ctypes.byref(matrix), x, long(1), y, long(rounds), long(1))
+    assert list(y) == [32.0] * 16, list(y)
+lib.pack_floats(long(7), x, long(16), long(32), packed, long(1))
+tried(7, 0)
+lib.pack_quantised(long(3), ones, halves, None, long(16), long(32), packed, long(1))
+tried(3, 1)
+"""
+"""Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None if they cannot be compiled or loaded.
+
+    An old compiler may not know the fastest instructions, and a virtual machine may not run them: then the next set.
+    """
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return None
+    if not can_run():
+        log.info("no C++ compiler (g++ or clang++) here: the CPU path runs on torch alone, which is slower")
+        return None
+    names = supported()
+    found = next(filter(None, map(load, names[names.index(chosen()) :])), None)
+    if found is None:
+        log.info("the CPU path runs on torch alone, which is slower")
+    return found
+
+
+def loaded() -> ctypes.CDLL:
+    """`library`, where it is known to be there."""
+    found = library()
+    assert found is not None
+    return found
+
+
+@functools.cache
+def load(instructions: str) -> ctypes.CDLL | None:
+    """The functions for one set of instructions: from the wheel, or compiled at first use."""
+    try:
+        made = _load_prebuilt(instructions) or _compile(instructions)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        log.info("no C++ for %s: %s", instructions, said[0] if said else error)
+        return None
+    if made is not None:
+        for name, types in SIGNATURES.items():
+            function = getattr(made, name)
+            function.argtypes, function.restype = types, LONG if name == "packed_bytes" else None
+    return made
+
+
+def _load_prebuilt(instructions: str) -> ctypes.CDLL | None:
+    """The wheel's library, not tried out first: it has the instructions that torch itself uses on this CPU."""
+    path = prebuilt(instructions)
+    if not path.exists():
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # made for another C library
+        log.info("the library %s does not load (%s)", path, error)
+        return None
+
+
+def _compile(instructions: str) -> ctypes.CDLL | None:
+    """The library compiled here; None without a compiler. Several processes may compile at once."""
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    path = compiled(compiler, instructions)
+    if not path.exists():
+        log.info("compiling the C++ for CPUs (%s), once", instructions)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            fresh = Path(scratch, path.name)
+            compile_library([compiler], HERE, instructions, fresh)
+            subprocess.run([sys.executable, "-c", TRY, str(fresh)], check=True, capture_output=True, text=True)
+            fresh.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def prebuilt(instructions: str) -> Path:
+    """Where a wheel has the library for one set of instructions."""
+    return PREBUILT / f"{instructions}.so"
+
+
+def compiled(compiler: str, instructions: str) -> Path:
+    """Where the library is kept that was compiled here, by this compiler for this CPU."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    flags = [*FLAGS, *INSTRUCTIONS[instructions]]
+    return folder() / f"{instructions}-{_digest(version, *flags, platform.machine(), cpu_features())}.so"
+
+
+def folder() -> Path:
+    """Where compiled libraries are kept: beside the converted default model, whose code is in a higher layer."""
+    if chosen := os.environ.get("REDRAFTER_CACHE"):
+        return Path(chosen) / "native"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter" / "native"
+
+
+def built() -> str:
+    """Names the library and its source; empty without a library."""
+    found = library()
+    return f"{Path(found._name).name} {_digest()}" if found is not None else ""
+
+
+def _digest(*about: str) -> str:
+    """A hash of the source, and of what else it is said to depend on."""
+    digest = hashlib.sha256("\n".join(about).encode())
+    for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def can_run() -> bool:
+    """Whether `library` is expected to find or make the compiled functions, without compiling them."""
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return False
+    return prebuilt(chosen()).exists() or find_compiler() is not None
+
+
+def status() -> str:
+    """Whether `library` will find the compiled functions, in words, without compiling them."""
+    if os.environ.get("REDRAFTER_NATIVE") == "0":
+        return "off (REDRAFTER_NATIVE=0)"
+    if prebuilt(chosen()).exists():
+        return "compiled"
+    compiler = find_compiler()
+    if compiler is None:
+        return "not available (no C++ compiler: install g++ or clang++)"
+    try:
+        return "compiled" if compiled(compiler, chosen()).exists() else "not compiled yet (done at first use)"
+    except (OSError, RuntimeError) as error:
+        return f"not available ({error})"
+
+
+def find_compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+def chosen() -> str:
+    """The set of instructions to use: the fastest, or what REDRAFTER_INSTRUCTIONS says."""
+    asked = os.environ.get("REDRAFTER_INSTRUCTIONS")
+    return asked if asked in supported() else supported()[0]
+
+
+def supported() -> list[str]:
+    """The sets of instructions that this CPU has, the fastest first."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(capability, [])
+    if "avx512" in found and torch.cpu._is_vnni_supported():
+        found.insert(0, "avx512_vnni")
+    if platform.machine() in ("aarch64", "arm64"):
+        has_dotprod = sys.platform == "darwin" or "asimddp" in cpu_features()
+        found = ["neon_dotprod", "neon"] if has_dotprod else ["neon"]
+    return [*found, "portable"]
+
+
+def cpu_features() -> str:
+    """What a CPU can do: machines may share a cache folder."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    wanted = ("flags", "Features", "model name")
+    return "\n".join(sorted({line for line in info.read_text().splitlines() if line.startswith(wanted)}))

@@ -1,0 +1,105 @@
+"""How the C++ for CPUs is found, compiled and loaded."""
+
+import os
+import shutil
+import threading
+
+import pytest
+
+from redrafter.kernels.cpu import library
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
+
+
+def test_instructions_can_be_forced(monkeypatch):
+    assert library.chosen() == library.supported()[0]
+    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
+    assert library.chosen() == "portable"
+    monkeypatch.setenv("REDRAFTER_NATIVE", "0")
+    assert not library.can_run()
+
+
+def test_where_the_fastest_instructions_fail_the_next_are_used(monkeypatch):
+    monkeypatch.setattr(library, "supported", lambda: ["fastest", "fast", "portable"])
+    monkeypatch.setattr(library, "load", {"fastest": None, "fast": "compiled", "portable": "slow"}.get)
+    assert library.library.__wrapped__() == "compiled"
+    monkeypatch.setenv("REDRAFTER_INSTRUCTIONS", "portable")
+    assert library.library.__wrapped__() == "slow"
+    monkeypatch.setattr(library, "load", lambda _: None)
+    assert library.library.__wrapped__() is None
+
+
+def test_a_wheels_library_needs_no_compiler(tmp_path, monkeypatch):
+    made, path = library.library(), tmp_path / f"{library.chosen()}.so"
+    shutil.copy(made._name, path)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    assert library.can_run()
+    assert library.load.__wrapped__(library.chosen())._name == str(path)
+    path.unlink()
+    assert not library.can_run()
+    assert library.load.__wrapped__(library.chosen()) is None
+
+
+def test_a_library_that_does_not_load_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / f"{library.chosen()}.so").write_bytes(b"made for another system")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    assert library.load.__wrapped__(library.chosen())._name == library.library()._name
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A small source that was never compiled, and an empty folder for it."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "HERE", tmp_path / "source")
+    monkeypatch.setattr(library, "SIGNATURES", {"one": []})
+    monkeypatch.setattr(library, "TRY", "import ctypes, sys; assert ctypes.CDLL(sys.argv[1]).one() == 1")
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)
+    library.library.cache_clear()
+    yield tmp_path / "native"
+    library.library.cache_clear()
+
+
+def test_compiled_once_and_found_again(fresh):
+    assert library.library().one() is None
+    [made] = fresh.iterdir()
+    stamp = os.stat(made).st_mtime_ns
+    library.library.cache_clear()
+    assert library.library() is not None
+    assert [os.stat(p).st_mtime_ns for p in fresh.iterdir()] == [stamp]
+    (library.HERE / "one.cpp").write_text('extern "C" int one() { return 2 - 1; }')
+    library.library.cache_clear()
+    assert library.library() is not None
+    assert len(list(fresh.iterdir())) == 2, "another source is another library"
+
+
+def test_several_at_once_leave_one_whole_library(fresh):
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(library.load(library.chosen()))) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(made)
+    assert [str(path) for path in fresh.iterdir()] == list({each._name for each in made})
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (("find_compiler", lambda: None), "no C++ compiler"),
+        (("find_compiler", lambda: shutil.which("false")), "non-zero exit status 1"),
+        (("TRY", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"), "SIGILL"),
+        (("folder", lambda: library.HERE / "one.cpp"), "one.cpp"),
+    ],
+    ids=["no compiler", "compiler fails", "illegal instruction", "no folder"],
+)
+def test_without_a_library_there_is_one_line_and_torch(fresh, monkeypatch, caplog, harm, said):
+    monkeypatch.setattr(library, *harm)
+    with caplog.at_level("INFO"):
+        assert library.library() is None
+        assert library.library() is None
+    assert caplog.text.count("torch alone") == 1
+    assert said in caplog.text
