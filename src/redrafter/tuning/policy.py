@@ -219,13 +219,15 @@ class StepPolicy:
         """For this number of rows; until learned, what follows from those of fewer rows: little is tried in vain."""
         sampled = any(self.rows[row].sampled for row in rows)
         known, key = self.experience.costs, (len(rows), sampled)
+        if (found := known.get(key)) is not None and found.learned:
+            return found
         fewer = {n: c for (n, kind), c in known.items() if n < len(rows) and kind == sampled and c.learned}
         most = max(fewer, default=1)
-        if key not in known:
-            known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
-        elif fewer and not known[key].learned:
-            known[key].begin_with(fewer[most].of_rows(len(rows) / most))
-        return known[key]
+        if found is None:
+            found = known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
+        elif fewer:
+            found.begin_with(fewer[most].of_rows(len(rows) / most))
+        return found
 
     def choose(self, room: Mapping[Row, int]) -> Plan:
         """The next step of these rows, each with room for so many more tokens."""
@@ -276,8 +278,9 @@ def best_chain(odds: Sequence[Sequence[float]], costs: StepCosts) -> tuple[int, 
             reached[i] *= row[depth] if depth < len(row) else 0.0
         tokens += sum(reached)
         found = tokens / len(odds) / costs.of_chain(depth + 1)
-        if found > speed:
-            best, speed = depth + 1, found
+        if found <= speed:  # a deeper token costs as much and is less likely to be reached
+            break
+        best, speed = depth + 1, found
     return best, speed
 
 

@@ -152,7 +152,7 @@ class PackedTarget(Target):
     ) -> tuple[Tensor, Tensor]:
         """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
         self._allocate(cache, tokens.shape[0])
-        where = positions.numpy().clip(max=self.max_positions - 1)  # numpy: torch takes longer for few numbers
+        where = np.minimum(positions.numpy(), self.max_positions - 1)  # numpy: torch takes longer for few numbers
         pairs = [cache.layers[i] for i in range(self.layer_count)]
         known = None
         if cache.stays is not None:
