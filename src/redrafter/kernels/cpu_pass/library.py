@@ -86,7 +86,8 @@ class Pass(ctypes.Structure):
         *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "rows", "nodes", "threads", "cache", "rounds"),
+        *[*fields(LONG, "rows", "nodes", "threads"), ("real", POINTER)],
+        *fields(LONG, "real_count", "cache", "rounds"),
     ]
 
 
