@@ -1,6 +1,7 @@
 """What a step on a CPU does: never slower than plain decoding, and the text stays the same whatever is decided."""
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ from redrafter.tuning.policy import (
     Plan,
     StepCosts,
     StepPolicy,
-    best_chain,
+    best_chains,
     policy_for,
 )
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
@@ -121,6 +122,24 @@ def test_repeated_text_is_copied_in_long_chains():
     again = World(skill=1.0, period=30)
     assert all(plan.shape is None for plan in again.run(alone, 600)), "n-grams alone have no network to ask"
     assert again.speedup > 2
+
+
+def test_texts_tell_the_next_ones_how_much_to_trust_a_match():
+    """In some texts the end of a match says little. Twin: where matches go on, the next text copies at once."""
+    for trusted in (False, True):
+        mine = policy()
+        for _ in range(6):
+            row = make_row([3, 1, 2])
+            mine.open(row)
+            for step in range(40):
+                mine.rows[row].look_up()
+                mine.rows[row].take([3 if trusted else 10 + step, 1, 2])
+            mine.close(row)
+        assert (mine.experience.copied > 1.0) == trusted
+        row = make_row([1, 2, 3, 1, 2])
+        mine.open(row)
+        mine.rows[row].look_up()
+        assert (mine.rows[row].odds()[0] > 0.5) == trusted
 
 
 def test_nothing_is_copied_where_the_drafter_has_no_ngrams():
@@ -263,25 +282,32 @@ def test_quite_other_costs_are_known_after_a_few_steps():
     assert costs.node > 0.5
 
 
-def test_the_best_chain_is_the_best_of_all_lengths():
+def test_the_best_chains_are_the_best_of_all_lengths():
     draw = random.Random(2)
     for _ in range(50):
-        odds = [[draw.random() for _ in range(draw.randrange(6))] for _ in range(draw.randrange(1, 4))]
+        odds = [[draw.random() for _ in range(draw.randrange(4))] for _ in range(draw.randrange(1, 4))]
         costs = StepCosts(node=draw.random() / 2)
 
-        def speed(length: int, odds: list[list[float]] = odds, costs: StepCosts = costs) -> float:
-            tokens = 0.0
-            for row in odds:
-                reached = 1.0
-                tokens += 1
-                for chance in row[:length]:
-                    reached *= chance
-                    tokens += reached
-            return tokens / len(odds) / costs.of_chain(length)
+        def speed(lengths: tuple[int, ...], odds: list[list[float]] = odds, costs: StepCosts = costs) -> float:
+            reached = [math.prod(row[: d + 1]) for row, n in zip(odds, lengths, strict=True) for d in range(n)]
+            return (1 + sum(reached) / len(odds)) / costs.of_chain(sum(lengths) / len(odds))
 
-        length, found = best_chain(odds, costs)
-        assert found == pytest.approx(max(speed(n) for n in range(7)))
-        assert found == pytest.approx(speed(length))
+        lengths, found = best_chains(odds, costs)
+        assert found == pytest.approx(max(map(speed, itertools.product(*(range(len(row) + 1) for row in odds)))))
+        assert found == pytest.approx(speed(tuple(lengths)))
+
+
+def test_only_rows_that_repeat_themselves_are_copied_for():
+    mine = policy()
+    mine.experience.costs[2, False] = costs = StepCosts(node=0.3, drafted=3.0)
+    costs.learn(False, 0, 0.01)
+    rows = [make_row([1, 2, 3, 4] * 4), make_row(list(range(10, 26)))]
+    for row in rows:
+        mine.open(row)
+    plan = mine.choose(dict.fromkeys(rows, 50))
+    assert plan.copied.keys() == {rows[0]}
+    mine.learn(plan, {rows[0]: [1], rows[1]: [9]}, 0.01 * costs.of_chain(len(plan.copied[rows[0]].tokens) / 2))
+    assert costs.node == pytest.approx(0.3), "half as many nodes a row"
 
 
 def test_a_twin_with_the_same_past_decides_the_same():

@@ -52,7 +52,10 @@ class Drafter(Protocol):
         """Draft what follows `last` (B,), as a packed tree."""
 
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
-        """Read the new tokens; `hidden[:, j]` (B, L+1, C) is the hidden state that chose `accepted.tokens[:, j]`."""
+        """Read the new tokens; `hidden[:, j]` (B, L+1, C) is the hidden state that chose `accepted.tokens[:, j]`.
+
+        The given state may be overwritten.
+        """
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         """Drop all rows but these."""

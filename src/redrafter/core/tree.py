@@ -66,15 +66,18 @@ def chain_tree(last: Tensor, chains: Sequence[Sequence[int]]) -> Tree:
     return path_tree(last, padded, real)
 
 
-def path_tree(last: Tensor, path: Tensor, real: Tensor) -> Tree:
-    """(B,) last tokens, one path (B, L) below each, and which of its nodes (B, L) are no empty ones -> trees."""
+def path_tree(last: Tensor, path: Tensor, real: Tensor | None = None) -> Tree:
+    """(B,) last tokens, one path (B, L) below each, and which of its nodes (B, L) are no empty ones -> trees.
+
+    Without `real`, none is empty.
+    """
     batch, length = path.shape
     place, parents, mask, root = path_layout(length, last.device)
     return Tree(
         tokens=torch.cat([last[:, None], path], 1),
         parents=parents.expand(batch, -1),
         depths=place.expand(batch, -1),
-        valid=torch.cat([root.expand(batch, 1), real], 1),
+        valid=root.expand(batch, length + 1) if real is None else torch.cat([root.expand(batch, 1), real], 1),
         mask=mask.expand(batch, -1, -1),
         length=length,
     )

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter, Rows
@@ -24,9 +24,13 @@ class StepDrafter:
     def __init__(self, drafter: Drafter, rows: Rows, history: Tensor | None, *, guesses: bool, trims: bool) -> None:
         self.drafter, self.guesses, self.trims = drafter, guesses, trims
         self.lengths, self.history = rows.lengths, history
-        self.layers, self.default_shape = drafter.layers, drafter.default_shape
+        self.layers = drafter.layers
         self.edit: Callable[[Tree], Tree] | None = None  # changes what was guessed, before it is verified
         self.copied: Sequence[Copied] | None = None  # by row: mixed into what the drafter guesses, or verified instead
+
+    @property
+    def default_shape(self) -> Shape:
+        return self.drafter.default_shape
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return self.drafter.begin(tokens, lengths, hidden, slots)
@@ -50,8 +54,8 @@ class StepDrafter:
             return
         if self.history.device.type == "cpu" and self.history.dtype is torch.float32:
             # numpy: torch takes longer for few numbers, and would wake threads for a small copy.
-            places = self.lengths.numpy()[:, None] + np.arange(hidden.shape[1])
-            self.history.numpy()[np.arange(len(hidden))[:, None], places] = hidden.numpy()
+            for row, length, new in zip(self.history.numpy(), self.lengths.tolist(), hidden.numpy(), strict=True):
+                row[length : length + len(new)] = new
         else:
             # Not `scatter_`: the compiler would copy the whole history, and copy it back.
             slots = self.lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
@@ -63,8 +67,7 @@ class StepDrafter:
 
 def trimmed(tree: Tree) -> Tree:
     """Without the columns that are empty in every row: a CPU pays for each."""
-    valid = tree.valid
-    n = int(valid.numpy().sum(1).max()) if valid.device.type == "cpu" else int(valid.sum(1).max())
+    n = max(map(sum, tree.valid.tolist()))
     if n == tree.tokens.shape[1]:
         return tree
     return replace(

@@ -256,8 +256,9 @@ class Batch:
         rows = self._live(kind := Kind(drafts, watched))
         assert rows, "no row to step"
         assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
-        size, others = self.recorded_places(len(rows)), sum(self.live.values()) - len(rows)
-        recorded = self.recorded and all(map(recordable, rows)) and size + others <= len(self.at)
+        recorded, size = self.recorded and all(map(recordable, rows)), self.recorded_places(len(rows))
+        if recorded:
+            recorded = size + sum(self.live.values()) - len(rows) <= len(self.at)
         guesses, heard = drafts and shape is not None, any(row.watched for row in rows)
         behind = guesses and any(f.kind.drafts and not f.launched.follows for f in self.flights)
         if self.flights and (behind or heard or not recorded):

@@ -244,7 +244,7 @@ class Executor:
     ) -> tuple[Rows, StepDrafter, KVCache]:
         rows = self.state.view(start, stop, drafts=drafts, counted=sampling.penalises)
         guesses = drafts and shape is not None
-        history = self.state.history[start:stop]
+        history = self.state.view_history(start, stop)
         drafter = StepDrafter(self.drafter if drafts else self.plain, rows, history, guesses=guesses, trims=trims)
         if self.recorded:  # one compiled pass serves rows with and without a drafter
             drafter.layers = self.drafter.layers

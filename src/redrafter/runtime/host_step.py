@@ -114,9 +114,9 @@ def accepted(walks: list[Walk], path: Tensor | None, width: int, verified: list[
     """The walks as tensors, for a drafter."""
     if path is None:
         path = path_layout(width - 1, CPU)[0].expand(len(walks), -1)
-    numbers = [[walk.count, len(walk.path) - 1, n] for walk, n in zip(walks, verified, strict=True)]
-    every = np.array([[*own, *padded(walk.tokens, width)] for own, walk in zip(numbers, walks, strict=True)])
-    return Accepted(path, *map(torch.from_numpy, (every[:, 3:], every[:, 0], every[:, 1], every[:, 2])))
+    tokens = [padded(walk.tokens, width) for walk in walks]
+    numbers = (tokens, [walk.count for walk in walks], [len(walk.path) - 1 for walk in walks], verified)
+    return Accepted(path, *(torch.from_numpy(np.array(x)) for x in numbers))
 
 
 def padded(values: list[int], width: int) -> list[int]:

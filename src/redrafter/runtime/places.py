@@ -26,6 +26,8 @@ def arrange(
 
     Without a start the places are those where the fewest rows are wrong. Returns the start and the pairs of places.
     """
+    if start is None and max(row.place for row in rows) - (low := min(row.place for row in rows)) < size:
+        return low, []  # as in most steps: the rows are neighbours already
     own = set(rows)
     live = [p for p, row in enumerate(at) if row is not None and row.live]
     if start is None:

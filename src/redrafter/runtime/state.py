@@ -51,6 +51,8 @@ def with_tensors(state: Any, tensors: list[Tensor]) -> Any:
 
 def assign(old: Any, new: Any) -> None:
     """Overwrite the tensors of one state by those of another."""
+    if old is new:
+        return
     for mine, value in zip(tensors_of(old), tensors_of(new), strict=True):
         if mine is value:
             continue
@@ -81,6 +83,7 @@ class BatchState:
             counts=None,  # allocated with the first row that has penalties
             state=None,  # allocated with the first row that drafts
         )
+        self._histories: dict[tuple[int, int], Tensor] = {}
         self._views: dict[tuple[int, int, bool, bool], Rows] = {}
         self._viewed = self.rows  # what the views are of
 
@@ -98,6 +101,12 @@ class BatchState:
         state = with_tensors(rows.state, [x[start:stop] for x in tensors_of(rows.state)]) if drafts else None
         self._views[key] = Rows(**made, counts=counts, state=state)
         return self._views[key]
+
+    def view_history(self, start: int, stop: int) -> Tensor:
+        """The hidden states of rows start..stop-1 themselves."""
+        if (start, stop) not in self._histories:  # a slice takes as long as a small copy
+            self._histories[start, stop] = self.history[start:stop]
+        return self._histories[start, stop]
 
     def _count(self) -> None:
         """Allocate the token counts that penalties need; other rows' counts have no meaning and no effect."""

@@ -8,6 +8,8 @@ row accepted lately, and what steps cost relative to a plain step. No decision c
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
@@ -24,9 +26,11 @@ from redrafter.tuning.profile import MIN_SPEEDUP
 MOST_COPIED = 10
 """Tokens of a copied chain that are verified at once."""
 TABLE_WEIGHT = 3.0
-"""How many copied tokens of a row count as much as the table of odds."""
+"""How many right tokens of a row count as much as the table of odds."""
 MOST_ROWS = 8
 """More rows decode plainly: a pass over so many tokens costs about as much again for each further token."""
+MOST_CERTAIN = 0.97
+"""No copied token is thought to be more certain."""
 CERTAIN = 0.9
 """About the best odds of a copied token. Where a node costs more of a plain step than this, nothing is copied."""
 RECOVERY = 0.005
@@ -46,8 +50,8 @@ FIRST, FIRST_SURPRISE = 4, 3.0
 class StepCosts:
     """The cost of steps relative to a plain step, learned while they run.
 
-    node: what one more verified node adds. drafted: a step with a draft, whatever it verifies. Both begin with what
-    SmolLM2-135M in 4 bits costs on two AVX-512 cores (benchmarks/results/cpu.json).
+    node: what one more verified node of every row adds. drafted: a step with a draft, whatever it verifies. Both begin
+    with what SmolLM2-135M in 4 bits costs on two AVX-512 cores (benchmarks/results/cpu.json).
     """
 
     def __init__(self, node: float = 0.17, drafted: float = 1.7) -> None:
@@ -66,7 +70,7 @@ class StepCosts:
     def begin_with(self, other: "StepCosts") -> None:
         self.node, self.drafted = self.first = self.confirmed = other.first
 
-    def of_chain(self, nodes: int) -> float:
+    def of_chain(self, nodes: float) -> float:
         return 1 + self.node * nodes
 
     def of_rows(self, times: float) -> "StepCosts":
@@ -85,8 +89,8 @@ class StepCosts:
         """Whether it is time for a plain step."""
         return not self.plain or self.since_plain >= COMPARE_EVERY
 
-    def learn(self, drafted: bool, nodes: int, seconds: float) -> None:
-        """A step that verified `nodes` nodes beside the last token took this long.
+    def learn(self, drafted: bool, nodes: float, seconds: float) -> None:
+        """A step that verified `nodes` nodes a row beside the last token took this long.
 
         Costs that the step tells nothing about return slowly to their first values, so that what once seemed slow is
         tried again. If it is still slow, they are at once what they were.
@@ -110,15 +114,18 @@ class StepCosts:
             before = self.of_chain(nodes)
             if cost > before:
                 before = max(before, 1 + self.confirmed[0] * nodes)
-            self.node = max(LEAST_NODE, (self._moved("chain", before, cost) - 1) / nodes)
+            self.node = max(LEAST_NODE, (self._moved("chain", before, cost, min(1.0, nodes)) - 1) / nodes)
         self.confirmed = (self.confirmed[0], self.drafted) if drafted else (self.node, self.confirmed[1])
 
-    def _moved(self, kind: str, known: float, seen: float) -> float:
-        """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out."""
+    def _moved(self, kind: str, known: float, seen: float, weight: float = 1.0) -> float:
+        """The known cost, moved towards the one that was seen, in logarithms: twice and half as slow cancel out.
+
+        weight: less for a step that tells little.
+        """
         times = self.seen[kind] = self.seen[kind] + 1
         most = SURPRISE if times > FIRST else FIRST_SURPRISE
         factor = min(max(seen / known, 1 / most), most)
-        return float(known * factor ** max(LEARNING_RATE, 1 / (1 + times)))
+        return float(known * factor ** (weight * max(LEARNING_RATE, 1 / (1 + times))))
 
 
 @dataclass
@@ -126,13 +133,14 @@ class RowRecord:
     """What the policy knows of one row."""
 
     accepted: Acceptance  # drafted tokens of a step
+    copied: float  # right copied tokens of the texts before, relative to the table of odds
     sampled: bool
     index: NgramIndex | None  # None: nothing is copied
     new: list[int] = field(default_factory=list)  # tokens that the index lacks
     chain: list[int] = field(default_factory=list)  # what followed the text's end before
     match: int = 0  # tokens of the match
-    right: float = 0.0  # recent copied tokens that the text took
-    decided: float = 0.0  # recent copied tokens, right or wrong, that the text has passed
+    right: float = 0.0  # copied tokens that the text took lately
+    expected: float = 0.0  # how many of them the table of odds expected
 
     def look_up(self) -> None:
         if self.index is not None:
@@ -140,14 +148,22 @@ class RowRecord:
             self.new = []
             self.chain, self.match = self.index.chain(MOST_COPIED)
 
-    def odds(self) -> list[float]:
-        """The probability of each token of the chain if all before are right: the table's, corrected by the row's."""
+    def table(self) -> list[float]:
+        """The probability of each token of the chain if all before are right, whatever the row copied before."""
         if not self.match:
             return []
         first, second, later = ODDS["sampled" if self.sampled else "greedy"][self.match - SHORTEST]
-        table = [first, second] + [later] * (len(self.chain) - 2)
-        whole = TABLE_WEIGHT + self.decided
-        return [(TABLE_WEIGHT * odds + self.right) / whole for odds in table]
+        return [first, second] + [later] * (len(self.chain) - 2)
+
+    @property
+    def ratio(self) -> float:
+        """Right copied tokens, of this text and those before, relative to the table."""
+        return (TABLE_WEIGHT * self.copied + self.right) / (TABLE_WEIGHT + self.expected)
+
+    def odds(self) -> list[float]:
+        """The table, corrected by how many copied tokens were right."""
+        ratio = self.ratio
+        return [min(MOST_CERTAIN, ratio * odds) for odds in self.table()]
 
     def take(self, tokens: Sequence[int]) -> None:
         """New tokens of the text: count the copied tokens that they decided."""
@@ -155,8 +171,9 @@ class RowRecord:
             right = 0
             while right < min(len(tokens), len(self.chain)) and tokens[right] == self.chain[right]:
                 right += 1
+            decided = min(right + 1, len(tokens), len(self.chain))
             self.right = FORGETS * self.right + right
-            self.decided = FORGETS * self.decided + min(right + 1, len(tokens), len(self.chain))
+            self.expected = FORGETS * self.expected + sum(self.table()[:decided])
         self.match = 0  # the chain was about the text's end before these tokens
         self.new += tokens
 
@@ -175,6 +192,7 @@ class Experience:
 
     costs: dict[tuple[int, bool], StepCosts] = field(default_factory=dict)  # by rows, and whether one of them samples
     accepted: float = 1.0  # drafted tokens of a step that recent texts took, relative to EXPECTED
+    copied: float = 1.0  # copied tokens that recent texts took, relative to the table of odds
 
 
 class StepPolicy:
@@ -207,25 +225,29 @@ class StepPolicy:
         # A grammar's own tokens are better guesses than copied ones, and it would forbid many of these.
         index = NgramIndex((), TELLING, LONGEST) if self.copies and row.processor is None else None
         accepted = Acceptance(self.experience.accepted, RECOVERY)
-        self.rows[row] = RowRecord(accepted, row.request.sampling.temperature > 0, index, list(row.ids))
+        sampled, copied = row.request.sampling.temperature > 0, self.experience.copied
+        self.rows[row] = RowRecord(accepted, copied, sampled, index, list(row.ids))
 
     def close(self, row: Row) -> None:
         """A row ends. One that never began is ignored."""
         record = self.rows.pop(row, None)
         if record is not None and row.request.constraint is None:  # a grammar drops guesses and forces tokens
             self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
+            self.experience.copied += 0.5 * (record.ratio - self.experience.copied)
 
     def costs_of(self, rows: Sequence[Row]) -> StepCosts:
         """For this number of rows; until learned, what follows from those of fewer rows: little is tried in vain."""
         sampled = any(self.rows[row].sampled for row in rows)
         known, key = self.experience.costs, (len(rows), sampled)
+        if (found := known.get(key)) is not None and found.learned:
+            return found
         fewer = {n: c for (n, kind), c in known.items() if n < len(rows) and kind == sampled and c.learned}
         most = max(fewer, default=1)
-        if key not in known:
-            known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
-        elif fewer and not known[key].learned:
-            known[key].begin_with(fewer[most].of_rows(len(rows) / most))
-        return known[key]
+        if found is None:
+            found = known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
+        elif fewer:
+            found.begin_with(fewer[most].of_rows(len(rows) / most))
+        return found
 
     def choose(self, room: Mapping[Row, int]) -> Plan:
         """The next step of these rows, each with room for so many more tokens."""
@@ -238,19 +260,19 @@ class StepPolicy:
         if costs.stale:
             return Plan(None)
         odds = {row: self.rows[row].odds() for row in rows}
-        length, speed = best_chain([odds[row][: room[row] - 1] for row in rows], costs)
+        lengths, speed = best_chains([odds[row][: room[row] - 1] for row in rows], costs)
         if self.shape is not None:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
             if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
                 return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
         if speed < MIN_SPEEDUP:
             return Plan(None)
-        return Plan(None, {row: Copied(self.rows[row].chain[: min(length, room[row] - 1)]) for row in rows})
+        return Plan(None, {row: Copied(self.rows[row].chain[:n]) for row, n in zip(rows, lengths, strict=True) if n})
 
     def learn(self, plan: Plan, gained: Mapping[Row, Sequence[int]], seconds: float) -> None:
         """The step of this plan gave its rows these tokens and took this long."""
-        nodes = max((len(copied.tokens) for copied in plan.copied.values()), default=0)
         if 0 < len(gained) <= MOST_ROWS:
+            nodes = sum(len(copied.tokens) for copied in plan.copied.values()) / len(gained)
             self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
         for row, tokens in gained.items():
             record = self.rows[row]
@@ -261,24 +283,23 @@ class StepPolicy:
                 record.accepted.recover()
 
 
-def best_chain(odds: Sequence[Sequence[float]], costs: StepCosts) -> tuple[int, float]:
+def best_chains(odds: Sequence[Sequence[float]], costs: StepCosts) -> tuple[list[int], float]:
     """How many copied tokens of each row to verify, from their odds, and the speed relative to plain decoding.
 
-    >>> best_chain([[0.9, 0.9, 0.2]], StepCosts(node=0.2))
-    (2, 1.9357142857142857)
-    >>> best_chain([[0.1, 0.9]], StepCosts(node=0.2))
-    (0, 1.0)
+    >>> best_chains([[0.9, 0.9, 0.2]], StepCosts(node=0.2))
+    ([2], 1.9357142857142857)
+    >>> best_chains([[0.1, 0.9], [0.9]], StepCosts(node=0.2))
+    ([0, 1], 1.3181818181818181)
     """
-    best, speed, tokens = 0, 1.0, float(len(odds))
-    reached = [1.0] * len(odds)
-    for depth in range(max(map(len, odds), default=0)):
-        for i, row in enumerate(odds):
-            reached[i] *= row[depth] if depth < len(row) else 0.0
-        tokens += sum(reached)
-        found = tokens / len(odds) / costs.of_chain(depth + 1)
-        if found > speed:
-            best, speed = depth + 1, found
-    return best, speed
+    reached = sorted(((p, i) for i, row in enumerate(odds) for p in accumulate(row, mul)), reverse=True)
+    lengths, tokens, speed = [0] * len(odds), float(len(odds)), 1.0
+    for count, (probability, row) in enumerate(reached, 1):  # the most likely first
+        found = (tokens + probability) / len(odds) / costs.of_chain(count / len(odds))
+        if found <= speed:
+            break
+        tokens, speed = tokens + probability, found
+        lengths[row] += 1
+    return lengths, speed
 
 
 def policy_for(drafter: Drafter, shape: Shape, experience: Experience) -> tuple[StepPolicy, Drafter]:

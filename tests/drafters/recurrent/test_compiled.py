@@ -73,12 +73,14 @@ def test_it_drafts_and_advances_as_in_torch(monkeypatch, memory, temperature):
         assert torch.equal(ours.parents, theirs.parents)
     hidden, tokens, zeros = torch.randn(ROWS, 4, 64), torch.randint(VOCAB, (ROWS, 4)), torch.zeros(ROWS, 4).long()
     accepted = Accepted(zeros, tokens, torch.tensor([4, 0, 2]), drafted=zeros[:, 0], nodes=zeros[:, 0])
-    new = made.advance(state, accepted, hidden)
     wanted = in_torch(made, lambda: made.advance(state, accepted, hidden))
+    before = None if state.memory is None else state.memory.clone()
+    new = made.advance(state, accepted, hidden)
+    assert new is state, "it is overwritten"
     assert torch.allclose(new.context, wanted.context, atol=1e-5)
     if memory:
         assert torch.allclose(new.memory, wanted.memory, atol=1e-4)
-        assert torch.allclose(new.memory[1], state.memory[1]), "nothing was accepted in this row"
+        assert torch.allclose(new.memory[1], before[1]), "nothing was accepted in this row"
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from redrafter import Engine, Shape
 from redrafter.core.cache import KVCache
-from redrafter.core.tree import pack_beam
+from redrafter.core.tree import chain_tree, pack_beam
 from redrafter.drafters import NgramDrafter
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
@@ -57,7 +58,7 @@ def rounded(kind, bits=8):
 
 
 def trees(target):
-    """Ragged rows with a tree each -> logits and hidden states of all nodes, and the trees."""
+    """Ragged rows with a tree each -> logits and hidden states of all nodes, and the trees. Empty nodes have 0."""
     torch.manual_seed(1)
     tokens, lengths = torch.randint(VOCAB, (2, 30)), [30, 21]
     beam = torch.randint(VOCAB, (2, 3, 3))
@@ -67,7 +68,9 @@ def trees(target):
     with torch.no_grad():
         first, states = target.prefill(tokens, lengths, cache, LAYERS)
         logits, hidden = target.verify(tree, torch.tensor(lengths), cache, LAYERS)
-    return tokens, lengths, tree, first, states, logits, hidden
+    real = tree.valid[..., None]
+    assert not real.all()
+    return tokens, lengths, tree, first, states, logits * real, hidden * real
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +91,7 @@ def test_a_token_has_the_same_bits_in_every_pass():
         target.use_kv_dtype(kv_dtype)
         tokens, lengths, tree, first, states, logits, hidden = trees(target)
         for row, length in enumerate(lengths):
-            for node in range(tree.nodes + 1):
+            for node in tree.valid[row].nonzero()[:, 0]:
                 path = tree.mask[row, node].nonzero()[:, 0]
                 text = torch.cat([tokens[row, :length], tree.tokens[row, path]])
                 alone, seen = one_by_one(target, text)
@@ -110,6 +113,30 @@ def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind, kv_dtype):
             found.append(target.read(text[:, at : at + length], at, cache, LAYERS, last)[1])
             at += length
         assert torch.equal(torch.cat(found, 1)[0], wanted)
+
+
+def test_empty_nodes_are_not_run(monkeypatch):
+    """Rows with guesses of different lengths pay for the guesses that there are."""
+    target = packed("llama")
+    last, chains = torch.tensor([1, 2, 3]), [[4, 5, 6], [], [7]]
+    tree, lengths = chain_tree(last, chains), torch.tensor([0, 0, 0])
+    run, ran = target.packed.lib.run_pass, []
+    counted = mock.Mock(wraps=target.packed.lib)
+    counted.run_pass = lambda model, call: (ran.append(call._obj.real_count), run(model, call))
+    monkeypatch.setattr(target.packed, "lib", counted)
+    cache = KVCache(slots=8)
+    cache.extent = 8
+    logits, hidden = target.verify(tree, lengths, cache, LAYERS)
+    assert ran == [int(tree.valid.sum())] == [7]
+    for row, chain in enumerate(chains):
+        alone, seen = one_by_one(target, torch.tensor([int(last[row]), *chain]))
+        assert torch.equal(logits[row, : len(chain) + 1], alone)
+        assert torch.equal(hidden[row, : len(chain) + 1], seen)
+    assert not logits[~tree.valid].any()
+    assert not hidden[~tree.valid].any()
+    every = replace(tree, valid=torch.ones_like(tree.valid))
+    assert target.verify(every, lengths, cache, LAYERS)[0][~tree.valid].any(), "twin: all nodes are run"
+    assert ran[-1] == 0, "0: all of them"
 
 
 def one_by_one(target, text):

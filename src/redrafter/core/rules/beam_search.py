@@ -79,8 +79,7 @@ class BeamSearch:
             noise = self.noise(self.shape.length) if self.sampling.samples else None
             beam = grow(self.shape, self.sampling.temperature, noise, self.chain)
             if self.shape.width == 1:  # nothing to choose among, and a budget of at most the beam's length
-                path, budget = beam.tokens[:, :, 0], self.shape.budget
-                return path_tree(last, path[:, :budget], beam.scores[:, :budget, 0] > -torch.inf)
+                return path_tree(last, beam.tokens[:, : self.shape.budget, 0])
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
         return self._pack(visited_nodes(beam, chain), last)
 

@@ -178,18 +178,21 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
 
     def advance(self, state: RecurrentState, accepted: Accepted, hidden: Tensor) -> RecurrentState:
         if self.compiled is not None:
-            return RecurrentState(*self.compiled.take(hidden, accepted.tokens, accepted.count, state.memory))
+            self.compiled.take(hidden, accepted.tokens, accepted.count, state.context, state.memory)
+            return state
         memory = state.memory
         if memory is not None:
             memory = self.remember(memory, accepted.tokens, hidden, accepted.count)
         return RecurrentState(self.net.context(last_accepted(hidden, accepted)), memory)
 
     def remember(self, memory: Tensor, tokens: Tensor, hidden: Tensor, count: Tensor) -> Tensor:
-        """Add the first `count` (B,) pairs to the memory: tokens (B, n) and the states (B, n, C) that chose them."""
+        """Add the first `count` (B,) pairs to the memory: tokens (B, n) and the states (B, n, C) that chose them.
+
+        The compiled network overwrites the memory that it is given.
+        """
         assert self.net.memory is not None
         if self.compiled is not None and tokens.shape[1]:  # none after a prompt of one token
-            made = self.compiled.take(hidden, tokens, count, memory)[1]
-            assert made is not None
-            return made
+            self.compiled.take(hidden, tokens, count, hidden.new_empty(len(tokens), hidden.shape[2]), memory)
+            return memory
         pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
         return self.net.memory.add(memory, pair, count)

@@ -1,5 +1,6 @@
 """The index of the largest number in each row of logits."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,5 +12,5 @@ def argmax(x: Tensor) -> Tensor:
     [1, 0]
     """
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
-        return torch.from_numpy(x.detach().numpy().argmax(-1, keepdims=True))[..., 0]
+        return torch.from_numpy(np.asarray(x.detach().numpy().argmax(-1)))
     return x.argmax(-1)

@@ -37,11 +37,10 @@ struct Draft {
 
 // What a step accepted. The memory takes in the first `count` of `tokens` tokens of each row.
 struct Taken {
-  const float* hidden;     // (rows, tokens, context): the target's hidden states that chose the tokens
-  const int64_t* ids;      // (rows, tokens)
-  const int64_t* count;    // (rows,)
-  const float* memory;     // (rows, heads, size, size)
-  float *context, *made;   // (rows, context), and the new memory
+  const float* hidden;      // (rows, tokens, context): the target's hidden states that chose the tokens
+  const int64_t* ids;       // (rows, tokens)
+  const int64_t* count;     // (rows,)
+  float *context, *memory;  // (rows, context) and (rows, heads, size, size), both overwritten
   long rows, tokens, layers, threads;  // layers: hidden states that a context is made of, each brought to unit size
 };
 

@@ -45,7 +45,7 @@ class _Taken(ctypes.Structure):
     """As in draft.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *fields(POINTER, "hidden", "ids", "count", "memory", "context", "made"),
+        *fields(POINTER, "hidden", "ids", "count", "context", "memory"),
         *fields(LONG, "rows", "tokens", "layers", "threads"),
     ]
 
@@ -150,31 +150,30 @@ class DraftModel:
         )
         self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
         if found.value < length:  # what would follow is too unlikely, the rest of a chain too
-            tokens, parents, scores = (x[:, : found.value] for x in (tokens, parents, scores))
+            tokens, parents, scores = (x.narrow(1, 0, found.value) for x in (tokens, parents, scores))
             return tokens, parents, scores, None
         if ids is None or ids.shape[1] < length:
             return tokens, parents, scores, None
         return tokens, parents, scores, follows[:, None] == torch.arange(width)
 
-    def take(
-        self, hidden: Tensor, tokens: Tensor, count: Tensor, memory: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The first `count` (B,) of the tokens (B, n), chosen by hidden states (B, n, C) -> new context and memory."""
+    def take(self, hidden: Tensor, tokens: Tensor, count: Tensor, context: Tensor, memory: Tensor | None) -> None:
+        """Take in the first `count` (B,) of the tokens (B, n), chosen by hidden states (B, n, C).
+
+        The contexts (B, C) and memories, which must be contiguous, become the new ones.
+        """
         rows, n = tokens.shape
         hidden, tokens, count = hidden.contiguous(), tokens.contiguous(), count.contiguous()
-        memory = None if memory is None else memory.contiguous()
-        context, made = hidden.new_empty(rows, hidden.shape[2]), None if memory is None else torch.empty_like(memory)
+        assert context.is_contiguous()
+        assert memory is None or memory.is_contiguous()
         call = _Taken(
             hidden=hidden.data_ptr(),
             ids=tokens.data_ptr(),
             count=count.data_ptr(),
-            memory=None if memory is None else memory.data_ptr(),
             context=context.data_ptr(),
-            made=None if made is None else made.data_ptr(),
+            memory=None if memory is None else memory.data_ptr(),
             rows=rows,
             tokens=n,
             layers=self.layers,
             threads=thread_count(),
         )
         self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
-        return context, made

@@ -38,6 +38,8 @@ struct Pass {
   long kept_count;
   float* logits;                       // (kept_count, vocabulary)
   long rows, nodes, threads;
+  const int64_t* real;  // which of the rows · nodes tokens to run, where not all, with the logits of each; null: all
+  long real_count;
   long cache;   // a CacheKind
   long rounds;  // whether activations are rounded to 8 bits before they are multiplied with quantised matrices
 };

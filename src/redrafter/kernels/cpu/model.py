@@ -61,7 +61,8 @@ class _Pass(ctypes.Structure):
         *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "rows", "nodes", "threads", "cache", "rounds"),
+        *[*fields(LONG, "rows", "nodes", "threads"), ("real", POINTER)],
+        *fields(LONG, "real_count", "cache", "rounds"),
     ]
 
 
@@ -212,6 +213,7 @@ class PassModel:
         keep: Tensor | None = None,
         known: tuple[Any, Any] | None = None,
         rounded: bool = False,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
 
@@ -220,7 +222,8 @@ class PassModel:
         size / 2) of each kind of layer; other threads may use others at the same time. visible: (B, n, S) bool, which
         slots each token sees; without it, all up to its own. key_positions: (B, S), for layers with a window. wanted:
         hidden states, as transformers numbers them. keep: columns whose logits are wanted. known: what `cache_pointers`
-        found for this cache before. rounded: multiply quantised matrices with 8-bit activations, see rounded.cpp.
+        found for this cache before. rounded: multiply quantised matrices with 8-bit activations, see rounded.cpp. real:
+        (B, n) bool, which tokens to run; the others have logits and hidden states of 0. Only where all logits are kept.
         """
         batch, n = tokens.shape
         tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
@@ -228,6 +231,12 @@ class PassModel:
         states = _numbers(tuple(i % (self.layer_count + 1) for i in wanted))
         hidden = torch.empty(batch, n, len(states) * self.sizes.hidden)
         logits = torch.empty(*kept.shape, self.head.shape[0])
+        places = None
+        if real is not None:
+            assert keep is None
+            places = np.flatnonzero(real.numpy())
+            for made in (hidden, logits):
+                made.numpy()[~real.numpy()] = 0
         first = cache[0][0]
         if visible is not None:
             visible = visible if visible.stride(2) == 1 else visible.contiguous()
@@ -253,11 +262,13 @@ class PassModel:
             wanted_count=len(states),
             hidden=hidden.data_ptr(),
             kept=kept.data_ptr(),
-            kept_count=kept.numel(),
+            kept_count=kept.numel() if places is None else len(places),
             logits=logits.data_ptr(),
             rows=batch,
             nodes=n,
             threads=thread_count(),
+            real=None if places is None else places.ctypes.data,
+            real_count=0 if places is None else len(places),
             cache=CACHE_KINDS.index(first.dtype),
             rounds=rounded,
         )

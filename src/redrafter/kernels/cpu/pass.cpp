@@ -19,9 +19,9 @@ vec gated(vec x, long kind) {
 }
 
 // The slots that a token sees; `window` limits them to near positions.
-Seen seen_by(const Pass& p, long row, long node, long window) {
+Seen seen_by(const Pass& p, long token, long window) {
   Seen found;
-  long token = row * p.nodes + node, own = p.positions[token];
+  long row = token / p.nodes, node = token % p.nodes, own = p.positions[token];
   if (!p.visible) {
     long last = p.slots[token];
     found.first = window && last + 1 > window ? last + 1 - window : 0;
@@ -43,15 +43,15 @@ constexpr long FEW = 8;  // tokens
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(pass.rows * pass.nodes), normed(tokens, m.hidden, p.rounds),
+      : m(model), p(pass), tokens(p.real ? p.real_count : p.rows * p.nodes), normed(tokens, m.hidden, p.rounds),
         found(tokens, m.heads * m.size, p.rounds), inner(tokens, m.middle, p.rounds),
         kept(p.kept_count, m.hidden, p.rounds), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
         k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
         out(new float[tokens * m.hidden]) {
-    for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t / p.nodes, t % p.nodes, 0));
+    for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, place(t), 0));
     for (long l = 0; l < m.layer_count; l++)
       if (m.layers[l].window && near.empty())
-        for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, t / p.nodes, t % p.nodes, m.layers[l].window));
+        for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, place(t), m.layers[l].window));
     for (auto& each : far) longest = each.size() > longest ? each.size() : longest;
   }
 
@@ -63,8 +63,10 @@ class Runner {
       std::vector<float> part(2 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
-      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[p.kept[i] * m.hidden], m.hidden); });
-      member.share(groups(m.head), [&](long g) { outputs(m.head, g, kept, nullptr, p.logits, part.data()); });
+      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[(p.real ? i : p.kept[i]) * m.hidden], m.hidden); });
+      member.share(groups(m.head), [&](long g) {
+        outputs(m.head, g, kept, {0, kept.tokens}, nullptr, p.logits, part.data(), p.real);
+      });
     });
   }
 
@@ -75,6 +77,9 @@ class Runner {
   Rows normed, found, inner, kept;
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
+
+  // Where a token is in the arrays of the pass.
+  long place(long t) const { return p.real ? p.real[t] : t; }
 
   // work(u) for every u below `count`, then each(i) for every i below `after`.
   template <typename Work, typename Each>
@@ -121,7 +126,7 @@ class Runner {
   }
 
   void embed(long t) {
-    matrix_row(m.embedding, p.tokens[t], &x[t * m.hidden]);
+    matrix_row(m.embedding, p.tokens[place(t)], &x[t * m.hidden]);
     for (long d = 0; d < m.hidden; d++) x[t * m.hidden + d] *= m.embedding_scale;
   }
 
@@ -138,7 +143,8 @@ class Runner {
 
   void keep(long index, const float* from, long t) {
     for (long i = 0; i < p.wanted_count; i++)
-      if (p.wanted[i] == index) memcpy(p.hidden + (t * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
+      if (p.wanted[i] == index)
+        memcpy(p.hidden + (place(t) * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
   }
 
   // The norm of a token's x, for the next product. `out` has served its purpose when a norm is due.
@@ -156,7 +162,7 @@ class Runner {
 
   // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.
   void store_keys(const Layer& l, long index, long u) {
-    long half = m.size / 2, group = m.heads / m.kv_heads, t = u / m.kv_heads, h = u % m.kv_heads;
+    long half = m.size / 2, group = m.heads / m.kv_heads, t = place(u / m.kv_heads), h = u % m.kv_heads;
     const float *cos = p.cos[l.rotation] + p.positions[t] * half, *sin = p.sin[l.rotation] + p.positions[t] * half;
     for (long i = 0; i < group; i++) {
       float* own = &q[(u * group + i) * m.size];
@@ -188,7 +194,7 @@ class Runner {
   // One token and key head; head by head, so that a head's keys and values stay in the L2 cache.
   void attention(const Layer& l, long index, long u, float* scores) {
     long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES;
-    long t = u % tokens, h = u / tokens, at = t / p.nodes * p.row_step + h * p.head_step;
+    long t = u % tokens, h = u / tokens, at = place(t) / p.nodes * p.row_step + h * p.head_step;
     float* made = scores + QUERIES * room;
     const Seen& seen = (l.window ? near : far)[t];
     each_kind([&](auto number) {

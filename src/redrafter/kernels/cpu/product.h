@@ -17,13 +17,13 @@ INLINE long groups(const Matrix& w) { return (w.rows + LANES - 1) / LANES; }
 
 // Outputs 16 · group and on of some tokens -> y (all tokens, the matrix's rows). `part` has room for (span, 16).
 static inline void outputs(const Matrix& w, long group, const Rows& input, Span tokens, const float* bias, float* y,
-                           float* part) {
+                           float* part, const int64_t* places = nullptr) {
   product(w, group, input, tokens, part);
   long from = group * LANES, count = w.rows - from < LANES ? w.rows - from : LANES;
   const bool whole = count == LANES;
   const vec more = whole && bias ? load(bias + from) : zero();
   for (long t = tokens.from; t < tokens.to; t++, part += LANES) {
-    float* own = y + t * w.rows + from;
+    float* own = y + (places ? places[t] : t) * w.rows + from;
     if (whole) store(own, load(part) + more);
     else for (long i = 0; i < count; i++) own[i] = part[i] + (bias ? bias[from + i] : 0.0f);
   }

@@ -53,8 +53,7 @@ class Taker {
   // memory · γ^count + the sum of γ^age · key · value^T over the accepted tokens.
   void remember(long u) {
     long row = u / n.heads, h = u % n.heads, count = d.count[row], width = n.heads * n.size;
-    const float* old = d.memory + u * n.size * n.size;
-    float *made = d.made + u * n.size * n.size, fade = std::exp(n.log_decay[h] * (float)count);
+    float *memory = d.memory + u * n.size * n.size, fade = std::exp(n.log_decay[h] * (float)count);
     std::vector<float> by(count);
     for (long j = 0; j < count; j++) {
       const float* key = &keys[(row * d.tokens + j) * width + h * n.size];
@@ -62,12 +61,12 @@ class Taker {
     }
     for (long k = 0; k < n.size; k++)
       for (long m = 0; m < n.size; m += LANES) {
-        vec sum = load(old + k * n.size + m) * all(fade);
+        vec sum = load(memory + k * n.size + m) * all(fade);
         for (long j = 0; j < count; j++) {
           long at = (row * d.tokens + j) * width + h * n.size;
           sum = fma(all(keys[at + k] * by[j]), load(&values[at + m]), sum);
         }
-        store(made + k * n.size + m, sum);
+        store(memory + k * n.size + m, sum);
       }
   }
 };

@@ -149,10 +149,14 @@ class PackedTarget(Target):
         cache: KVCache,
         layers: tuple[int, ...],
         keep: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions."""
+        """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions.
+
+        real: (B, n) bool, which tokens to run.
+        """
         self._allocate(cache, tokens.shape[0])
-        where = positions.numpy().clip(max=self.max_positions - 1)  # numpy: torch takes longer for few numbers
+        where = np.minimum(positions.numpy(), self.max_positions - 1)  # numpy: torch takes longer for few numbers
         pairs = [cache.layers[i] for i in range(self.layer_count)]
         known = None
         if cache.stays is not None:
@@ -171,10 +175,14 @@ class PackedTarget(Target):
             keep=keep,
             known=known,
             rounded=self.activations == "int8",
+            real=real,
         )
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As `Target.verify`. Masks are made by numpy, which takes a tenth of torch's time for so few numbers."""
+        """As `Target.verify`, and empty nodes cost nothing: their logits and hidden states are 0.
+
+        Masks are made by numpy, which takes a tenth of torch's time for so few numbers.
+        """
         if self.attention.window is not None:
             return super().verify(tree, lengths, cache, layers)
         start, mask, n = lengths.numpy()[:, None], tree.mask.numpy(), tree.tokens.shape[1]
@@ -183,7 +191,8 @@ class PackedTarget(Target):
             visible[row, :, :length] = True
             visible[row, :, length : length + n] = mask[row, :, : cache.extent - length]
         positions, slots = (torch.from_numpy(start + x) for x in (tree.depths.numpy(), np.arange(n)))
-        return self.forward(tree.tokens, positions, slots, torch.from_numpy(visible), None, cache, layers)
+        real = None if tree.valid.numpy().all() else tree.valid
+        return self.forward(tree.tokens, positions, slots, torch.from_numpy(visible), None, cache, layers, real=real)
 
     def _allocate(self, cache: KVCache, rows: int) -> None:
         """Layers of a KV cache that was never written."""
