@@ -150,8 +150,6 @@ class RowRecord:
 
     def table(self) -> list[float]:
         """The probability of each token of the chain if all before are right, whatever the row copied before."""
-        if not self.match:
-            return []
         first, second, later = ODDS["sampled" if self.sampled else "greedy"][self.match - SHORTEST]
         return [first, second] + [later] * (len(self.chain) - 2)
 
@@ -162,6 +160,8 @@ class RowRecord:
 
     def odds(self) -> list[float]:
         """The table, corrected by how many copied tokens were right."""
+        if not self.match:
+            return []
         ratio = self.ratio
         return [min(MOST_CERTAIN, ratio * odds) for odds in self.table()]
 
