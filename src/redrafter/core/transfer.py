@@ -12,5 +12,5 @@ def put(values: Any, device: torch.device | str, dtype: torch.dtype | None = Non
     >>> put([[1, 2], [3, 4]], "cpu").tolist()
     [[1, 2], [3, 4]]
     """
-    on_host = torch.as_tensor(values, dtype=dtype)
+    on_host = torch.as_tensor(values, dtype=dtype, device="cpu")  # whatever torch's default device is
     return (on_host.pin_memory() if torch.device(device).type == "cuda" else on_host).to(device, non_blocking=True)

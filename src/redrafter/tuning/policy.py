@@ -32,9 +32,8 @@ MOST_ROWS = 8
 MOST_CERTAIN = 0.97
 """No copied token is thought to be more certain."""
 MOST_NODE = 0.7
-"""Where a node costs more of a plain step than this, nothing is copied. A server with 4 and 8 requests, whose nodes cost
-0.73 and 0.80, was 2 and 3 % slower than plain decoding with copied tokens that seemed to pay: the likeliest of many
-chains are less likely than they seem."""
+"""Where a node costs more of a plain step than this, nothing is copied. On two cores nodes cost 0.73 with 4 requests
+and 0.80 with 8; copied tokens that seemed to pay then made the server 2 and 3 % slower than plain decoding."""
 RECOVERY = 0.005
 """As `chooser.RECOVERY`, and faster: costs that are learned while others use the machine may be wrong."""
 LEAST_NODE = 0.01
