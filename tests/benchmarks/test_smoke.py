@@ -108,6 +108,14 @@ def test_simulates_suites_at_once(tmp_path: Path) -> None:
     assert got["rows"] == wanted["rows"]
 
 
+@pytest.mark.parametrize("words", [(), ("--answers", "answers", "--resume")], ids=["no answers", "resume"])
+def test_suites_at_once_need_a_folder_and_cannot_resume(words: tuple[str, ...], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("drafter", "--at-once", *words)
+    assert stopped.value.code == 2
+    assert "--at-once needs --answers, and cannot resume" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["layers", "recurrent"])
 def test_trains_a_speech_drafter(kind: str, tmp_path: Path) -> None:
     run("speech_drafter", "--kind", kind, "--out", tmp_path / "drafter")

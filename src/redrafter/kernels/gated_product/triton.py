@@ -45,7 +45,8 @@ def _gated_product(
 TILES = {16: (128, 4), 32: (128, 5), 64: (128, 4), 128: (64, 3)}
 """By the tokens of a tile: the terms that are read at once, and how many reads are under way."""
 FEW = (64, 4)
-"""The same for 16 tokens, if less than one and a half programs come on a multiprocessor: two fit into its memory."""
+"""The same for 16 tokens, if there are fewer than 1.5 programs per multiprocessor. These tiles leave shared memory for
+a second program there."""
 
 
 def plan(n: int, half: int, memory: int = 227 << 10) -> dict[str, Any]:
