@@ -209,6 +209,33 @@ def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
     assert set(run.sizes) == {8, 4, 1}
 
 
+def test_drafting_after_prompts_has_rows_and_sizes_that_were_recorded(target, plain, monkeypatch):
+    """Else a request would wait while kernels are compiled."""
+
+    def record(actions, memory):
+        return [SimpleNamespace(replay=actions[0], pool=lambda: "pool")]
+
+    monkeypatch.setattr(recorded, "recorded", record)
+    made, kinds, read = make_worker(target, monkeypatch, batches=(1, 4)), set(), set()
+    made.chooser.most_tokens = 16  # two requests with the largest tree
+    draft, take = TreeBatch._draft, TreeBatch.read
+
+    def noted(self, rows, last, requests, size):
+        kinds.add((len(last), size))
+        draft(self, rows, last, requests, size)
+
+    def counted(self, pieces, hidden, chosen, requests, size, rows):
+        read.add((len(pieces), size))
+        take(self, pieces, hidden, chosen, requests, size, rows)
+
+    monkeypatch.setattr(TreeBatch, "_draft", noted)
+    monkeypatch.setattr(TreeBatch, "read", counted)
+    check(write(made, 0.0, slots=3, chunk=200)[0], plain)
+    assert max(read)[0] > 2
+    assert kinds <= made.recorded.graphs.keys()
+    assert all(size in made.chooser.usable(rows) for rows, size in read)
+
+
 def test_a_batch_above_the_recorded_ones(target, monkeypatch):
     """Its mask may be longer than the room of recorded passes."""
     prompts = [[*p, *range(20)] for p in PROMPTS]

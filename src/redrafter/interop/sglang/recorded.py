@@ -93,9 +93,12 @@ class RecordedFollow:
         hidden = torch.zeros(batch, self.depth, self.context_size, dtype=self.dtype, device=device)
         return Inputs(requests, tokens, zeros + 1, hidden)
 
+    def batch_for(self, rows: int, size: int) -> int:
+        """The smallest recorded batch that so many requests fit in; 0: none."""
+        return min((b for b, s in self.graphs if s == size and b >= rows), default=0)
+
     def __call__(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
-        rows = len(count)
-        batch = min((b for b, s in self.graphs if s == size and b >= rows), default=0)
+        batch = self.batch_for(len(count), size)
         if batch == 0 or requests.sampling.samples:
             self.trees.follow(requests, tokens, count, hidden, size)
             return

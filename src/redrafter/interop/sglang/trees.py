@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from redrafter.config import RuleConfig, Shape, require
@@ -23,6 +24,7 @@ from redrafter.core.transfer import put
 from redrafter.core.tree import Tree, root_tree, widened
 from redrafter.drafters.ngram import NgramState
 from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, WithNgrams, WithNgramsState, find_chain
+from redrafter.interop.sglang.sampling import searching
 from redrafter.runtime.state import tensors_of, with_tensors
 
 PADDING = 4
@@ -103,8 +105,13 @@ class TreeBatch:
         return rule.accept(self._search(requests, rule), tree, logits, None)
 
     @torch.no_grad()
-    def read(self, pieces: Sequence[Piece], hidden: Tensor, chosen: Tensor, requests: Requests, size: int) -> None:
-        """Take in the prompt pieces of one pass, and draft for each: hidden states (tokens, C), chosen tokens (B,)."""
+    def read(
+        self, pieces: Sequence[Piece], hidden: Tensor, chosen: Tensor, requests: Requests, size: int, rows: int = 0
+    ) -> None:
+        """Take in the prompt pieces of one pass, and draft for each: hidden states (tokens, C), chosen tokens (B,).
+
+        With `rows` > B, so many rows are drafted for: Triton compiles some kernels anew for another number of rows.
+        """
         goes_on = [self.reading.get(p.slot) == (p.request, p.start) for p in pieces]
         for p in pieces:
             self.reading.pop(p.slot, None)
@@ -116,10 +123,19 @@ class TreeBatch:
         together = [range(len(pieces))]
         if longest * len(pieces) > PADDING * sum(counts):
             together = [range(i, i + 1) for i in range(len(pieces))]
-        for rows in together:
-            group = slice(rows.start, rows.stop)
+        for some in together:
+            group = slice(some.start, some.stop)
             self._read(pieces[group], parts[group], chosen[group], goes_on[group], requests.slots[group])
-        self._draft(self._rows(requests.slots), chosen.long(), requests, size)
+        more = (0, max(0, rows - len(pieces)))
+        if more[1]:
+            requests = self._padded(requests, more)
+        self._draft(self._rows(requests.slots), pad(chosen.long(), more), requests, size)
+
+    def _padded(self, requests: Requests, more: tuple[int, int]) -> Requests:
+        """The same, and so many more rows, of the spare slot."""
+        temperature, samples = pad(requests.sampling.temperature, more), requests.sampling.samples
+        slots = pad(requests.slots, more, value=self.spare)
+        return Requests(slots, pad(requests.lengths, more), pad(requests.seeds, more), searching(temperature, samples))
 
     def _read(
         self, pieces: Sequence[Piece], hidden: Sequence[Tensor], chosen: Tensor, goes_on: list[bool], slots: Tensor

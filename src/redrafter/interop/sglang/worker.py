@@ -183,8 +183,9 @@ def make_worker() -> type:
                 pieces = [
                     self._piece(batch, *x) for x in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
                 ]
-                requests = self._requests(batch, lengths)
-                self.trees.read(pieces, self._hidden(batch, result), chosen, requests, self.size)
+                requests, size = self._requests(batch, lengths), self._usable_size(len(pieces))
+                rows = 0 if requests.sampling.samples else self.recorded.batch_for(len(pieces), size)
+                self.trees.read(pieces, self._hidden(batch, result), chosen, requests, size, rows)
             ones = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
             return self._result(result, chosen, ones, lengths)
 
@@ -195,8 +196,7 @@ def make_worker() -> type:
 
         def _decode(self, batch: Any, on_publish: Any) -> Any:
             rows = len(batch.reqs)
-            usable = self.chooser.usable(rows)
-            size = self.size if self.size in usable else usable[0]  # requests may have joined since
+            size = self._usable_size(rows)
             # The host knows the texts as they were a step or two ago.
             lengths = [len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs]
             if max(lengths) + self.widths[size] > self.model_runner.model_config.context_len:
@@ -326,6 +326,11 @@ def make_worker() -> type:
             hidden = self.hidden_states(hidden)
             result.logits_output.hidden_states = hidden if batch.return_hidden_states else None
             return hidden
+
+        def _usable_size(self, rows: int) -> int:
+            """The size chosen last; the largest usable one if more requests run than when it was chosen."""
+            usable = self.chooser.usable(rows)
+            return self.size if self.size in usable else usable[0]
 
         def _size(self, rows: int) -> int:
             size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
