@@ -49,6 +49,8 @@ LEVELS = (1, 8, 2, 4, 16, 32)
 """Concurrent requests, the most telling first: time on a GPU may end."""
 RATES = (1.0, 4.0, 16.0)
 """Requests per second of the part `arrivals`."""
+TEXTS = 4
+"""Texts of a level for each concurrent request: with two, a level is mostly its beginning and its end."""
 MOST_PARTINGS = 50
 """Of 1000 tokens. In bf16 a correct engine's texts part at ties about 14 times (bf16_divergence.json), a wrong mask's
 or position's within a few tokens of each text."""
@@ -167,7 +169,7 @@ class EnginesBenchmark:
             if self.too_late(0.0):
                 print(f"no time for {level} requests at once", flush=True)
                 continue
-            count = max(self.args.requests, 2 * level)
+            count = max(self.args.requests, TEXTS * level)
             prompts, sampling = self.prompts(count), self.sampling(count, 0.0)
             row = self.row(part, kind) | {"concurrency": level, "texts": count}
             texts = {}

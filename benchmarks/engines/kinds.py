@@ -94,7 +94,6 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
         "context_length": CONTEXT,
         "max_running_requests": REQUESTS,
         "cuda_graph_bs_decode": SIZES,
-        "disable_prefill_cuda_graph": True,
         "disable_custom_all_reduce": True,
         "skip_server_warmup": True,
         "random_seed": 0,

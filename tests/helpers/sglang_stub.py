@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 VERSION = "0.5.16"
 CONTEXT = 96
+BLOCK_SIZES = "_get_block_sizes_for_extend_attention"
 
 
 class ForwardMode(IntEnum):
@@ -48,6 +49,7 @@ class GraphRunner:
     def __init__(self, runner: Any, *, speculative_num_draft_tokens: int, attn_backend: Any = None, **_: Any) -> None:
         self.capture_bs = list(runner.server_args.cuda_graph_config.decode.bs)
         self.max_bs, self.width = max(self.capture_bs), speculative_num_draft_tokens
+        self.tiles = getattr(sys.modules["sglang.kernels.ops.attention"].extend_attention, BLOCK_SIZES)(128, 128)
         room = torch.zeros(self.max_bs * self.width * CONTEXT, dtype=torch.uint8)
         (attn_backend or runner.attn_backend).cuda_graph_custom_mask = room
 
@@ -174,6 +176,9 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
     )  # the plug-in replaces it
     contents: dict[str, dict[str, Any]] = {
         "sglang": {"__version__": version},
+        "sglang.kernels.ops.attention": {
+            "extend_attention": SimpleNamespace(**{BLOCK_SIZES: lambda q, v: (q, 0, v, 128, 64, 8)})
+        },
         "sglang.kernels.ops.speculative.cache_locs": {"assign_extend_cache_locs_func": lambda **_: None},
         "sglang.srt.arg_groups.speculative_hook": {"_handle_ngram": lambda _: None},
         "sglang.srt.distributed": {

@@ -209,31 +209,47 @@ def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
     assert set(run.sizes) == {8, 4, 1}
 
 
-def test_drafting_after_prompts_has_rows_and_sizes_that_were_recorded(target, plain, monkeypatch):
-    """Else a request would wait while kernels are compiled."""
+def test_drafting_after_prompts_is_recorded(target, plain, monkeypatch):
+    """Else the launches of its kernels would take longer than the prompt, and new numbers of rows be compiled."""
+    kinds, prompts = [], []
 
     def record(actions, memory):
         return [SimpleNamespace(replay=actions[0], pool=lambda: "pool")]
 
     monkeypatch.setattr(recorded, "recorded", record)
-    made, kinds, read = make_worker(target, monkeypatch, batches=(1, 4)), set(), set()
+    made = make_worker(target, monkeypatch, batches=(1, 4))
     made.chooser.most_tokens = 16  # two requests with the largest tree
-    draft, take = TreeBatch._draft, TreeBatch.read
+    follow, read, call = TreeBatch.follow, TreeBatch.read, recorded.RecordedFollow.__call__
 
-    def noted(self, rows, last, requests, size):
-        kinds.add((len(last), size))
-        draft(self, rows, last, requests, size)
+    def noted(self, requests, tokens, count, hidden, size):
+        kinds.append((len(count), size))
+        follow(self, requests, tokens, count, hidden, size)
 
-    def counted(self, pieces, hidden, chosen, requests, size, rows):
-        read.add((len(pieces), size))
-        take(self, pieces, hidden, chosen, requests, size, rows)
+    def usable(self, requests, tokens, count, hidden, size):
+        assert size in made.chooser.usable(len(count))
+        call(self, requests, tokens, count, hidden, size)
 
-    monkeypatch.setattr(TreeBatch, "_draft", noted)
+    def counted(self, pieces, *rest):
+        prompts.append((len(pieces), len(kinds)))
+        return read(self, pieces, *rest)
+
+    monkeypatch.setattr(TreeBatch, "follow", noted)
     monkeypatch.setattr(TreeBatch, "read", counted)
+    monkeypatch.setattr(recorded.RecordedFollow, "__call__", usable)
     check(write(made, 0.0, slots=3, chunk=200)[0], plain)
-    assert max(read)[0] > 2
-    assert kinds <= made.recorded.graphs.keys()
-    assert all(size in made.chooser.usable(rows) for rows, size in read)
+    assert max(prompts)[0] > 2
+    assert all(kinds[at][0] >= rows for rows, at in prompts), "each prompt is drafted for"
+    assert set(kinds) <= made.recorded.graphs.keys()
+
+
+def test_attention_is_recorded_with_tiles_of_the_trees_size(target, monkeypatch):
+    """Of SGLang's own tile (128 queries, 8 warps) only the queries and warps change, and only during the recording."""
+    made = make_worker(target, monkeypatch, width=64, batches=(1,), graphs=False)
+    assert [graphs.tiles for _, graphs in made.runners.states] == [
+        (128, 0, 128, queries, 64, warps) for queries, warps in ((128, 8), (32, 4), (16, 4), (16, 4), (16, 4), (16, 4))
+    ]
+    after = stub.GraphRunner(made.model_runner, speculative_num_draft_tokens=8)
+    assert after.tiles == (128, 0, 128, 128, 64, 8)
 
 
 def test_a_batch_above_the_recorded_ones(target, monkeypatch):

@@ -1,6 +1,7 @@
 """How many nodes a tree in SGLang gets: the chooser measures what steps cost and gain, on clocks made for the test."""
 
 from redrafter.interop import load
+from redrafter.interop.sglang.clock import StepClock
 
 
 def run(cost, tokens, rows: int, steps: int = 400, chooser=None) -> list[int]:
@@ -85,3 +86,80 @@ def test_a_prompt_between_two_steps_is_not_counted():
         chooser.began(1, 0, now)
         chooser.interrupted()
     assert not chooser.times
+
+
+class Moments:
+    """A device that ends what it was given only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.passed_until = 0.0, -1.0
+
+    def __call__(self) -> "Moment":
+        return Moment(self, self.now)
+
+
+class Moment:
+    def __init__(self, device: Moments, at: float) -> None:
+        self.device, self.at = device, at
+
+    def passed(self) -> bool:
+        return self.at <= self.device.passed_until
+
+    def since(self, earlier: "Moment") -> float:
+        return self.at - earlier.at
+
+
+def test_steps_between_prompts_are_timed():
+    """A prompt before every step: each step counts, without the prompt's time."""
+    device = Moments()
+    clock, found = StepClock(device), []
+    for step in range(5):
+        clock.interrupted()
+        device.now += 100  # the prompt
+        clock.began(3, step % 2)
+        device.now += 7 + step % 2
+        clock.ended()
+        device.passed_until = device.now - 1  # the step itself has not ended on the device
+        found += clock.times()
+    assert found == [(3, step % 2, 7 + step % 2) for step in range(4)]
+
+
+def test_steps_in_a_row_last_from_end_to_end():
+    """The time in which the device waits for the host is the step's too."""
+    device = Moments()
+    clock = StepClock(device)
+    for _ in range(3):
+        device.now += 2  # the host
+        clock.began(1, 0)
+        device.now += 5
+        clock.ended()
+    device.passed_until = device.now
+    assert [seconds for *_, seconds in clock.times()] == [5, 7, 7]
+    assert list(clock.times()) == []
+
+
+def test_sizes_are_found_although_every_step_follows_a_prompt():
+    """A slow machine, on which plain decoding is best with 32 requests; the twin times on the host and never learns."""
+
+    def cost(width):
+        return 1 + 0.03 * 32 * width
+
+    def run(timed: bool) -> list[int]:
+        chooser, chosen, now = load.Chooser(load.ladder(64)), [], 0.0
+        for _ in range(150):
+            chooser.interrupted()
+            size = chooser.choose(32)
+            width = chooser.widths[size]
+            now += cost(width)
+            if timed:
+                chooser.took(32, size, cost(width))
+            else:
+                chooser.began(32, size, now)
+            chooser.accepted(size, 1 + 0.55 * (width.bit_length() - 1))
+            chosen.append(width)
+        return chosen[-50:]
+
+    best = max(load.ladder(64), key=lambda w: (1 + 0.55 * (w.bit_length() - 1)) / cost(w))
+    assert best == 1
+    assert set(run(timed=True)) == {best}
+    assert best not in run(timed=False)

@@ -5,6 +5,7 @@ times are measured while serving, per batch size and size of tree. What was not 
 so at a new load only the sizes next to the best one are tried.
 """
 
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from dataclasses import replace
 from statistics import median
 
 from redrafter.config import Shape, require
+
+log = logging.getLogger(__name__)
 
 TRIED = 8
 """Measured steps after which a time is known."""
@@ -137,12 +140,25 @@ class Chooser:
         return 1 + at * self.widths[size] / DOUBLES
 
     def began(self, rows: int, size: int, now: float) -> None:
-        """A step of this kind begins; the time since the step before is that step's, if both are of one kind."""
+        """A step of this kind begins; the time since the step before is that step's, if both are of one kind.
+
+        For engines that tell no more than when steps begin on the host. `took` is for those that time a step.
+        """
         kind = (bucket(rows), size)
         self._same = self._same + 1 if kind == self._last else 0
         if self._same >= SETTLED:
-            self.times.setdefault(kind, deque(maxlen=KEPT)).append(now - self._since)
+            self.took(rows, size, now - self._since)
         self._last, self._since = kind, now
+
+    def took(self, rows: int, size: int, seconds: float) -> None:
+        """A step of this kind has taken so long."""
+        times = self.times.setdefault((bucket(rows), size), deque(maxlen=KEPT))
+        times.append(seconds)
+        if len(times) == TRIED:
+            width, taken = self.widths[size], 1000 * median(times)
+            log.info(
+                "redrafter: a step of %d requests with trees of %d nodes takes %.2f ms", bucket(rows), width, taken
+            )
 
     def interrupted(self) -> None:
         """Something other than a step ran: the next time between two steps says nothing."""

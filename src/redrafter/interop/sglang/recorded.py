@@ -71,7 +71,7 @@ class RecordedFollow:
     def warm_up(self, usable: Callable[[int], list[int]]) -> None:
         """Draft and accept once with every size of tree, so that no request waits while a kernel is compiled.
 
-        Verification's choices, and the drafting after a prompt, run outside the recordings.
+        Verification's choices run outside the recordings.
         """
         trees = self.trees
         for batch in BATCHES:

@@ -4,6 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+LEAST_QUERIES = 16
+"""Rows of the smallest matrix product in Triton."""
+FEW_WARPS = 4
+
 
 class SizedRunners:
     """SGLang itself prepares the largest size. The others are prepared here, as its adaptive EAGLE worker does it."""
@@ -13,7 +17,7 @@ class SizedRunners:
         self.states = [(runner.attn_backend, runner.decode_cuda_graph_runner)]
         for width in widths[1:]:
             batches = [b for b in self.batch_sizes() if b * width <= most_tokens]
-            with _as_if(runner, server_args, width, batches):
+            with _as_if(runner, server_args, width, batches), _tiles(width):
                 self.states.append(self._made(server_args, width, bool(batches)))
 
     def _made(self, server_args: Any, width: int, record: bool) -> tuple[Any, Any]:
@@ -46,6 +50,29 @@ class SizedRunners:
     def use(self, size: int) -> None:
         """The next pass verifies trees of this size."""
         self.runner.attn_backend, self.runner.decode_cuda_graph_runner = self.states[size]
+
+
+@contextmanager
+def _tiles(width: int) -> Iterator[None]:
+    """While passes are recorded: attention computes as many queries at a time as a tree has nodes.
+
+    SGLang's kernel for several queries of a request takes 128 at a time on Hopper. For trees of 8 nodes, 15 of 16
+    products would be of padding.
+    """
+    from sglang.kernels.ops.attention import extend_attention
+
+    chosen = extend_attention._get_block_sizes_for_extend_attention
+
+    def narrow(*head_sizes: int) -> tuple[int, ...]:
+        *dims, queries, keys, warps = chosen(*head_sizes)
+        fewer = min(queries, max(LEAST_QUERIES, 1 << (width - 1).bit_length()))
+        return (*dims, fewer, keys, warps if fewer == queries else min(warps, FEW_WARPS))
+
+    extend_attention._get_block_sizes_for_extend_attention = narrow
+    try:
+        yield
+    finally:
+        extend_attention._get_block_sizes_for_extend_attention = chosen
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from redrafter.core.transfer import put
 from redrafter.core.tree import Tree, root_tree, widened
 from redrafter.drafters.ngram import NgramState
 from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, WithNgrams, WithNgramsState, find_chain
-from redrafter.interop.sglang.sampling import searching
 from redrafter.runtime.state import tensors_of, with_tensors
 
 PADDING = 4
@@ -106,11 +105,12 @@ class TreeBatch:
 
     @torch.no_grad()
     def read(
-        self, pieces: Sequence[Piece], hidden: Tensor, chosen: Tensor, requests: Requests, size: int, rows: int = 0
-    ) -> None:
-        """Take in the prompt pieces of one pass, and draft for each: hidden states (tokens, C), chosen tokens (B,).
+        self, pieces: Sequence[Piece], hidden: Tensor, chosen: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take in the prompt pieces of one pass but for the last token of each: hidden states (tokens, C), chosen (B,).
 
-        With `rows` > B, so many rows are drafted for: Triton compiles some kernels anew for another number of rows.
+        The last token's state and the token after it are returned as `follow` takes them: tokens, count and hidden
+        states of a step with one new token. So drafting after a prompt is the drafting after a step.
         """
         goes_on = [self.reading.get(p.slot) == (p.request, p.start) for p in pieces]
         for p in pieces:
@@ -125,27 +125,17 @@ class TreeBatch:
             together = [range(i, i + 1) for i in range(len(pieces))]
         for some in together:
             group = slice(some.start, some.stop)
-            self._read(pieces[group], parts[group], chosen[group], goes_on[group], requests.slots[group])
-        more = (0, max(0, rows - len(pieces)))
-        if more[1]:
-            requests = self._padded(requests, more)
-        self._draft(self._rows(requests.slots), pad(chosen.long(), more), requests, size)
+            self._read(pieces[group], parts[group], goes_on[group], slots[group])
+        known = put([-1 if p.following is None else p.following for p in pieces], self.device)
+        last = torch.where(known < 0, chosen.long(), known)
+        states = torch.stack([part[-1] for part in parts])
+        room = self.depth  # a step may have so many more tokens
+        return pad(last[:, None], (0, room)), torch.ones_like(last), pad(states[:, None], (0, 0, 0, room))
 
-    def _padded(self, requests: Requests, more: tuple[int, int]) -> Requests:
-        """The same, and so many more rows, of the spare slot."""
-        temperature, samples = pad(requests.sampling.temperature, more), requests.sampling.samples
-        slots = pad(requests.slots, more, value=self.spare)
-        return Requests(slots, pad(requests.lengths, more), pad(requests.seeds, more), searching(temperature, samples))
-
-    def _read(
-        self, pieces: Sequence[Piece], hidden: Sequence[Tensor], chosen: Tensor, goes_on: list[bool], slots: Tensor
-    ) -> None:
-        known = [[0 if p.following is None else p.following] for p in pieces]
-        after = [torch.cat([p.text[p.start + 1 :].long(), torch.tensor(k)]) for p, k in zip(pieces, known, strict=True)]
-        ends = put([p.following is None for p in pieces], self.device)
-        last = torch.where(ends, chosen.long(), put(known, self.device)[:, 0])
-        count = put([p.count for p in pieces], self.device)
-        tokens = put(pad_sequence(after, batch_first=True), self.device).scatter(1, count[:, None] - 1, last[:, None])
+    def _read(self, pieces: Sequence[Piece], hidden: Sequence[Tensor], goes_on: list[bool], slots: Tensor) -> None:
+        after = [pad(p.text[p.start + 1 :].long(), (0, 1)) for p in pieces]
+        tokens = put(pad_sequence(after, batch_first=True), self.device)
+        count = put([p.count - 1 for p in pieces], self.device)
         accepted = Accepted(torch.zeros_like(tokens), tokens, count, 0 * count, 0 * count)
         states = pad_sequence(list(hidden), batch_first=True)
         goes = put(goes_on, self.device)
@@ -153,21 +143,19 @@ class TreeBatch:
         if isinstance(self.drafter, WithNgrams):
             inner = self.drafter.inner.advance(rows.inner, accepted, states)
             hits = torch.where(goes[:, None], rows.hits, PRIOR)
-            text = self._text(pieces, last)
+            text = self._text(pieces)
             rows = WithNgramsState(inner, text, *find_chain(text), hits)
         else:
             rows = self.drafter.advance(rows, accepted, states)
         self._keep(slots, rows)
 
-    def _text(self, pieces: Sequence[Piece], last: Tensor) -> NgramState:
+    def _text(self, pieces: Sequence[Piece]) -> NgramState:
         """The end of each text, for n-grams. Cached prefixes are part of it."""
         ends = [p.text[-(self.window // 2) :].long() for p in pieces]
-        lengths = torch.tensor([len(x) for x in ends])
         room = torch.zeros(len(pieces), self.empty.text.tokens.shape[1], dtype=torch.long)
         for row, end in zip(room, ends, strict=True):
             row[: len(end)] = end
-        where = put(lengths, self.device)
-        return NgramState(put(room, self.device).scatter(1, where[:, None], last[:, None]), where + 1)
+        return NgramState(put(room, self.device), put([len(end) for end in ends], self.device))
 
     @torch.no_grad()
     def follow(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:

@@ -6,7 +6,6 @@ drafted, so that it prepares the next step while the GPU drafts. Between steps n
 
 import functools
 import logging
-import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.interop.load import Chooser, ladder, shape_of
 from redrafter.interop.plugged import said
 from redrafter.interop.sglang.checks import check
+from redrafter.interop.sglang.clock import step_clock
 from redrafter.interop.sglang.recorded import RecordedFollow
 from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
 from redrafter.interop.sglang.sampling import adjusted, greedy, sampling_of, searching
@@ -129,7 +129,7 @@ def make_worker() -> type:
                     device=self.device,
                 )
             self.depth = self.trees.depth + 1
-            self.chooser = Chooser(self.widths)
+            self.chooser, self.clock = Chooser(self.widths), step_clock(self.device)
 
         def init_attention_backends(self) -> None:
             global _host_lengths
@@ -171,7 +171,7 @@ def make_worker() -> type:
             record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
             if batch.forward_mode.is_decode():
                 return self._decode(batch, on_publish)
-            self.chooser.interrupted()
+            self.clock.interrupted()
             return self._extend(batch, on_publish)
 
         def _extend(self, batch: Any, on_publish: Any) -> Any:
@@ -183,9 +183,9 @@ def make_worker() -> type:
                 pieces = [
                     self._piece(batch, *x) for x in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
                 ]
-                requests, size = self._requests(batch, lengths), self._usable_size(len(pieces))
-                rows = 0 if requests.sampling.samples else self.recorded.batch_for(len(pieces), size)
-                self.trees.read(pieces, self._hidden(batch, result), chosen, requests, size, rows)
+                requests = self._requests(batch, lengths)
+                step = self.trees.read(pieces, self._hidden(batch, result), chosen, requests.slots)
+                self.recorded(requests, *step, self._usable_size(len(pieces)))
             ones = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
             return self._result(result, chosen, ones, lengths)
 
@@ -201,7 +201,7 @@ def make_worker() -> type:
             lengths = [len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs]
             if max(lengths) + self.widths[size] > self.model_runner.model_config.context_len:
                 size = len(self.widths) - 1  # no node has a position past the model's last
-            self.chooser.began(rows, size, time.perf_counter())
+            self.clock.began(rows, size)
             self.in_flight.append(size)
             n, before = self.widths[size], batch.seq_lens
             self.runners.use(size)
@@ -236,6 +236,7 @@ def make_worker() -> type:
                 result.logits_output.hidden_states = hidden.flatten(0, 1)
             self.size = self._size(rows)
             self.recorded(self._requests(batch, after), accepted.tokens, accepted.count, hidden, self.size)
+            self.clock.ended()
             batch.forward_mode = ForwardMode.DECODE
             return self._result(result, accepted.tokens.flatten().int(), lens, after)
 
@@ -333,6 +334,8 @@ def make_worker() -> type:
             return self.size if self.size in usable else usable[0]
 
         def _size(self, rows: int) -> int:
+            for step in self.clock.times():
+                self.chooser.took(*step)
             size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
             if self.tp_size > 1:  # times differ between ranks; the batch must not
                 size = int(self._from_first(torch.tensor([size], device=self.device)))
