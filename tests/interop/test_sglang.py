@@ -11,7 +11,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
 from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
-from redrafter.interop.sglang import checks, plugin, recorded, settings, worker
+from redrafter.interop.sglang import checks, plugin, recorded, settings, verify_input, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.runtime.state import tensors_of
@@ -81,6 +81,7 @@ def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, batche
     """The plug-in's worker on the stub, as SGLang makes it; `batches`: sizes of recorded passes."""
     stub.install(monkeypatch)
     worker.make_worker.cache_clear()
+    verify_input.make_inputs.cache_clear()
     monkeypatch.setenv(settings.VARIABLE, json.dumps(given))
     monkeypatch.setattr(
         worker, "drafter_for", lambda name, own: drafter_is or recurrent_drafter(target, **MEMORY, **LAYERS)
@@ -173,7 +174,7 @@ def test_the_engines_own_rule(target, plain, monkeypatch):
 def test_ranks_follow_the_first_one(target, plain, monkeypatch):
     """What is sent between ranks is put together again as it was."""
     made = make_worker(target, monkeypatch, adaptive=False)
-    made.tp_size = 2
+    made.ranks.size = 2
     check(write(made, 1.0, prompts=PROMPTS[:2])[0], plain)
 
 
@@ -343,8 +344,8 @@ class TestTwins:
 
     def test_causal_mask(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)
-        full = worker.full_mask
-        monkeypatch.setattr(worker, "full_mask", lambda mask, *rest: full(torch.ones_like(mask).tril(), *rest))
+        full = verify_input.full_mask
+        monkeypatch.setattr(verify_input, "full_mask", lambda mask, *rest: full(torch.ones_like(mask).tril(), *rest))
         with pytest.raises(AssertionError):
             check(write(made, 0.0)[0], plain)
 

@@ -6,7 +6,8 @@
 
 SGLang schedules, reads prompts, runs the target and keeps its KV cache. This package drafts trees, hands them to SGLang
 as trees of its n-gram algorithm, and chooses the tokens. `trees.py` (the batch) knows nothing of SGLang;
-`worker.py` is the adapter. `interop/load.py` decides how much to draft.
+`worker.py` is the adapter, `verify_input.py` hands trees over. `interop/load.py` decides how much to draft, by the step
+times of `clock.py`.
 """
 
 from redrafter.interop.sglang.plugin import register

@@ -23,6 +23,7 @@ from redrafter.interop.load import Chooser, ladder, shape_of
 from redrafter.interop.plugged import said
 from redrafter.interop.sglang.checks import check
 from redrafter.interop.sglang.clock import step_clock
+from redrafter.interop.sglang.ranks import Ranks
 from redrafter.interop.sglang.recorded import RecordedFollow
 from redrafter.interop.sglang.sampler import fill_seeds, make_sampler
 from redrafter.interop.sglang.sampling import adjusted, greedy, sampling_of, searching
@@ -30,6 +31,7 @@ from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
+from redrafter.interop.sglang.verify_input import make_inputs, prepare_verification
 
 log = logging.getLogger(__name__)
 
@@ -47,47 +49,22 @@ def needs_host_lengths() -> bool:
 @functools.cache
 def make_worker() -> type:
     """The worker's class. A function, since its base class is SGLang's."""
-    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
     from sglang.srt.layers.logprob_processor import compute_spec_v2_logprobs
     from sglang.srt.managers.scheduler import GenerationBatchResult
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
     from sglang.srt.speculative import eagle_utils
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-    from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.spec_utils import (
         generate_token_bitmask,
         move_accept_tokens_to_target_kvcache,
         record_stream_for_v2_verify,
     )
 
-    class VerifyInput(NgramVerifyInput):  # type: ignore[misc]
-        """A tree to verify. Texts grow by at most `depth` tokens, however many nodes the tree has."""
-
-        depth: int
-
-        @property
-        def max_tree_depth(self) -> int:
-            return self.depth
-
-    class Between(NgramVerifyInput):  # type: ignore[misc]
-        """What SGLang carries from step to step. The drafter's own state stays in its slots."""
-
-        def filter_batch(self, new_indices: Tensor, *_: Any, **__: Any) -> None:
-            for name in ("future_indices", "new_seq_lens"):
-                if getattr(self, name) is not None:
-                    setattr(self, name, getattr(self, name)[new_indices])
-
-        def merge_batch(self, spec_info: Any) -> None:
-            for name in ("future_indices", "new_seq_lens"):
-                mine, other = getattr(self, name), getattr(spec_info, name)
-                if mine is not None and other is not None:
-                    setattr(self, name, torch.cat([mine, other]))
-
     class Worker(BaseSpecWorker):  # type: ignore[misc]
         def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:  # noqa: ARG002 - SGLang's signature
             self.server_args, self._target_worker = server_args, target_worker
             self.model_runner, self.device = target_worker.model_runner, server_args.device
-            self.tp_rank, self.tp_size = ps.tp_rank, ps.tp_size
+            self.tp_rank, self.ranks = ps.tp_rank, Ranks(ps.tp_size)
             self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
             with said():
                 check(server_args)
@@ -205,8 +182,8 @@ def make_worker() -> type:
             self.in_flight.append(size)
             n, before = self.widths[size], batch.seq_lens
             self.runners.use(size)
-            tree = self._agreed(self.trees.tree(batch.req_pool_indices.long(), size))
-            self._prepare(batch, tree, n, sum(lengths))
+            tree = self.ranks.tree(self.trees.tree(batch.req_pool_indices.long(), size))
+            prepare_verification(batch, tree, self.model_runner, depth=self.depth, most=sum(lengths))
             spec: Any = batch.spec_info
             on_host = (
                 [x.cpu() for x in (spec.retrieve_next_token, spec.retrieve_next_sibling)] if batch.has_grammar else []
@@ -240,43 +217,6 @@ def make_worker() -> type:
             batch.forward_mode = ForwardMode.DECODE
             return self._result(result, accepted.tokens.flatten().int(), lens, after)
 
-        def _prepare(self, batch: Any, tree: Tree, n: int, most: int) -> None:
-            """Turn the batch into one that verifies these trees; `most` is at least the sum of the lengths."""
-            from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
-
-            rows, device = len(batch.reqs), self.device
-            tokens = tree.tokens.flatten()
-            positions = torch.empty(rows * n, dtype=torch.long, device=device)
-            links = [torch.empty(rows, n, dtype=torch.long, device=device) for _ in range(3)]
-            reconstruct_indices_from_tree_mask(tree.mask.flatten(), batch.seq_lens, positions, *links, rows, n)
-            batch.forward_mode = ForwardMode.TARGET_VERIFY
-            batch.input_ids = tokens
-            batch.out_cache_loc = assign_extend_cache_locs_func(
-                req_pool_indices=batch.req_pool_indices,
-                req_to_token=batch.req_to_token_pool.req_to_token,
-                start_offset=batch.seq_lens,
-                end_offset=batch.seq_lens + n,
-                batch_size=rows,
-                draft_token_num=n,
-                device=device,
-            )
-            numbers = (most + rows * n) * n
-            recorded = self.model_runner.decode_cuda_graph_runner
-            room = getattr(self.model_runner.attn_backend, "cuda_graph_custom_mask", None)
-            if room is not None and recorded is not None and rows <= recorded.max_bs:
-                numbers = min(numbers, room.numel())  # a recorded pass copies the mask there
-            spec = VerifyInput(
-                draft_token=tokens,
-                custom_mask=full_mask(tree.mask, batch.seq_lens, numbers),
-                positions=positions,
-                retrieve_index=links[0],
-                retrieve_next_token=links[1],
-                retrieve_next_sibling=links[2],
-                draft_token_num=n,
-            )
-            spec.depth = self.depth
-            batch.spec_info = spec
-
         def _accept(
             self, batch: Any, size: int, tree: Tree, output: Any, vocab_mask: Tensor | None
         ) -> tuple[Accepted, Tensor | None, Tensor]:
@@ -292,7 +232,7 @@ def make_worker() -> type:
             if vocab_mask is not None:
                 batch.spec_info.grammar.apply_vocab_mask(logits=logits, vocab_mask=vocab_mask)
             requests = self._requests(batch, batch.seq_lens, search=False)
-            found = self._agreed_on(self.trees.accept(requests, size, tree, logits.view(rows, n, -1)))
+            found = self.ranks.accepted(self.trees.accept(requests, size, tree, logits.view(rows, n, -1)))
             more = (0, self.depth - found.path.shape[1])
             found = replace(found, path=pad(found.path, more), tokens=pad(found.tokens, more))
             real = torch.arange(self.depth, device=self.device) < found.count[:, None]
@@ -337,36 +277,9 @@ def make_worker() -> type:
             for step in self.clock.times():
                 self.chooser.took(*step)
             size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
-            if self.tp_size > 1:  # times differ between ranks; the batch must not
-                size = int(self._from_first(torch.tensor([size], device=self.device)))
+            if self.ranks.size > 1:  # times differ between ranks; the batch must not
+                size = int(self.ranks.values(torch.tensor([size], device=self.device)))
             return size
-
-        def _from_first(self, values: Tensor) -> Tensor:
-            """What the first rank has: rounding may differ between ranks."""
-            if self.tp_size > 1:
-                from sglang.srt.distributed import get_tp_group
-
-                get_tp_group().broadcast(values, src=0)
-            return values
-
-        def _agreed_on(self, accepted: Accepted) -> Accepted:
-            """What the first rank has accepted."""
-            if self.tp_size == 1:
-                return accepted
-            path, tokens, count = accepted.path, accepted.tokens, accepted.count
-            packed = self._from_first(torch.cat([path, tokens, count[:, None]], 1))
-            path, tokens, count = torch.split(packed, [path.shape[1], tokens.shape[1], 1], 1)
-            return replace(accepted, path=path, tokens=tokens, count=count[:, 0])
-
-        def _agreed(self, tree: Tree) -> Tree:
-            """The first rank's tree."""
-            if self.tp_size == 1:
-                return tree
-            rows, n = tree.tokens.shape
-            fields = [tree.tokens, tree.parents, tree.depths, tree.valid, tree.mask.flatten(1)]
-            packed = self._from_first(torch.cat([x.long() for x in fields], 1))
-            tokens, parents, depths, valid, mask = torch.split(packed, [n, n, n, n, n * n], 1)
-            return Tree(tokens, parents, depths, valid.bool(), mask.view(rows, n, n).bool(), tree.length)
 
         def _result(self, result: Any, tokens: Tensor, accept_lens: Tensor, lengths: Tensor) -> Any:
             return GenerationBatchResult(
@@ -375,25 +288,8 @@ def make_worker() -> type:
                 can_run_cuda_graph=result.can_run_cuda_graph,
                 accept_lens=accept_lens,
                 new_seq_lens=lengths,
-                next_draft_input=Between(draft_token_num=self.depth, new_seq_lens=lengths),
+                next_draft_input=make_inputs()[1](draft_token_num=self.depth, new_seq_lens=lengths),
                 speculative_num_draft_tokens=self.depth,
             )
 
     return Worker
-
-
-def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:
-    """Trees' masks (B, n, n) as SGLang's attention reads them: for each node its request's whole text, then the tree.
-
-    One flat tensor, request after request, each with n rows of length + n, and further numbers up to `numbers`.
-
-    >>> full_mask(torch.tensor([[[True, False], [True, True]]]), torch.tensor([1]), 7).int().tolist()
-    [1, 1, 0, 1, 1, 1, 1]
-    """
-    n = mask.shape[1]
-    flat = torch.ones(numbers, dtype=torch.bool, device=mask.device)
-    width = lengths.long() + n
-    start = (width * n).cumsum(0) - width * n  # of each request
-    node = torch.arange(n, device=mask.device)
-    at = start[:, None, None] + node[:, None] * width[:, None, None] + lengths.long()[:, None, None] + node
-    return flat.scatter_(0, at.flatten(), mask.flatten())

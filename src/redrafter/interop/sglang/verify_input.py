@@ -1,0 +1,96 @@
+"""Trees as SGLang verifies them: tokens, positions, cache slots, and the mask that its attention reads."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrafter.core.tree import Tree
+
+
+@functools.cache
+def make_inputs() -> tuple[type, type]:
+    """The classes of a step's input and of what is carried between steps; their base class is SGLang's."""
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+    class VerifyInput(NgramVerifyInput):  # type: ignore[misc]
+        """A tree to verify. Texts grow by at most `depth` tokens, however many nodes the tree has."""
+
+        depth: int
+
+        @property
+        def max_tree_depth(self) -> int:
+            return self.depth
+
+    class Between(NgramVerifyInput):  # type: ignore[misc]
+        """What SGLang carries from step to step. The drafter's own state stays in its slots."""
+
+        def filter_batch(self, new_indices: Tensor, *_: Any, **__: Any) -> None:
+            for name in ("future_indices", "new_seq_lens"):
+                if getattr(self, name) is not None:
+                    setattr(self, name, getattr(self, name)[new_indices])
+
+        def merge_batch(self, spec_info: Any) -> None:
+            for name in ("future_indices", "new_seq_lens"):
+                mine, other = getattr(self, name), getattr(spec_info, name)
+                if mine is not None and other is not None:
+                    setattr(self, name, torch.cat([mine, other]))
+
+    return VerifyInput, Between
+
+
+def prepare_verification(batch: Any, tree: Tree, runner: Any, *, depth: int, most: int) -> None:
+    """Turn SGLang's batch into one that verifies these trees; `most` is at least the sum of the texts' lengths."""
+    from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
+    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rows, n = tree.tokens.shape
+    tokens, device = tree.tokens.flatten(), tree.tokens.device
+    positions = torch.empty(rows * n, dtype=torch.long, device=device)
+    links = [torch.empty(rows, n, dtype=torch.long, device=device) for _ in range(3)]
+    reconstruct_indices_from_tree_mask(tree.mask.flatten(), batch.seq_lens, positions, *links, rows, n)
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.input_ids = tokens
+    batch.out_cache_loc = assign_extend_cache_locs_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        end_offset=batch.seq_lens + n,
+        batch_size=rows,
+        draft_token_num=n,
+        device=device,
+    )
+    numbers = (most + rows * n) * n
+    recorded = runner.decode_cuda_graph_runner
+    room = getattr(runner.attn_backend, "cuda_graph_custom_mask", None)
+    if room is not None and recorded is not None and rows <= recorded.max_bs:
+        numbers = min(numbers, room.numel())  # a recorded pass copies the mask there
+    batch.spec_info = make_inputs()[0](
+        draft_token=tokens,
+        custom_mask=full_mask(tree.mask, batch.seq_lens, numbers),
+        positions=positions,
+        retrieve_index=links[0],
+        retrieve_next_token=links[1],
+        retrieve_next_sibling=links[2],
+        draft_token_num=n,
+    )
+    batch.spec_info.depth = depth
+
+
+def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:
+    """Trees' masks (B, n, n) as SGLang's attention reads them: for each node its request's whole text, then the tree.
+
+    One flat tensor, request after request, each with n rows of length + n, and further numbers up to `numbers`.
+
+    >>> full_mask(torch.tensor([[[True, False], [True, True]]]), torch.tensor([1]), 7).int().tolist()
+    [1, 1, 0, 1, 1, 1, 1]
+    """
+    n = mask.shape[1]
+    flat = torch.ones(numbers, dtype=torch.bool, device=mask.device)
+    width = lengths.long() + n
+    start = (width * n).cumsum(0) - width * n  # of each request
+    node = torch.arange(n, device=mask.device)
+    at = start[:, None, None] + node[:, None] * width[:, None, None] + lengths.long()[:, None, None] + node
+    return flat.scatter_(0, at.flatten(), mask.flatten())
