@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.tables import decoding, drafters, redrafter_paper, sampling, sampling_paper
+from benchmarks.tables import decoding, drafters, engines, redrafter_paper, sampling, sampling_paper
 
 Block = tuple[tuple[str, ...], Callable[..., str]]
 
@@ -46,6 +46,7 @@ MAPS: dict[str, Block] = {
         ),
         sampling_paper.speculative_sampling,
     ),
+    "engines": (("sglang_gpu.json", "vllm_gpu.json", "serve_gpu.json"), engines.engines),
 }
 
 BLOCKS: dict[str, Block] = {
@@ -66,9 +67,9 @@ BLOCKS: dict[str, Block] = {
     "serve_cpu": (("serve_cpu.json",), decoding.serving),
     "serve_gpu": (("serve_gpu.json",), decoding.serving),
     "serve_start": (("serve_start.json",), decoding.serve_start),
-    "vllm": (("vllm_cpu.json",), decoding.vllm),
-    "sglang": (("sglang_gpu.json",), decoding.engine),
-    "vllm_gpu": (("vllm_gpu.json",), decoding.engine),
+    "vllm": (("vllm_cpu.json",), engines.vllm),
+    "sglang": (("sglang_gpu.json",), engines.engine),
+    "vllm_gpu": (("vllm_gpu.json",), engines.engine),
     "mlx": (("mlx_cpu.json",), decoding.mlx),
     "drafter": (("drafter_smollm2.json",), drafters.drafter),
     "ablation": (("drafter_smollm2.json",), drafters.ablations),

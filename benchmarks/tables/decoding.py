@@ -275,30 +275,6 @@ def bf16_divergence(result: Result) -> str:
     return "\n".join(lines)
 
 
-def vllm(result: Result) -> str:
-    """Equality and tokens/step by part; then speed, where it was measured."""
-    head = result["headline"]
-    names = {"turns": "MT-Bench's first turns", "mixed": "32 concurrent, mixed lengths, prefix cache on"}
-    lines = [
-        "| requests | ranks | equal | ties | wrong | tokens/step | redrafter's own engine |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in result["rows"]:
-        if r["part"] in names:
-            own = f"{head['own_tokens_per_step']:.2f}" if r["part"] == "turns" else ""
-            lines.append(
-                f"| {names[r['part']]} | {r['ranks']} | {r['equal']} of {r['texts']} | {r['ties']} | {r['wrong']} "
-                f"| {r['tokens_per_step']:.2f} | {own} |"
-            )
-    speeds = [r for r in result["rows"] if r["part"] == "speed"]
-    if speeds:
-        said = ", ".join(f"{r['vs_plain']:.2f}× with {r['at_once']} concurrent requests" for r in speeds)
-        load = max(r["load"][0] for r in speeds)
-        busy = f"; the machine was not idle (load average up to {load:.1f})" if load > 3 else ""
-        lines += ["", f"Speedup over plain vLLM: {said}{busy}."]
-    return "\n".join(lines)
-
-
 def mlx(result: Result) -> str:
     """Texts compared with mlx-lm's own, by precision; then speed, where it was measured."""
     names = {"fp32": "fp32", "q4": "4-bit weights, fp32 activations", "bf16": "bf16"}
@@ -353,22 +329,6 @@ def exact_gpu(result: Result) -> str:
             f"| {r['target']} | {r['dtype']} | {r['temperature']:g} | {low:,} to {high:,} | {r['texts']} "
             f"| {r['equal']} | {r['tokens_per_step']:.2f} |"
         )
-    return "\n".join(lines)
-
-
-def engine(result: Result) -> str:
-    """Another engine, plain and with the plug-in: a line for each number of requests at once."""
-    rows = [r for r in result["rows"] if r["part"] == "wide" and "ratio" in r]
-    first = rows[0]  # the level measured first, which plain texts of the others are compared with
-    lines = [
-        f"| {first['engine']}, {first['model']}: requests at once | plain, tokens/s | redrafter, tokens/s "
-        f"| speedup | tokens/step | equal to plain | plain equal to itself at level {first['concurrency']} |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for r in sorted(rows, key=lambda r: r["concurrency"]):
-        rates = f"{r['plain_tokens_per_s']:.0f} | {r['redrafter_tokens_per_s']:.0f} | **{r['ratio']:.2f}×**"
-        equal = f"{r['equal']} of {r['texts']} | {r['plain_equal_to_first_level']} of {min(first['texts'], r['texts'])}"
-        lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
     return "\n".join(lines)
 
 
