@@ -15,8 +15,11 @@ CLIENTS := .venv-clients/bin
 READY_CLIENTS := .venv-clients/.ready
 GGUF := .venv-gguf
 READY_GGUF := .venv-gguf/.ready
+NEON := .venv-neon
+READY_NEON := .venv-neon/.ready
+DIST := dist
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf setup-neon test-neon check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -64,7 +67,7 @@ wheel: $(READY_DEV)
 wheel-arm64: $(READY_DEV)
 	rm -rf build
 	CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
-		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2
@@ -115,6 +118,18 @@ $(READY_GGUF): $(READY_DEV)
 
 test-gguf: setup-gguf
 	REDRAFTER_GEMMA=$(CURDIR)/$(GGUF)/gemma.gguf $(BIN)/python -m pytest tests/targets/gguf/test_gemma.py
+
+# The wheel for 64-bit ARM on emulated CPUs. Debian: apt install g++-aarch64-linux-gnu qemu-user
+setup-neon: $(READY_NEON)
+$(READY_NEON): $(READY_DEV) tests/helpers/arm64.sh
+	tests/helpers/arm64.sh $(NEON) $(BIN)/python
+	touch $@
+
+test-neon: setup-neon
+	rm -rf $(NEON)/dist $(NEON)/package
+	$(MAKE) wheel-arm64 DIST=$(NEON)/dist
+	$(BIN)/python -m zipfile -e $(NEON)/dist/*.whl $(NEON)/package
+	REDRAFTER_NEON=$(CURDIR)/$(NEON) $(BIN)/python -m pytest -n 2 tests/kernels/test_cpu_neon.py
 
 check: setup-dev
 	$(BIN)/ruff format --check .

@@ -1,9 +1,14 @@
-"""Fixtures for the tests of kernels."""
+"""Fixtures for the tests of kernels, and which files of this folder are collected."""
+
+import os
 
 import pytest
 
 from redrafter import kernels
 from tests.helpers.verification import BIG
+
+# It needs a cross compiler, an emulator and packages for 64-bit ARM, so only `make test-neon` runs it.
+collect_ignore = [] if os.environ.get("REDRAFTER_NEON") else ["test_cpu_neon.py"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,24 @@ def test_instructions_can_be_forced(monkeypatch):
     assert library.chosen() == "portable"
     monkeypatch.setenv("REDRAFTER_NATIVE", "0")
     assert not library.can_run()
+
+
+@pytest.mark.parametrize(
+    ("system", "features", "sets"),
+    [
+        ("linux", 0x119FFB, ["neon_dotprod", "neon", "portable"]),  # Neoverse N1
+        ("linux", 0x415FFB, ["neon", "portable"]),  # A64FX
+        ("darwin", None, ["neon_dotprod", "neon", "portable"]),
+    ],
+)
+def test_which_sets_of_instructions_an_arm_cpu_has(monkeypatch, system, features, sets):
+    """Linux gives each process the CPU's features, entry 16 of what getauxval reads. macOS has no such function."""
+    c_library = SimpleNamespace() if features is None else SimpleNamespace(getauxval={16: features}.__getitem__)
+    monkeypatch.setattr(library, "ctypes", SimpleNamespace(CDLL=lambda _: c_library))
+    monkeypatch.setattr(library, "sys", SimpleNamespace(platform=system))
+    for machine in ("aarch64", "arm64"):
+        monkeypatch.setattr(library, "platform", SimpleNamespace(machine=lambda: machine))  # noqa: B023
+        assert library.supported() == sets
 
 
 def test_where_the_fastest_instructions_fail_the_next_are_used(monkeypatch):

@@ -56,11 +56,19 @@ struct Dots {
 #else
   ivec sum = {};
   INLINE_MEMBER void add(ivec w, const int8_t* x) {
-#if defined(__ARM_FEATURE_DOTPROD) && !defined(PORTABLE)
+#if defined(__ARM_NEON) && !defined(PORTABLE)
     int32_t four;
     memcpy(&four, x, sizeof four);
     const int8x16_t by = vreinterpretq_s8_s32(vdupq_n_s32(four));
-    EACH sum.part[i] = (integers)vdotq_s32((int32x4_t)sum.part[i], (int8x16_t)w.part[i], by);
+    EACH {
+      const int8x16_t own = (int8x16_t)w.part[i];
+#if defined(__ARM_FEATURE_DOTPROD)
+      sum.part[i] = (integers)vdotq_s32((int32x4_t)sum.part[i], own, by);
+#else  // products are added in pairs, of 16 bits: 2 · 128 · 127 fits
+      const int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(own), vget_low_s8(by)), vmull_high_s8(own, by));
+      sum.part[i] = (integers)vpadalq_s16((int32x4_t)sum.part[i], pairs);
+#endif
+    }
 #else
     for (int k = 0; k < 4; k++) EACH sum.part[i] += (w.part[i] << (24 - 8 * k) >> 24) * (int32_t)x[k];
 #endif

@@ -37,6 +37,9 @@ FORMATS = (
 )
 """How weights lie in memory, in the order of formats.h."""
 
+AT_HWCAP, HWCAP_ASIMDDP = 16, 1 << 20
+"""Of Linux on 64-bit ARM: where it tells each process what the CPU can do, and the bit for dot products of bytes."""
+
 FLOAT, LONG, POINTER = ctypes.c_float, ctypes.c_long, ctypes.c_void_p
 SIGNATURES: dict[str, list[Any]] = {
     "packed_bytes": [LONG] * 3,
@@ -232,9 +235,13 @@ def supported() -> list[str]:
     if "avx512" in found and torch.cpu._is_vnni_supported():
         found.insert(0, "avx512_vnni")
     if platform.machine() in ("aarch64", "arm64"):
-        has_dotprod = sys.platform == "darwin" or "asimddp" in cpu_features()
-        found = ["neon_dotprod", "neon"] if has_dotprod else ["neon"]
+        found = ["neon_dotprod", "neon"] if has_dotprod() else ["neon"]
     return [*found, "portable"]
+
+
+def has_dotprod() -> bool:
+    """Whether this 64-bit ARM CPU has dot products of bytes: every Mac's has; Linux tells each process."""
+    return sys.platform == "darwin" or bool(ctypes.CDLL(None).getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
 
 
 def cpu_features() -> str:

@@ -26,6 +26,9 @@ static void some(const typename F::Tile* tile, long tiles, const float* x, const
 #pragma GCC unroll 8
       for (int i = 0; i < F::EACH_WORD; i += 2) {
         vec w = F::weight(word, i), v = F::weight(word, i + 1);
+#if defined(__aarch64__)  // GCC would unpack a whole tile first, and keep it in memory
+        settle(w), settle(v);
+#endif
 #pragma GCC unroll 16
         for (int t = 0; t < TOKENS; t++) {
           const float* at = own + t * TILE + c * F::EACH_WORD + i;

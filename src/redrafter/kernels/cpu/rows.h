@@ -51,6 +51,9 @@ struct Span {
 #if defined(__AVX512F__)
 constexpr long MOST = 8;
 #define FOR_EACH_COUNT(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
+#elif defined(__ARM_NEON) && !defined(PORTABLE)
+constexpr long MOST = 3;
+#define FOR_EACH_COUNT(DO) DO(1) DO(2) DO(3)
 #elif !defined(PORTABLE)
 constexpr long MOST = 4;
 #define FOR_EACH_COUNT(DO) DO(1) DO(2) DO(3) DO(4)

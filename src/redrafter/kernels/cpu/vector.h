@@ -140,6 +140,8 @@ INLINE void settle(vec& x) {
   EACH asm volatile("" : "+v"(x.part[i]));
 #elif defined(__AVX2__)
   EACH asm volatile("" : "+x"(x.part[i]));
+#elif defined(__aarch64__)
+  EACH asm volatile("" : "+w"(x.part[i]));
 #endif
 }
 
