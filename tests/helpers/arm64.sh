@@ -19,7 +19,7 @@ apt install -y --download-only --no-install-recommends python3 libstdc++6
 rm -rf "$folder/root"
 for package in "$folder"/apt/archives/*.deb; do dpkg -x "$package" "$folder/root"; done
 
-# All packages by name: pip would choose dependencies for this machine. torch 2.10 is the last one for ARM without CUDA.
+# All packages by name: pip would choose dependencies for this machine. torch 2.10.0 for ARM comes without CUDA.
 version=$(readlink "$folder/root/usr/bin/python3")
 grep -v '^torch==' constraints.txt >"$folder/constraints.txt"
 rm -rf "$folder/site"
