@@ -152,6 +152,7 @@ def make_worker() -> type:
             return self._extend(batch, on_publish)
 
         def _extend(self, batch: Any, on_publish: Any) -> Any:
+            self.runners.use(0)  # recorded prompts read the buffers of the backend that SGLang recorded them with
             result = self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
             chosen, lengths = result.next_token_ids, batch.seq_lens.clone()
             if on_publish is not None:
