@@ -267,6 +267,7 @@ class TargetWorker:
             _get_attention_backend=lambda **_: SimpleNamespace(needs_cpu_seq_lens=False),
         )
         self.returns_hidden, self.recorded = True, 0
+        self.own = self.model_runner.attn_backend
 
     def get_memory_pool(self) -> tuple[Any, Any]:
         return SimpleNamespace(req_to_token=torch.zeros(9, 128)), None
@@ -289,6 +290,7 @@ class TargetWorker:
         return SimpleNamespace(logits_output=output, next_token_ids=tokens, can_run_cuda_graph=False)
 
     def _extend(self, batch: Any) -> Any:
+        assert self.model_runner.attn_backend is self.own, "SGLang recorded its prompts with its own backend"
         logits, hidden = [], []
         for req, start, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             req.kv = list(req.full_untruncated_fill_ids[: start + count])

@@ -154,6 +154,7 @@ def test_texts_are_the_targets_own(target, plain, monkeypatch, temperature, know
     if knows or temperature:
         assert sum(run.accepted) > 6, "nothing is ever accepted"
     assert not made.trees.reading, "a prompt is thought to be read on"
+    assert len(made.clock.open) <= 1, "moments of old steps are kept"
 
 
 def test_greedy_and_sampled_requests_share_a_batch(target, plain, monkeypatch):

@@ -23,7 +23,7 @@ from redrafter.core.step import Drafter
 from redrafter.core.transfer import put
 from redrafter.core.tree import Tree, root_tree, widened
 from redrafter.drafters.ngram import NgramState
-from redrafter.drafters.with_ngrams import DEEPEST, PRIOR, WithNgrams, WithNgramsState, find_chain
+from redrafter.drafters.with_ngrams import DEEPEST, WithNgrams, WithNgramsState, find_chain
 from redrafter.runtime.state import tensors_of, with_tensors
 
 PADDING = 4
@@ -142,9 +142,8 @@ class TreeBatch:
         rows = self._fresh_where(goes, slots)
         if isinstance(self.drafter, WithNgrams):
             inner = self.drafter.inner.advance(rows.inner, accepted, states)
-            hits = torch.where(goes[:, None], rows.hits, PRIOR)
             text = self._text(pieces)
-            rows = WithNgramsState(inner, text, *find_chain(text), hits)
+            rows = WithNgramsState(inner, text, *find_chain(text), rows.hits)
         else:
             rows = self.drafter.advance(rows, accepted, states)
         self._keep(slots, rows)
@@ -152,10 +151,9 @@ class TreeBatch:
     def _text(self, pieces: Sequence[Piece]) -> NgramState:
         """The end of each text, for n-grams. Cached prefixes are part of it."""
         ends = [p.text[-(self.window // 2) :].long() for p in pieces]
-        room = torch.zeros(len(pieces), self.empty.text.tokens.shape[1], dtype=torch.long)
-        for row, end in zip(room, ends, strict=True):
-            row[: len(end)] = end
-        return NgramState(put(room, self.device), put([len(end) for end in ends], self.device))
+        tokens = put(pad_sequence(ends, batch_first=True), self.device)
+        room = self.empty.text.tokens.shape[1] - tokens.shape[1]
+        return NgramState(pad(tokens, (0, room)), put([len(end) for end in ends], self.device))
 
     @torch.no_grad()
     def follow(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -152,6 +153,7 @@ def make_worker() -> type:
             return self._extend(batch, on_publish)
 
         def _extend(self, batch: Any, on_publish: Any) -> Any:
+            self.runners.use(0)  # recorded prompts read the buffers of the backend that SGLang recorded them with
             result = self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
             chosen, lengths = result.next_token_ids, batch.seq_lens.clone()
             if on_publish is not None:
@@ -169,7 +171,8 @@ def make_worker() -> type:
         def _piece(self, batch: Any, req: Any, start: int, count: int) -> Piece:
             text, end = req.full_untruncated_fill_ids, start + count
             following = text[end] if req is batch.chunked_req and len(text) > end else None
-            return Piece(req.req_pool_idx, req.rid, torch.tensor(text[:end]), start, following)
+            tokens = torch.from_numpy(np.asarray(text[:end], dtype=np.int64))  # torch.tensor reads number by number
+            return Piece(req.req_pool_idx, req.rid, tokens, start, following)
 
         def _decode(self, batch: Any, on_publish: Any) -> Any:
             rows = len(batch.reqs)
