@@ -139,31 +139,27 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
             "num_speculative_tokens": depth,
         }
     }
-    widths = [1, depth + 1] if settings.get("runner") == 2 else [depth + 1]
-    speculative |= graphs(*widths, mixed=mixed) if settings.get("graphs", True) else {"enforce_eager": True}
+    width = depth + 1 if settings.get("runner") == 1 else None
+    speculative |= graphs(width, mixed) if settings.get("graphs", True) else {"enforce_eager": True}
     speculative["additional_config"] = {"redrafter": {"drafter": pair.drafter} | settings}
-    return Started(both | graphs(1, mixed=mixed), variables), Started(both | speculative, variables)
+    return Started(both | graphs(1, mixed), variables), Started(both | speculative, variables)
 
 
-def graphs(*widths: int, mixed: bool = False) -> dict[str, Any]:
+def graphs(width: int | None, mixed: bool) -> dict[str, Any]:
     """vLLM's options for CUDA graphs of whole steps with so many tokens per request, without torch.compile.
 
-    vLLM takes the next larger recording of a number of tokens, and runs eagerly if that one is of another width. So up
-    to the most requests, every number of tokens that a width can have is recorded.
+    Without a width, the plug-in chooses the numbers of tokens, for steps with and without guesses.
 
-    >>> graphs(5)["compilation_config"]["cudagraph_capture_sizes"]
+    >>> graphs(5, False)["compilation_config"]["cudagraph_capture_sizes"]
     [5, 10, 20, 40, 80, 160]
-    >>> graphs(1, 5)["compilation_config"]["cudagraph_capture_sizes"]
-    [1, 2, 4, 5, 8, 10, 15, 16, 20, 25, 30, 32, 40, 80, 160]
     """
-    sizes = {width * requests for requests in SIZES for width in widths}
-    if len(widths) > 1:
-        sizes |= {tokens for width in widths if width > 1 for tokens in range(width, REQUESTS + 1, width)}
-    if mixed:
-        sizes |= {size for size in MIXED if size > max(sizes)}
-    how = "FULL_AND_PIECEWISE" if mixed else "FULL_DECODE_ONLY"
-    compilation = {"mode": 0, "cudagraph_mode": how, "cudagraph_capture_sizes": sorted(sizes)}
-    return {"compilation_config": compilation}
+    options: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_AND_PIECEWISE" if mixed else "FULL_DECODE_ONLY"}
+    if width is not None:
+        sizes = [width * requests for requests in SIZES]
+        options["cudagraph_capture_sizes"] = sizes + [size for size in MIXED if mixed and size > sizes[-1]]
+    elif mixed:
+        options["max_cudagraph_capture_size"] = MIXED[-1]
+    return {"compilation_config": options}
 
 
 def bytes_per_token(model: Path) -> int:
@@ -198,7 +194,7 @@ KINDS = {
         script="vllm_process.py",
         options=vllm,
         parcels=VLLM,
-        fallbacks=({"runner": 2}, {}, {"graphs": False}),
+        fallbacks=({}, {"runner": 1}, {"runner": 1, "graphs": False}),
         seeded=False,
     ),
     "own": Kind(label="redrafter, scheduler of its server without HTTP", script="own_process.py", options=own),

@@ -214,14 +214,19 @@ def test_an_engine_in_another_process_answers_and_its_failures_are_told(stub: An
 def test_vllm_records_steps_of_whole_requests(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    pair = Pair(model=tmp_path, drafter="auto", depth=3, settings={"least": 0.2})
+    pair = Pair(model=tmp_path, drafter="auto", depth=3, settings={"least": 0.2, "runner": 1})
     plain, speculative = (started.options for started in KINDS["vllm"].options(pair))
     assert plain["compilation_config"]["cudagraph_capture_sizes"] == SIZES
     assert speculative["compilation_config"]["cudagraph_capture_sizes"] == [4 * n for n in SIZES]
     assert speculative["speculative_config"]["num_speculative_tokens"] == 3
-    assert speculative["additional_config"] == {"redrafter": {"drafter": "auto", "least": 0.2}}
+    assert speculative["additional_config"] == {"redrafter": {"drafter": "auto", "least": 0.2, "runner": 1}}
     assert plain["kv_cache_memory_bytes"] == 32768 * 3 * 2 * 8 * 2 * 2, "layers, heads, size, keys and values, bf16"
     assert "speculative_config" not in plain
+    for mixed, most in ((False, None), (True, 512)):
+        pair = Pair(model=tmp_path, drafter="auto", settings={"mixed": mixed})
+        chosen = KINDS["vllm"].options(pair)[1].options["compilation_config"]
+        assert "cudagraph_capture_sizes" not in chosen, "the plug-in chooses"
+        assert chosen.get("max_cudagraph_capture_size") == most
     pair = Pair(model=tmp_path, drafter="auto", settings={"graphs": False})
     eager = KINDS["vllm"].options(pair)[1].options
     assert eager["enforce_eager"]

@@ -12,10 +12,10 @@ from redrafter.drafters.recurrent.chain import ChainDrafter
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
-from redrafter.interop.vllm import Proposer, speculator
+from redrafter.interop.vllm import speculator
 from redrafter.interop.vllm.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.vllm.measured_depths import MeasuredDepths
-from redrafter.interop.vllm.speculator import reading_of, wanted
+from redrafter.interop.vllm.speculator import reading_of
 from redrafter.runtime.graph import unrecorded
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
@@ -179,20 +179,6 @@ def test_rows_that_read_a_prompt():
     assert [r.row for r in reading_of(batch)] == [1, 2]
 
 
-def test_only_engines_that_ask_are_changed():
-    model = "redrafter.interop.vllm.Proposer"
-    for speculative, additional, asks in (
-        (None, {}, False),
-        (("custom_class", model), {}, False),
-        (("custom_class", model), {"redrafter": {"runner": 2}}, True),
-        (("custom_class", "another.Class"), {"redrafter": {"runner": 2}}, False),
-        (("eagle3", model), {"redrafter": {"runner": 2}}, False),
-    ):
-        given = None if speculative is None else SimpleNamespace(method=speculative[0], model=speculative[1])
-        config = SimpleNamespace(speculative_config=given, additional_config=additional)
-        assert wanted(config) is asks
-
-
 class TestDepths:
     def run(self, cost, accepted: float, rows: int, steps: int = 200, prompts: bool = False) -> list[int]:
         """How many guesses are asked for, on a machine where a step of `width` tokens per request costs `cost`."""
@@ -243,7 +229,7 @@ class TestSpeculator:
     def config(self, **section):
         return SimpleNamespace(
             additional_config={"redrafter": {"runner": 2, "drafter": "recurrent", **section}},
-            parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+            parallel_config=SimpleNamespace(world_size_across_dp=1, pipeline_parallel_size=1),
             scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, async_scheduling=True),
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=LENGTH, num_speculative_tokens_per_batch_size=None
@@ -310,27 +296,6 @@ class TestSpeculator:
         with pytest.raises(ConfigError, match="all guesses have one length"):
             made(self.config(least=0.3), torch.device("cpu"))
         split = self.config()
-        split.parallel_config.tensor_parallel_size = 2
+        split.parallel_config.world_size_across_dp = 2
         with pytest.raises(ConfigError, match="for a model on one GPU"):
             made(split, torch.device("cpu"))
-
-
-def test_other_versions_are_left_as_they_are(monkeypatch):
-    """A stub without anything that `register` replaces: the version that is known would fail here."""
-    vllm = ModuleType("vllm")
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.delitem(sys.modules, "vllm.config", raising=False)
-    vllm.__version__ = "0.32.0"
-    speculator.register()
-    vllm.__version__ = "0.26.0+cu130"
-    with pytest.raises(ImportError):
-        speculator.register()
-
-
-def test_the_first_runner_refuses_to_stand_in_for_the_second(monkeypatch, caplog):
-    vllm = ModuleType("vllm")
-    vllm.__version__ = "0.32.0"
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    with pytest.raises(ConfigError, match="vLLM uses its first runner"):
-        Proposer(SimpleNamespace(additional_config={"redrafter": {"runner": 2}}))
-    assert "redrafter: vLLM uses its first runner" in caplog.text

@@ -12,6 +12,7 @@ drafter that asks (the interface they call EAGLE-3). Which versions have all thi
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from redrafter.interop.vllm.target import (
 )
 from redrafter.interop.vllm.timing import Timing
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -56,8 +59,8 @@ class Proposer:
             self.config = ProposerConfig.of(vllm_config.additional_config)
             if self.config.runner == 2:
                 raise ConfigError(
-                    'vLLM uses its first runner; "runner": 2 needs vLLM 0.26.0, a GPU, and redrafter installed by pip, '
-                    "which tells vLLM of the entry point; else leave it out"
+                    'vLLM uses its first runner; "runner": 2 needs vLLM 0.26.0, a GPU, VLLM_USE_V2_MODEL_RUNNER not 0, '
+                    "and redrafter installed by pip, which tells vLLM of the entry point; else leave it out"
                 )
         self.vllm_config = vllm_config
         self._pass: Pass | None = None
@@ -76,6 +79,8 @@ class Proposer:
             self.chains = ChainDrafter(drafter, shape, config.least, config.ngrams, slots)
             if config.graphs and target.device.type == "cuda":
                 self.chains.follow = RecordedChains(self.chains, recorded_batches(slots))
+        if target.device.type == "cuda":
+            log.warning("redrafter: drafts in vLLM's first runner; the second is faster (docs/engines.md says when)")
         # This runner records one number of tokens per request, so a step has all guesses or none.
         self.depths = MeasuredDepths(depth) if config.adaptive else None
         self.timing = Timing(config.timing, target.device)

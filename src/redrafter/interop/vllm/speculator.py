@@ -1,8 +1,8 @@
 """The recurrent drafter in vLLM's second runner: drafting stays on the GPU, and steps are scheduled ahead.
 
-Chosen by `--additional-config '{"redrafter": {"runner": 2}}'` beside the options of `proposer.py`. vLLM's second
-runner has no entry for drafters of other packages, so `register`, the entry point `vllm.general_plugins`, replaces what
-chooses the drafter there. Nothing is replaced for engines that do not ask for it.
+`choose` decides whether it is used; the options are those of `proposer.py`. vLLM's second runner has no entry for
+drafters of other packages, so `register`, the entry point `vllm.general_plugins`, replaces what chooses the drafter
+there. Engines without this drafter stay as they are.
 """
 
 import functools
@@ -18,6 +18,7 @@ from redrafter.config import Shape
 from redrafter.drafters.recurrent.chain_slots import ChainSlots
 from redrafter.errors import ConfigError
 from redrafter.interop.plugged import said
+from redrafter.interop.vllm.capture_sizes import capture_sizes
 from redrafter.interop.vllm.device_chains import DeviceChains, Reading, Texts
 from redrafter.interop.vllm.measured_depths import MeasuredDepths
 from redrafter.interop.vllm.target import (
@@ -35,15 +36,51 @@ log = logging.getLogger(__name__)
 PROPOSER = "redrafter.interop.vllm.Proposer"
 TESTED = ("0.26.0",)
 """Versions whose second runner is known."""
+MOST_CAPTURED = 512
+"""Tokens of the largest recorded step unless the user gives a bound, as in vLLM."""
+
+
+def ours(vllm_config: Any) -> bool:
+    speculative = vllm_config.speculative_config
+    return speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER
 
 
 def wanted(vllm_config: Any) -> bool:
-    """Whether this engine is to draft with our drafter in the second runner."""
-    speculative, additional = vllm_config.speculative_config, vllm_config.additional_config
-    if speculative is None or speculative.method != "custom_class" or speculative.model != PROPOSER:
-        return False
+    """Whether this engine is to draft with our drafter in the second runner. `choose` has decided."""
+    additional = vllm_config.additional_config
     section = additional.get(SECTION, {}) if isinstance(additional, dict) else {}
-    return isinstance(section, dict) and section.get("runner") == 2
+    return ours(vllm_config) and isinstance(section, dict) and section.get("runner") == 2
+
+
+def choose(vllm_config: Any) -> None:
+    """Decide on a runner where the user did not, and write it into the configuration, which every process is given.
+
+    The second: on CUDA, a model on one GPU, guesses of one length, and vLLM itself would use it for plain decoding.
+    """
+    from vllm.platforms import current_platform
+
+    with said():
+        config = ProposerConfig.of(vllm_config.additional_config)
+    if config.runner != "auto" or not isinstance(vllm_config.additional_config, dict):
+        return
+    given, settings = vllm_config.additional_config, vllm_config.additional_config.get(SECTION, {})
+    known = current_platform.is_cuda() and vllm_config.parallel_config.world_size_across_dp == 1 and not config.least
+    vllm_config.additional_config = {**given, SECTION: {**settings, "runner": 2}}
+    if not (known and vllm_config.use_v2_model_runner):
+        vllm_config.additional_config = {**given, SECTION: {**settings, "runner": 1}}
+
+
+def size_captures(vllm_config: Any) -> None:
+    """Record steps of both widths, unless the user says which. vLLM's own sizes leave many of them out."""
+    compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
+    if compilation.cudagraph_capture_sizes is not None:
+        return
+    requests, width = scheduler.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens + 1
+    most = compilation.max_cudagraph_capture_size
+    if most is None:
+        most = min(2 * requests * width, MOST_CAPTURED)
+    if sizes := capture_sizes(requests, width, min(most, scheduler.max_num_batched_tokens)):
+        compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
 
 
 def adaptive(vllm_config: Any) -> bool:
@@ -64,20 +101,27 @@ def register() -> None:
         return
     VllmConfig._redrafter = True
     unsupported, prepare = VllmConfig._get_v2_model_runner_unsupported_features, VllmConfig.__post_init__
+    second = VllmConfig.use_v2_model_runner.fget
 
     def still_unsupported(self: Any) -> list[str]:
-        """Asked in each process before its runner or scheduler is made."""
         found: list[str] = unsupported(self)
-        if not wanted(self):
-            return found
-        _replace()
-        return [x for x in found if "custom_class" not in x]
+        return [x for x in found if "custom_class" not in x] if wanted(self) else found
+
+    def use_v2_model_runner(self: Any) -> bool:
+        """Asked in each process before it makes a runner, and before its scheduler's first step."""
+        used: bool = second(self)
+        if used and wanted(self):
+            _replace()
+        return used
 
     def post_init(self: Any) -> None:
-        """vLLM schedules ahead for methods whose guesses stay on the GPU, which it knows by name."""
+        if ours(self):
+            choose(self)
         if not wanted(self):
             prepare(self)
             return
+        size_captures(self)
+        # vLLM schedules ahead for methods whose guesses stay on the GPU, which it knows by name.
         config: Any = importlib.import_module("vllm.config.vllm")
         known = config.NgramGPUTypes
         config.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
@@ -87,6 +131,7 @@ def register() -> None:
             config.NgramGPUTypes = known
 
     VllmConfig._get_v2_model_runner_unsupported_features = still_unsupported
+    VllmConfig.use_v2_model_runner = property(use_v2_model_runner)
     VllmConfig.__post_init__ = post_init
 
 
@@ -117,14 +162,13 @@ def _replace_depths() -> None:
     """Let measured step times decide how many guesses the scheduler asks for."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    init, schedule, count = Scheduler.__init__, Scheduler.schedule, Scheduler.make_spec_decoding_stats
-
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        if wanted(self.vllm_config) and adaptive(self.vllm_config):
-            self.dynamic_sd_lookup = MeasuredDepths(self.num_spec_tokens)
+    schedule, count = Scheduler.schedule, Scheduler.make_spec_decoding_stats
 
     def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "_redrafter"):  # the first step; this process may make its scheduler before it asks
+            self._redrafter = wanted(self.vllm_config) and adaptive(self.vllm_config)
+            if self._redrafter:
+                self.dynamic_sd_lookup = MeasuredDepths(self.num_spec_tokens)
         output = schedule(self, *args, **kwargs)
         if isinstance(self.dynamic_sd_lookup, MeasuredDepths):
             self.dynamic_sd_lookup.scheduled(list(output.num_scheduled_tokens.values()))
@@ -135,7 +179,7 @@ def _replace_depths() -> None:
             self.dynamic_sd_lookup.accepted(kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"])
         return count(self, *args, **kwargs)
 
-    Scheduler.__init__, Scheduler.schedule, Scheduler.make_spec_decoding_stats = made, scheduled, counted
+    Scheduler.schedule, Scheduler.make_spec_decoding_stats = scheduled, counted
 
 
 @functools.cache
@@ -150,8 +194,7 @@ def make_speculator() -> type:
         def __init__(self, vllm_config: Any, device: torch.device) -> None:
             with said():
                 self.config = ProposerConfig.of(vllm_config.additional_config)
-                parallel = vllm_config.parallel_config
-                if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+                if vllm_config.parallel_config.world_size_across_dp > 1:
                     raise ConfigError('"runner": 2 is for a model on one GPU; leave it out')
                 if self.config.least:
                     raise ConfigError('with "runner": 2 all guesses have one length; leave out "least"')

@@ -39,8 +39,8 @@ class ProposerConfig:
     """On a GPU, record drafting as CUDA graphs."""
     adaptive: bool = True
     """Stop drafting where measured step times say that drafting loses."""
-    runner: int = 1
-    """2: vLLM's second runner (`speculator.py`)."""
+    runner: int | str = "auto"
+    """1 or 2: vLLM's first or second runner. `auto`: the second where it is known to work (`speculator.py`)."""
     timing: int = 0
     """Log where the time of so many steps goes (0: never)."""
 
@@ -52,7 +52,7 @@ class ProposerConfig:
         )
         for name in ("graphs", "adaptive"):
             require(isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}")
-        require(self.runner in (1, 2), f"runner must be 1 or 2, got {self.runner!r}")
+        require(self.runner in ("auto", 1, 2), f"runner must be 'auto', 1 or 2, got {self.runner!r}")
         require(
             isinstance(self.timing, int) and self.timing >= 0, f"timing must be a number of steps, got {self.timing!r}"
         )
