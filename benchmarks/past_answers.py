@@ -2,10 +2,10 @@
 
     python benchmarks/past_answers.py
 
-Two servers, one with remembered answers and one without, are asked the same in turns: first the prompts of a part, then
-its second prompts, which are measured. Both servers run in this process, without HTTP, one request at a time. The
-server's own steps are those of `redrafter serve` on a CPU. They depend on measured times, and tokens/step vary from run
-to run. With a given shape every step drafts, and tokens/step are the same in each run.
+Two servers, one with remembered answers and one without, are asked the same: first the prompts of a part, then its
+second prompts, which are measured, each by both servers in turn. Both servers run in this process, without HTTP, one
+request at a time. The server's own steps are those of `redrafter serve` on a CPU. They depend on measured times, and
+tokens/step vary from run to run. With a given shape every step drafts, and tokens/step are the same in each run.
 """
 
 import sys
@@ -118,16 +118,17 @@ def measure(engine: Engine, part: Part, shape: Shape | None, rounds: int) -> dic
     sums = {remembers: [0, 0, 0.0] for remembers in (False, True)}
     equal = recalled = 0
     for turn in range(rounds):
-        texts = {}
-        for remembers in (False, True) if turn % 2 else (True, False):
-            server = Measured(engine, shape, remembers)
+        servers = {remembers: Measured(engine, shape, remembers) for remembers in (False, True)}
+        for server in servers.values():
             server.ask(part.first, measured=False)
-            server.ask(part.second)
+        for i, request in enumerate(part.second):
+            for remembers in (False, True) if (i + turn) % 2 else (True, False):
+                servers[remembers].ask([request])
+        for remembers, server in servers.items():
             found = (server.tokens, server.steps, server.seconds)
             sums[remembers] = [a + b for a, b in zip(sums[remembers], found, strict=True)]
-            texts[remembers] = server.texts
             recalled += server.scheduler.metrics.recalled
-        equal += sum(a == b for a, b in zip(texts[False], texts[True], strict=True))
+        equal += sum(a == b for a, b in zip(servers[False].texts, servers[True].texts, strict=True))
     (tokens, without, slow), (_, steps, fast) = sums[False], sums[True]
     return {
         "part": part.name,
