@@ -63,6 +63,7 @@ BLOCKS: dict[str, Block] = {
     "refactor": (("refactor.json",), decoding.refactor),
     "bf16": (("bf16_divergence.json",), decoding.bf16_divergence),
     "serve_equality": (("serve_equality.json",), decoding.serve_equality),
+    "past_answers": (("past_answers.json",), decoding.past_answers),
     "structured": (("structured.json",), decoding.structured),
     "serve_cpu": (("serve_cpu.json",), decoding.serving),
     "serve_gpu": (("serve_gpu.json",), decoding.serving),

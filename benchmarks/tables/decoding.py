@@ -219,6 +219,21 @@ def serve_equality(result: Result) -> str:
     )
 
 
+def past_answers(result: Result) -> str:
+    head = result["headline"]
+    lines = [
+        "| asked after the first prompts | steps | tokens/step without | with | ms/token without | with | speedup |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['part']}, T = {row['temperature']:g} | {row['steps'].replace('x', '×')} "
+        f"| {row['tokens_per_step_without']:.2f} | {row['tokens_per_step']:.2f} "
+        f"| {row['ms_per_token_without']:.1f} | {row['ms_per_token']:.1f} | **{row['speedup']:.2f}×** |"
+        for row in result["rows"]
+    ]
+    return "\n".join([*lines, "", f"{head['equal']} of {head['answers']} texts are equal with and without."])
+
+
 def structured(result: Result) -> str:
     """Counts of valid and equal answers; times only if the run measured them."""
     head = result["headline"]

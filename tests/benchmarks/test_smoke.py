@@ -32,6 +32,7 @@ MEASURING = (
     "lengths",
     "ngram_odds",
     "packing",
+    "past_answers",
     "peers",
     "rules",
     "serve_equality",

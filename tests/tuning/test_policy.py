@@ -365,3 +365,14 @@ def test_a_fixed_shape_is_always_drafted():
     assert free.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens == done.tokens
     assert free.experience is not None
     assert free.experience.costs[1, False].plain > 0
+
+
+def test_a_row_copies_from_past_answers_before_its_own_text() -> None:
+    policy, _ = policy_for(NgramDrafter(), SHAPE, Experience())
+    request = Request(prompt=[1, 2, 3], max_new_tokens=9, seed=0)
+    for past, chain, match in (([1, 2, 3, 7, 8, 9], [7, 8, 9, 1], 3), ([], [], 0)):
+        row = Row(request, 0, past=past)
+        policy.open(row)
+        policy.rows[row].look_up()
+        assert policy.rows[row].chain[:4] == chain
+        assert policy.rows[row].match == match

@@ -39,6 +39,18 @@ class NgramDrafter:
         room[:, : tokens.shape[1]] = tokens
         return NgramState(room, lengths)
 
+    def recall(self, state: NgramState, past: Tensor, sizes: Tensor) -> NgramState:
+        """The same rows with other texts (B, M) before their own, of `sizes` (B,) tokens: both are searched.
+
+        >>> state = NgramDrafter().recall(NgramState(torch.tensor([[1, 2, 0]]), torch.tensor([2])),
+        ...                               torch.tensor([[1, 2, 9, 0]]), torch.tensor([3]))
+        >>> state.tokens.tolist(), state.lengths.tolist()
+        ([[1, 2, 9, 1, 2, 0, 0]], [5])
+        """
+        own = sizes[:, None] + torch.arange(state.tokens.shape[1], device=sizes.device)
+        room = torch.cat([past, torch.zeros_like(state.tokens)], dim=1)
+        return NgramState(room.scatter(1, own, state.tokens), sizes + state.lengths)
+
     def advance(self, state: NgramState, accepted: Accepted, hidden: Tensor) -> NgramState:
         place = torch.arange(accepted.tokens.shape[1], device=state.lengths.device)
         slots = state.lengths[:, None] + place

@@ -90,6 +90,10 @@ class WithNgrams:
         hits = torch.full((len(tokens), 2), PRIOR, device=tokens.device)
         return self._matched(self.inner.begin(tokens, lengths, hidden, slots), text, hits)
 
+    def recall(self, state: WithNgramsState, past: Tensor, sizes: Tensor) -> WithNgramsState:
+        """See `NgramDrafter.recall`."""
+        return self._matched(state.inner, self.text.recall(state.text, past, sizes), state.hits)
+
     def advance(self, state: WithNgramsState, accepted: Accepted, hidden: Tensor) -> WithNgramsState:
         hits = updated_hits(state.hits, state.chain, state.match, accepted)
         text = self.text.advance(state.text, accepted, hidden)

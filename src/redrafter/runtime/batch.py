@@ -34,10 +34,10 @@ from redrafter.targets import Target
 class Batch:
     """Room for `rows` open rows of `context` tokens, and for `kept` closed ones.
 
-    shapes: all that steps will be asked for. rules: the acceptance rule for a shape, by default `seeded`. endings: most
-    eos tokens of a request. runtime: "eager", "graphs" (recorded CUDA graphs), "compiled" or "auto" (recorded on a GPU,
-    with the target's pass compiled). compiles_step: compile the rest of a recorded step too, for all rows at once only.
-    recorded: for tests, fixed buffers on a CPU.
+    past: most tokens that a row may copy from besides its own. shapes: all that steps will be asked for. rules: the
+    acceptance rule for a shape, by default `seeded`. endings: most eos tokens of a request. runtime: "eager", "graphs"
+    (recorded CUDA graphs), "compiled" or "auto" (recorded on a GPU, with the target's pass compiled). compiles_step:
+    compile the rest of a recorded step too, for all rows at once only. recorded: for tests, fixed buffers on a CPU.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Batch:
         shapes: Sequence[Shape],
         rules: Callable[[Shape], Rule] | None = None,
         kept: int = 0,
+        past: int = 0,
         endings: int = 1,
         runtime: str = "auto",
         compiles_step: bool = False,
@@ -64,7 +65,7 @@ class Batch:
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
         self.rules = functools.cache(rules)
         self.slack = max((max(self._nodes(s), DEEPEST) for s in shapes), default=0) + 1  # a grammar may force tokens
-        self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings))
+        self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings), past)
         self.executor = Executor(
             target, drafter, self.state, rules, recorded=recorded, compiles=compiles, compiles_step=compiles_step
         )
@@ -126,16 +127,19 @@ class Batch:
         prompt_logprobs: int | None = None,
         reuses: bool = True,
         processor: Processor | None = None,
+        past: Sequence[int] = (),
     ) -> Row:
         """A row to be read. Unless the row `reuses`, its whole prompt is read, whatever other rows have read.
 
-        With `prompt_logprobs` the whole prompt is read too, and its tokens' log-probabilities are kept.
+        With `prompt_logprobs` the whole prompt is read too, and its tokens' log-probabilities are kept. past: tokens to
+        look up n-grams in besides the row's own.
         """
         assert self.free > 0
         assert len(request.prompt) < self.context
+        assert len(past) <= self.state.past
         closed = [p for p, row in enumerate(self.at) if row is None or not row.open]
         place = min(closed, key=lambda p: (0 if (row := self.at[p]) is None else row.used, p))
-        row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor)
+        row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor, past=past)
         row.asks_prompt = prompt_logprobs
         self.at[place] = row
         self.state.rows.lengths[place].fill_(0)  # not `= 0`: torch would wait for all steps under way
@@ -223,7 +227,7 @@ class Batch:
             done=torch.zeros(len(rows), dtype=torch.bool, device=device),
             eos=torch.tensor([[*r.eos, *[-1] * (endings - len(r.eos))] for r in requests], device=device),
             counts=counts,
-            state=drafter.begin(prompts, lengths, hidden, state.slots),
+            state=state.begun(drafter, rows, prompts, lengths, hidden),
         )
         new, accepted = first_tokens(fresh, sampling, self.executor.rule(None), drafter, logits, hidden)
         state.put(at, new)

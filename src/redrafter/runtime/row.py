@@ -51,8 +51,9 @@ class Row:
         logprobs: int | None = None,
         reuses: bool = True,
         processor: Processor | None = None,
+        past: Sequence[int] = (),
     ) -> None:
-        self.request, self.place = request, place
+        self.request, self.place, self.past = request, place, past
         self.drafts, self.logprobs, self.reuses, self.processor = drafts, logprobs, reuses, processor
         self.ids = list(request.prompt)  # prompt and text so far
         self.known = 0  # tokens in the KV cache

@@ -15,6 +15,8 @@ from torch import Tensor
 from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.step import Drafter, Rows
+from redrafter.drafters.ngram import NgramDrafter
+from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.errors import ConfigError
 from redrafter.runtime.cache import Arena, lazy_zeros
 from redrafter.runtime.row import Row, padded
@@ -63,11 +65,14 @@ def assign(old: Any, new: Any) -> None:
 
 
 class BatchState:
-    """`places` rows of `slots` slots: keys and values, hidden states, what `Rows` holds, and the drafter's state."""
+    """`places` rows of `slots` slots: keys and values, hidden states, what `Rows` holds, and the drafter's state.
 
-    def __init__(self, target: Target, drafter: Drafter, places: int, slots: int, endings: int) -> None:
+    past: most tokens of a row's past texts, which a drafter that looks up n-grams keeps before the row's own.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, places: int, slots: int, endings: int, past: int = 0) -> None:
         device = target.device
-        self.places, self.slots, self.vocab_size = places, slots, target.vocab_size
+        self.places, self.slots, self.past, self.vocab_size = places, slots, past, target.vocab_size
         self.cache = Arena(target, places, slots)
         # In each token's slot, the hidden state above it: a prompt that begins like another row's needs it too.
         width = len(drafter.layers) * target.hidden_size
@@ -152,9 +157,20 @@ class BatchState:
         device = self.history.device
         texts = padded([row.ids[: row.known] for row in rows], device)  # (n, P)
         at, lengths = (torch.tensor(x, device=device) for x in zip(*((r.place, r.known) for r in rows), strict=True))
-        self._put_state(at, drafter.begin(texts, lengths, self.history[at, : texts.shape[1]], self.slots))
+        self._put_state(at, self.begun(drafter, rows, texts, lengths, self.history[at, : texts.shape[1]]))
         for row in rows:
             row.seen = row.known
+
+    def begun(self, drafter: Drafter, rows: Sequence[Row], texts: Tensor, lengths: Tensor, hidden: Tensor) -> Any:
+        """The drafter's state of rows whose texts (n, P) it has read."""
+        state = drafter.begin(texts, lengths, hidden, self.slots)
+        if not self.past or not isinstance(drafter, NgramDrafter | WithNgrams):
+            return state
+        past = torch.zeros(len(rows), self.past, dtype=torch.long)
+        for line, row in zip(past, rows, strict=True):
+            line[: len(row.past)] = torch.tensor(row.past, dtype=torch.long)
+        sizes = torch.tensor([len(row.past) for row in rows])
+        return drafter.recall(state, past.to(texts.device), sizes.to(texts.device))
 
     def catch_up(self, drafter: Drafter, rows: Sequence[Row]) -> None:
         """Let the drafter take in what rows gained in steps without a guess."""

@@ -202,7 +202,7 @@ async def _answer(
         loop.call_soon_threadsafe(heard.put_nowait, (index, event))
 
     def prepare() -> Answer:
-        jobs = served.jobs(asked, listener)
+        jobs = served.jobs(asked, listener, request.headers.get("authorization", ""))
         return make_answer(asked, jobs, served) if make is None else make(jobs)
 
     try:

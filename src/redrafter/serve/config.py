@@ -16,6 +16,9 @@ class ServeConfig:
     or the model's own context if that is smaller)."""
     kept: int = 4
     """Ended rows whose texts are kept, for prompts that begin like them."""
+    remember_answers: int = 0
+    """Tokens of prompts and answers to remember in memory: a prompt that its API key has asked before copies from its
+    last answer. No text changes (0: nothing is remembered)."""
     queue: int = 64
     """Answers that may wait for a row; more are refused with status 429."""
     prompt_limit: int | None = None
@@ -28,7 +31,16 @@ class ServeConfig:
     """How the model writes tool calls: hermes (Qwen too), llama3, mistral or json (default: by its chat template)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("context", 2), ("kept", 0), ("queue", 0), ("prompt_limit", 1), ("chunk", 1)):
+        least_of = {
+            "rows": 1,
+            "context": 2,
+            "kept": 0,
+            "remember_answers": 0,
+            "queue": 0,
+            "prompt_limit": 1,
+            "chunk": 1,
+        }
+        for name, least in least_of.items():
             value = getattr(self, name)
             require(value is None or value >= least, f"{name} must be at least {least}, got {value}")
 

@@ -41,9 +41,11 @@ class Job:
         prompt_logprobs: int | None = None,
         reuses: bool = True,
         processors: Sequence[Any] = (),
+        owner: str | None = None,
     ) -> None:
+        """owner: whose past answers may be copied from, and to whose this answer is added; None: nobody's."""
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
-        self.reuses, self.prompt_logprobs = reuses, prompt_logprobs
+        self.reuses, self.prompt_logprobs, self.owner = reuses, prompt_logprobs, owner
         self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer, promise or Promise("ties"))
         self.processor = self.writer.processor(processors)
         self.row: Row | None = None

@@ -48,6 +48,8 @@ class Metrics:
     per_token: Histogram = field(default_factory=Histogram)
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    recalled: int = 0
+    remembered: int = 0
     tokens: int = 0
     row_steps: int = 0
     drafting_steps: int = 0
@@ -112,6 +114,9 @@ class Metrics:
         tell("exactness", "gauge", "1 for what is promised about the tokens of answers.", *values)
         tell("prompt_tokens_total", "counter", "Prompt tokens.", str(self.prompt_tokens))
         tell("prompt_tokens_reused_total", "counter", "Of these, taken over from another row.", str(self.reused_tokens))
+        about = "Answers that could copy from an earlier answer to the same prompt."
+        tell("answers_recalled_total", "counter", about, str(self.recalled))
+        tell("remembered_tokens", "gauge", "Tokens of remembered prompts and answers.", str(self.remembered))
         tell("tokens_total", "counter", "Tokens written.", str(self.tokens))
         tell("row_steps_total", "counter", "Steps, counted once for each row in them.", str(self.row_steps))
         tell("step_seconds_total", "counter", "Time spent in steps.", str(self.step_seconds))

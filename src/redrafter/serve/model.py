@@ -39,8 +39,14 @@ class Served:
             self.texts[token] = str(self.tokenizer.decode([token]))
         return self.texts[token]
 
-    def jobs(self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None]) -> list[Job]:
-        """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request."""
+    def jobs(
+        self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None], owner: str | None = None
+    ) -> list[Job]:
+        """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request.
+
+        owner: the key that asks. A trace shows what was guessed, which may be another client's answer: nothing is
+        recalled for it.
+        """
         with self.lock:
             every = self._prompts(asked)
         options = self._options(asked) | {"grammar": self._grammar(asked)}
@@ -63,6 +69,7 @@ class Served:
                         logprobs=0 if ranked and asked.alternatives is None else asked.alternatives,
                         prompt_logprobs=asked.prompt_alternatives,
                         reuses=asked.reuse,
+                        owner=None if asked.trace or asked.store is False else owner,
                     )
                 )
         return made

@@ -128,7 +128,7 @@ class ResponsesAsked(Strict):
     parallel_tool_calls: bool = True
     stream: bool = False
     stream_options: dict[str, bool] | None = Field(None, description="taken and not used")
-    store: bool | None = Field(None, description="taken and not used: nothing is kept")
+    store: bool | None = Field(None, description="false: `redrafter serve --remember-answers` leaves this answer out")
     metadata: dict[str, str] | None = None
     user: str | None = Field(None, description="taken and not used")
     safety_identifier: str | None = Field(None, description="taken and not used")
@@ -147,10 +147,8 @@ class ResponsesAsked(Strict):
 
     def chat(self) -> ChatAsked:
         """The chat that this asks for; pydantic's ValidationError speaks of the chat's fields."""
-        fields: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("model", "temperature", "top_p", "seed", "speculative", "parallel_tool_calls", "stream")
-        }
+        names = ("model", "temperature", "top_p", "seed", "speculative", "parallel_tool_calls", "stream", "store")
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         fields["messages"] = self._messages()
         fields["max_completion_tokens"] = self.max_output_tokens
         fields["tools"] = [

@@ -20,6 +20,7 @@ from redrafter.runtime.flight import Kind, StepResult
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
+from redrafter.serve.past_answers import PastAnswers
 from redrafter.tuning.batch_cost import Interrupted
 from redrafter.tuning.policy import StepPolicy
 
@@ -75,12 +76,19 @@ class Scheduler:
     """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests.
 
     policy: plans the steps of rows that draft, on a CPU; without one, `costs` chooses their shape.
+    past: answers that rows may copy from; the batch needs room for them.
     """
 
     def __init__(
-        self, batch: Batch, costs: Chooses, limits: Limits | None = None, policy: StepPolicy | None = None
+        self,
+        batch: Batch,
+        costs: Chooses,
+        limits: Limits | None = None,
+        policy: StepPolicy | None = None,
+        past: PastAnswers | None = None,
     ) -> None:
         self.batch, self.costs, self.limits, self.policy = batch, costs, limits or Limits(), policy
+        self.past = past
         self.metrics = Metrics()
         self.lock = threading.Condition()
         self.queue: deque[deque[Job]] = deque()  # one entry a request, with those of its answers that wait
@@ -240,6 +248,7 @@ class Scheduler:
                     prompt_logprobs=job.prompt_logprobs,
                     reuses=job.reuses,
                     processor=job.processor,
+                    past=self._recall(job),
                 )
             except Exception as error:
                 job.fail(error)
@@ -316,6 +325,20 @@ class Scheduler:
             self.metrics.per_token.observe((job.last - before) / len(output.tokens), len(output.tokens))
         if job.finished:
             self._ended(job, job.writer.finish_reason or "failed")
+            self._remember(job)
+
+    def _recall(self, job: Job) -> Sequence[int]:
+        if self.past is None or job.owner is None or not job.drafts:
+            return ()
+        found = self.past.text(job.owner, job.request.prompt)
+        self.metrics.recalled += bool(found)
+        return found
+
+    def _remember(self, job: Job) -> None:
+        """An answer that came to its end; one that was cancelled or failed is not kept."""
+        if self.past is not None and job.owner is not None and job.writer.finish_reason is not None:
+            self.past.add(job.owner, job.request.prompt, job.writer.ids[len(job.request.prompt) :])
+            self.metrics.remembered = self.past.tokens
 
     def _close(self, row: Row, job: Job) -> None:
         self.batch.close(row)

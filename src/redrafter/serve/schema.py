@@ -48,7 +48,7 @@ class Asked(Structured):
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     user: str | None = Field(None, description="taken and not used")
     metadata: dict[str, str] | None = Field(None, description="taken and not used")
-    store: bool | None = Field(None, description="taken and not used: nothing is kept")
+    store: bool | None = Field(None, description="false: `redrafter serve --remember-answers` leaves this answer out")
     safety_identifier: str | None = Field(None, description="taken and not used")
     prompt_cache_key: str | None = Field(None, description="taken and not used: prefixes are found by their tokens")
     request_id: str | None = Field(None, description="taken and not used: send the header X-Request-Id")

@@ -9,12 +9,16 @@ from types import FrameType
 import uvicorn
 
 from redrafter.config import Shape
+from redrafter.drafters.ngram import NgramDrafter
+from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.engine import Engine
+from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
+from redrafter.serve.past_answers import PastAnswers
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.policy import Experience, StepPolicy, policy_for
@@ -37,11 +41,22 @@ def build(
 ) -> Served:
     """`later`: shapes that may be drafted besides those of the chooser."""
     chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
-    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk), policy)
+    past = past_answers(engine, config)
+    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk), policy, past)
     promise = engine.promise([*chooser.drafted_shapes, *(later or [])])
     promise.check()
     name = config.name or Path(engine.target.name).name
     return Served(engine, scheduler, name, promise, config.prompt_limit, config.tool_parser)
+
+
+def past_answers(engine: Engine, config: ServeConfig) -> PastAnswers | None:
+    if not config.remember_answers:
+        return None
+    if not isinstance(engine.drafter, NgramDrafter | WithNgrams):
+        raise ConfigError("remembered answers are copied by n-grams: use --drafter ngram, or add +ngram to its name")
+    if engine.rule_config.name != "seeded":  # under other rules a guess may change the text
+        raise ConfigError(f"remembered answers need the rule seeded, got {engine.rule_config.name}")
+    return PastAnswers(config.remember_answers)
 
 
 class Server(uvicorn.Server):

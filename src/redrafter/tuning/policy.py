@@ -227,7 +227,7 @@ class StepPolicy:
         index = NgramIndex((), TELLING, LONGEST) if self.copies and row.processor is None else None
         accepted = Acceptance(self.experience.accepted, RECOVERY)
         sampled, copied = row.request.sampling.temperature > 0, self.experience.copied
-        self.rows[row] = RowRecord(accepted, copied, sampled, index, list(row.ids))
+        self.rows[row] = RowRecord(accepted, copied, sampled, index, [*row.past, *row.ids])
 
     def close(self, row: Row) -> None:
         """A row ends. One that never began is ignored."""
