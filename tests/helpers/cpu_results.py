@@ -22,23 +22,23 @@ COUNTS = (1, 2, 3, 4, 5, 7, 8, 19)
 """Tokens of a product: every size of a block."""
 
 
-def floats(*shape: int) -> np.ndarray:
+def floats(*shape: int, rng: np.random.Generator = RNG) -> np.ndarray:
     """Numbers of 24 bits from -1 to 1."""
-    return (RNG.integers(-(2**23), 2**23, shape) / 2**23).astype(np.float32)
+    return (rng.integers(-(2**23), 2**23, shape) / 2**23).astype(np.float32)
 
 
 def tensor(*shape: int) -> Tensor:
     return torch.from_numpy(floats(*shape))
 
 
-def matrices(rows: int, columns: int) -> list[Quantised | Floats]:
+def matrices(rows: int, columns: int, rng: np.random.Generator = RNG) -> list[Quantised | Floats]:
     """One of every format, in the order of FORMATS. Values reach both ends of their range."""
-    nibbles = RNG.integers(0, 16, (rows, columns), dtype=np.uint8)
-    octets = RNG.integers(-128, 128, (rows, columns), dtype=np.int8)
-    numbers, half, single = floats(rows, columns), np.float16, np.float32
+    nibbles = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    octets = rng.integers(-128, 128, (rows, columns), dtype=np.int8)
+    numbers, half, single = floats(rows, columns, rng=rng), np.float16, np.float32
 
     def some(kind: type, group: int = 32) -> np.ndarray:
-        return floats(rows, columns // group).astype(kind)
+        return floats(rows, columns // group, rng=rng).astype(kind)
 
     return [
         Quantised(4, nibbles, some(half), some(half)),

@@ -8,6 +8,7 @@ from redrafter.kernels.cpu import library
 from redrafter.kernels.cpu.matrices import Floats, Quantised, quantise
 from redrafter.kernels.cpu.packed import PackedMatrix, format_of
 from redrafter.kernels.cpu.packed import quantise as packed_quantise
+from tests.helpers import cpu_results
 
 pytestmark = [
     pytest.mark.skipif(library.library() is None, reason="no C++ compiler here"),
@@ -19,27 +20,7 @@ ROWS, COLUMNS = 37, 96
 
 def matrices():
     """One random matrix of every format, in the order of FORMATS."""
-    rng = np.random.default_rng(0)
-    nibbles = rng.integers(0, 16, (ROWS, COLUMNS), dtype=np.uint8)
-    octets = rng.integers(-128, 128, (ROWS, COLUMNS), dtype=np.int8)
-    numbers = rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)
-
-    def scales(kind, group=32):
-        return rng.standard_normal((ROWS, COLUMNS // group)).astype(kind)
-
-    half, single = np.float16, np.float32
-    return [
-        Quantised(4, nibbles, scales(half), scales(half)),
-        Quantised(4, nibbles, scales(single), scales(single)),
-        Quantised(4, nibbles, scales(half), zero=8),
-        Quantised(8, octets, scales(half)),
-        Quantised(8, octets, scales(half), scales(half)),
-        Quantised(8, octets, scales(single), scales(single)),
-        Quantised(8, octets, scales(single, 16)),
-        Floats(numbers),
-        Floats(numbers.astype(half)),
-        Floats((numbers.view(np.uint32) >> 16).astype(np.uint16)),
-    ]
+    return cpu_results.matrices(ROWS, COLUMNS, np.random.default_rng(0))
 
 
 def test_every_format():

@@ -140,9 +140,9 @@ class Chooser:
         return 1 + at * self.widths[size] / DOUBLES
 
     def began(self, rows: int, size: int, now: float) -> None:
-        """A step of this kind begins; the time since the step before is that step's, if both are of one kind.
+        """A step of this kind begins; the time since the previous step is that step's, if both are of one kind.
 
-        For engines that tell no more than when steps begin on the host. `took` is for those that time a step.
+        For engines of which only the moment is known when the host begins a step. If steps are timed, call `took`.
         """
         kind = (bucket(rows), size)
         self._same = self._same + 1 if kind == self._last else 0

@@ -1,4 +1,4 @@
-"""How long steps take on the device. Nothing waits for the device: times come when they are known."""
+"""How long steps take on the device. The host does not wait for the device: a time is read once its step has ended."""
 
 import time
 from collections import deque
@@ -36,10 +36,10 @@ class GpuMoment:
 
 
 class StepClock:
-    """Times the steps of an engine that launches a step before the one before has ended.
+    """Times the steps of an engine with overlapped scheduling: the host launches a step while the device still runs.
 
-    A step lasts from the end of the step before. After something else ran, such as a prompt, it lasts from its own
-    beginning: prompts come every few steps under load, and the steps between them count as well.
+    A step's time begins at the end of the previous step. If a prompt was read in between, the time begins with the
+    step's own first kernel. So every step is timed, also under load, where prompts come every few steps.
     """
 
     def __init__(self, moment: Callable[[], Any]) -> None:
