@@ -170,8 +170,8 @@ class EnginesBenchmark:
                 print(f"no time for {level} requests at once", flush=True)
                 continue
             count = max(self.args.requests, TEXTS * level)
-            prompts, sampling = self.prompts(count), self.sampling(count, 0.0)
-            row = self.row(part, kind) | {"concurrency": level, "texts": count}
+            prompts, sampling = self.prompts(count), self.sampling(count, self.args.temperature)
+            row = self.row(part, kind) | {"concurrency": level, "texts": count, "temperature": self.args.temperature}
             texts = {}
             for name, writer in (("plain", plain), ("redrafter", speculative)):
                 writer.write(prompts, sampling, level)  # compiles, fills caches, measures step times
@@ -332,6 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the parts `wide` and `own`")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests per second")
     parser.add_argument("--duration", type=float, default=10, help="seconds in which the requests of a rate arrive")
     parser.add_argument("--seed", type=int, default=0, help="of the arrival times")

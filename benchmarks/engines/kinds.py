@@ -115,7 +115,7 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
     """Settings are the plug-in's. With `graphs` false, vLLM records no CUDA graphs of verification either.
 
     Besides: `depth`; `mixed`, with which steps that also read a prompt are recorded, except for attention, for plain
-    decoding too.
+    decoding too; `compile`, with which both are compiled and recorded as vLLM does it by default.
     """
     both: dict[str, Any] = {
         "model": str(pair.model),
@@ -131,6 +131,7 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
     }
     settings = dict(pair.settings)
     depth, mixed = settings.pop("depth", pair.depth), settings.pop("mixed", False)
+    compiled = settings.pop("compile", False)
     variables = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"} if mixed else {}
     speculative: dict[str, Any] = {
         "speculative_config": {
@@ -140,9 +141,12 @@ def vllm(pair: Pair) -> tuple[Started, Started]:
         }
     }
     width = depth + 1 if settings.get("runner") == 1 else None
-    speculative |= graphs(width, mixed) if settings.get("graphs", True) else {"enforce_eager": True}
+    if not settings.get("graphs", True):
+        speculative["enforce_eager"] = True
+    elif not compiled:
+        speculative |= graphs(width, mixed)
     speculative["additional_config"] = {"redrafter": {"drafter": pair.drafter} | settings}
-    return Started(both | graphs(1, mixed), variables), Started(both | speculative, variables)
+    return Started(both | ({} if compiled else graphs(1, mixed)), variables), Started(both | speculative, variables)
 
 
 def graphs(width: int | None, mixed: bool) -> dict[str, Any]:
