@@ -185,7 +185,8 @@ class Engine:
         result = self.worker.forward_batch_generation(batch, publish)
         result.next_draft_input.future_indices = batch.req_pool_indices
         assert result.new_seq_lens.tolist() == [self.lengths[r.rid] for r in batch.reqs]
-        assert [len(r.kv) for r in batch.reqs] == result.new_seq_lens.tolist()
+        for req, length in zip(batch.reqs, result.new_seq_lens.tolist(), strict=True):
+            req.kv = self.worker.token_to_kv_pool_allocator.get_kvcache().text(req, length)
         return result
 
     def process(self, everything: bool = False) -> None:

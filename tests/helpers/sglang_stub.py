@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 VERSION = "0.5.16"
 CONTEXT = 96
+ROOM = 2 * CONTEXT
+"""Cache slots of a request."""
 BLOCK_SIZES = "_get_block_sizes_for_extend_attention"
 
 
@@ -159,12 +161,22 @@ def eagle_sample(spec: Any, batch: Any, output: Any, vocab_mask: Any) -> tuple[T
     return choice, torch.tensor(counts, dtype=torch.int32), index
 
 
-def move_accepted(batch: Any, index: Tensor, drafted: Tensor, allocator: Any) -> None:
-    """Commit the accepted nodes, as SGLang moves their keys and values."""
-    for req, row, count in zip(batch.reqs, index, drafted, strict=True):
-        nodes = row[: int(count) + 1]
-        assert (nodes >= 0).all()
-        req.kv.extend(batch.input_ids[nodes.long()].tolist())
+class KvCache:
+    """The token whose keys are in each cache slot. A request's text begins in slot `ROOM * pool index`."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.full((9 * ROOM,), -1)
+
+    def text(self, req: Any, length: int) -> list[int]:
+        return self.tokens[ROOM * req.req_pool_idx :][:length].tolist()
+
+    def move_kv_cache(self, places: Tensor, sources: Tensor) -> None:
+        assert len(set(places.tolist())) == len(places), "copies to one slot wait for each other"
+        self.tokens[places] = self.tokens[sources]
+
+
+def cache_slots(*, req_pool_indices: Tensor, start_offset: Tensor, draft_token_num: int, **_: Any) -> Tensor:
+    return ((ROOM * req_pool_indices + start_offset)[:, None] + torch.arange(draft_token_num)).flatten()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
@@ -179,7 +191,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
         "sglang.kernels.ops.attention": {
             "extend_attention": SimpleNamespace(**{BLOCK_SIZES: lambda q, v: (q, 0, v, 128, 64, 8)})
         },
-        "sglang.kernels.ops.speculative.cache_locs": {"assign_extend_cache_locs_func": lambda **_: None},
+        "sglang.kernels.ops.speculative.cache_locs": {"assign_extend_cache_locs_func": cache_slots},
         "sglang.srt.arg_groups.speculative_hook": {"_handle_ngram": lambda _: None},
         "sglang.srt.distributed": {
             "get_tp_group": lambda: SimpleNamespace(world_size=1, broadcast=lambda values, src: None)
@@ -205,7 +217,6 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
         "sglang.srt.speculative.spec_registry": {"CustomSpecAlgo": CustomSpecAlgo, "get_spec": ALGORITHMS.get},
         "sglang.srt.speculative.spec_utils": {
             "generate_token_bitmask": None,
-            "move_accept_tokens_to_target_kvcache": move_accepted,
             "record_stream_for_v2_verify": lambda *_: None,
         },
         "sgl_kernel.speculative": {"reconstruct_indices_from_tree_mask": reconstruct_indices_from_tree_mask},
@@ -266,11 +277,11 @@ class TargetWorker:
             decode_cuda_graph_runner=None,
             _get_attention_backend=lambda **_: SimpleNamespace(needs_cpu_seq_lens=False),
         )
-        self.returns_hidden, self.recorded = True, 0
+        self.returns_hidden, self.recorded, self.kv_cache = True, 0, KvCache()
         self.own = self.model_runner.attn_backend
 
     def get_memory_pool(self) -> tuple[Any, Any]:
-        return SimpleNamespace(req_to_token=torch.zeros(9, 128)), None
+        return SimpleNamespace(req_to_token=torch.zeros(9, 128)), SimpleNamespace(get_kvcache=lambda: self.kv_cache)
 
     @torch.no_grad()
     def run(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -294,6 +305,7 @@ class TargetWorker:
         logits, hidden = [], []
         for req, start, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             req.kv = list(req.full_untruncated_fill_ids[: start + count])
+            self.kv_cache.tokens[ROOM * req.req_pool_idx :][: start + count] = torch.tensor(req.kv)
             all_logits, states = self.run([req.kv])
             logits.append(all_logits[0, -1])
             hidden.append(states[0, start:])
@@ -309,6 +321,7 @@ class TargetWorker:
                 self.recorded += 1
                 assert len(spec.custom_mask) <= len(self.model_runner.attn_backend.cuda_graph_custom_mask)
         tokens, positions = batch.input_ids.view(rows, n), spec.positions.view(rows, n)
+        self.kv_cache.tokens[batch.out_cache_loc] = batch.input_ids
         texts, at = [], 0
         for req, own, where in zip(batch.reqs, tokens.tolist(), positions.tolist(), strict=True):
             size = len(req.kv) + n

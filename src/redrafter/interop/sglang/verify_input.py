@@ -1,4 +1,4 @@
-"""Trees as SGLang verifies them: tokens, positions, cache slots, and the mask that its attention reads."""
+"""Trees as SGLang verifies them: tokens, positions, cache slots, the mask that its attention reads; what is kept."""
 
 import functools
 from typing import Any
@@ -77,6 +77,19 @@ def prepare_verification(batch: Any, tree: Tree, runner: Any, *, depth: int, mos
         draft_token_num=n,
     )
     batch.spec_info.depth = depth
+
+
+def move_accepted(kv_cache: Any, slots: Tensor, path: Tensor) -> None:
+    """Move the keys and values of accepted nodes to the cache slots that follow the text.
+
+    `slots` (B, n) are the cache slots of a tree's nodes. `path` (B, D) are the accepted nodes, then the root, which is
+    copied to slots that the next step overwrites. SGLang's own function copies to slot 0 instead, and copies to one
+    slot wait for each other.
+    """
+    most = min(path.shape[1], slots.shape[1])
+    if most == 1:  # the root is in its place
+        return
+    kv_cache.move_kv_cache(slots[:, 1:most].flatten(), slots.gather(1, path[:, 1:most]).flatten())
 
 
 def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:

@@ -32,7 +32,7 @@ from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
-from redrafter.interop.sglang.verify_input import make_inputs, prepare_verification
+from redrafter.interop.sglang.verify_input import make_inputs, move_accepted, prepare_verification
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ def make_worker() -> type:
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
     from sglang.srt.speculative.spec_utils import (
         generate_token_bitmask,
-        move_accept_tokens_to_target_kvcache,
         record_stream_for_v2_verify,
     )
 
@@ -206,7 +205,8 @@ def make_worker() -> type:
             accepted, predict, index = self._accept(batch, size, tree, result.logits_output, vocab_mask)
             lens = accepted.count.int()
             after = before + lens
-            move_accept_tokens_to_target_kvcache(batch, index, lens - 1, self.token_to_kv_pool_allocator)
+            kv_cache = self.token_to_kv_pool_allocator.get_kvcache()
+            move_accepted(kv_cache, batch.out_cache_loc.view(rows, n), accepted.path)
             if batch.return_logprob:
                 compute_spec_v2_logprobs(batch, result.logits_output, predict, index, self.depth - 1)
             if on_publish is not None:
@@ -222,10 +222,10 @@ def make_worker() -> type:
 
         def _accept(
             self, batch: Any, size: int, tree: Tree, output: Any, vocab_mask: Tensor | None
-        ) -> tuple[Accepted, Tensor | None, Tensor]:
-            """What is accepted, `depth` wide; choices by node; and the accepted nodes as SGLang counts them."""
+        ) -> tuple[Accepted, Tensor | None, Tensor | None]:
+            """What is accepted, `depth` wide. For log-probabilities: choices by node, and SGLang's numbers of nodes."""
             rows, n = tree.tokens.shape
-            first = torch.arange(rows, device=self.device)[:, None] * n
+            first = n * torch.arange(rows, device=self.device)[:, None]
             if self.settings.rule == "sglang":
                 predict, count, index = eagle_utils.eagle_sample(batch.spec_info, batch, output, vocab_mask)
                 path = (index.long() - first).clamp(min=0)
@@ -238,15 +238,15 @@ def make_worker() -> type:
             found = self.ranks.accepted(self.trees.accept(requests, size, tree, logits.view(rows, n, -1)))
             more = (0, self.depth - found.path.shape[1])
             found = replace(found, path=pad(found.path, more), tokens=pad(found.tokens, more))
+            if not batch.return_logprob:
+                return found, None, None
             real = torch.arange(self.depth, device=self.device) < found.count[:, None]
             index = torch.where(real, found.path + first, -1).int()
-            predict = None
-            if batch.return_logprob:  # choices at nodes that are not accepted are never read
-                # Entries after the accepted ones name the root; the root's own choice comes last and stays.
-                predict = torch.zeros(rows, n, dtype=torch.long, device=self.device)
-                predict.scatter_(1, found.path, found.tokens).scatter_(1, found.path[:, :1], found.tokens[:, :1])
-                predict = predict.flatten().int()
-            return found, predict, index
+            # Choices at nodes that are not accepted are never read. Entries after the accepted ones name the root; the
+            # root's own choice comes last and stays.
+            predict = torch.zeros(rows, n, dtype=torch.long, device=self.device)
+            predict.scatter_(1, found.path, found.tokens).scatter_(1, found.path[:, :1], found.tokens[:, :1])
+            return found, predict.flatten().int(), index
 
         def _requests(self, batch: Any, lengths: Tensor, search: bool = True) -> Requests:
             info, slots = batch.sampling_info, batch.req_pool_indices.long()
