@@ -46,7 +46,7 @@ MAPS: dict[str, Block] = {
         ),
         sampling_paper.speculative_sampling,
     ),
-    "engines": (("sglang_gpu.json", "vllm_gpu.json", "serve_gpu.json"), engines.engines),
+    "engines": (("sglang_gpu.json", "vllm_gpu.json"), engines.engines),
 }
 
 BLOCKS: dict[str, Block] = {

@@ -5,30 +5,27 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def engines(sglang: Result, vllm: Result, own: Result) -> str:
-    """tokens/s of all engines side by side, at the loads that all were measured at."""
+def engines(sglang: Result, vllm: Result) -> str:
+    """tokens/s of all engines side by side. redrafter's own were measured along with SGLang's."""
     lines = [
-        "| load | redrafter's server: plain | with drafts | SGLang: plain | with drafts | vLLM: plain | with drafts |",
+        "| requests at once | redrafter: plain | with drafts | SGLang: plain | with drafts | vLLM: plain "
+        "| with drafts |",
         "|---|---|---|---|---|---|---|",
     ]
-    others = [{r["concurrency"]: r for r in levels(result)} for result in (sglang, vllm)]
-    for r in own["rows"]:
-        level = r.get("concurrency")
-        if level is None or not all(level in other for other in others):
-            continue
-        cells = [f"{r['plain_tokens_per_second']:.0f}", f"{r['speculative_tokens_per_second']:.0f}"]
-        for other in others:
-            cells += [f"{other[level][name]:.0f}" for name in ("plain_tokens_per_s", "redrafter_tokens_per_s")]
+    found = [{r["concurrency"]: r for r in rows} for rows in (levels(sglang, "own"), levels(sglang), levels(vllm))]
+    for level in sorted(set.intersection(*map(set, found))):
+        names = ("plain_tokens_per_s", "redrafter_tokens_per_s")
+        cells = [f"{one[level][name]:.0f}" for one in found for name in names]
         lines.append(f"| {level} | {' | '.join(cells)} |")
-    files = ", ".join(f"[{x}.json](../benchmarks/results/{x}.json)" for x in ("serve_gpu", "sglang_gpu", "vllm_gpu"))
+    files = ", ".join(f"[{x}.json](../benchmarks/results/{x}.json)" for x in ("sglang_gpu", "vllm_gpu"))
     return "\n".join(
         [*lines, "", f"tokens/s on one H200, SmolLM2-135M behaviour at 7B cost, bf16, MT-Bench ({files})."]
     )
 
 
-def levels(result: Result) -> list[dict[str, Any]]:
+def levels(result: Result, part: str = "wide") -> list[dict[str, Any]]:
     """The rows with plain and speculative decoding at one number of requests, in the order they were measured."""
-    return [r for r in result["rows"] if r["part"] == "wide" and "ratio" in r]
+    return [r for r in result["rows"] if r["part"] == part and "ratio" in r]
 
 
 def engine(result: Result) -> str:
@@ -44,7 +41,19 @@ def engine(result: Result) -> str:
         rates = f"{r['plain_tokens_per_s']:.0f} | {r['redrafter_tokens_per_s']:.0f} | **{r['ratio']:.2f}×**"
         equal = f"{r['equal']} of {r['texts']} | {r['plain_equal_to_first_level']} of {min(first['texts'], r['texts'])}"
         lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *arrivals(levels(result, "arrivals"))])
+
+
+def arrivals(rows: list[dict[str, Any]]) -> list[str]:
+    """Requests that arrive at random times: the speed that one request's user sees."""
+    if not rows:
+        return []
+    lines = ["", "| requests per second, at random times | plain, tokens/s of a request | redrafter | speedup |"]
+    lines.append("|---|---|---|---|")
+    for r in rows:
+        speeds = f"{r['plain_request_tokens_per_s']:.0f} | {r['redrafter_request_tokens_per_s']:.0f}"
+        lines.append(f"| {r['requests_per_s']:g} | {speeds} | **{r['ratio']:.2f}×** |")
+    return lines
 
 
 def vllm(result: Result) -> str:
