@@ -23,6 +23,20 @@ CACHE_TOKENS = 32768
 """Of each engine: the caches of two engines fit beside each other."""
 SIZES = [1, 2, 4, 8, 16, 32]
 """Numbers of requests for which an engine records a CUDA graph."""
+PROMPTS = [
+    1,
+    2,
+    4,
+    8,
+    *range(16, 33, 8),
+    *range(48, 129, 16),
+    *range(160, 257, 32),
+    *range(320, 513, 64),
+    768,
+    1024,
+    2048,
+]
+"""Tokens of recorded prompts in SGLang. Of its own sizes the smallest is 4, and one token runs eagerly."""
 MIXED = (64, 128, 192, 256, 384, 512)
 """Tokens of recorded steps that also read a prompt."""
 _ports = itertools.count(30500, 500)
@@ -94,6 +108,7 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
         "context_length": CONTEXT,
         "max_running_requests": REQUESTS,
         "cuda_graph_bs_decode": SIZES,
+        "cuda_graph_bs_prefill": PROMPTS,
         "disable_custom_all_reduce": True,
         "skip_server_warmup": True,
         "random_seed": 0,

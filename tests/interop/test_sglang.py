@@ -191,7 +191,7 @@ def test_texts_do_not_depend_on_the_size_of_tree(target, plain, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
-    """Batches are padded to recorded sizes; a batch above them, and sampled drafting, run as they are."""
+    """Batches are padded to recorded sizes; a batch above them runs as it is."""
     replays = []
 
     def record(actions, memory):
@@ -205,10 +205,20 @@ def test_recorded_passes_and_drafting(target, plain, monkeypatch, temperature):
     made.chooser.choose = lambda rows: chance.choice(made.chooser.usable(rows))
     requests, run = write(made, temperature, slots=4, retract={"request-0": 4})
     check(requests, plain)
-    assert bool(replays) == (temperature == 0)
+    assert replays
+    assert {samples for *_, samples in made.recorded.graphs} == {False, True}
     assert made.target_worker.recorded > 0
     assert made.server_args.cuda_graph_config.decode.bs == [1, 3]
     assert set(run.sizes) == {8, 4, 1}
+
+
+def test_sampled_drafting_with_too_much_noise_is_not_recorded(target, plain, monkeypatch):
+    monkeypatch.setattr(recorded, "recorded", lambda actions, _: [SimpleNamespace(replay=actions[0], pool=lambda: 0)])
+    monkeypatch.setattr(recorded, "MOST_NOISE", 3 * VOCAB)  # two positions and the one after them, for one request
+    made = make_worker(target, monkeypatch, batches=(1, 3))
+    sampled = {(batch, made.widths[size]) for batch, size, samples in made.recorded.graphs if samples}
+    assert sampled == {(1, 4), (1, 1), (3, 1)}
+    check(write(made, 1.0, slots=3)[0], plain)
 
 
 def test_drafting_after_prompts_is_recorded(target, plain, monkeypatch):
@@ -241,7 +251,7 @@ def test_drafting_after_prompts_is_recorded(target, plain, monkeypatch):
     check(write(made, 0.0, slots=3, chunk=200)[0], plain)
     assert max(prompts)[0] > 2
     assert all(kinds[at][0] >= rows for rows, at in prompts), "each prompt is drafted for"
-    assert set(kinds) <= made.recorded.graphs.keys()
+    assert {(*kind, False) for kind in kinds} <= made.recorded.graphs.keys()
 
 
 def test_attention_is_recorded_with_tiles_of_the_trees_size(target, monkeypatch):
@@ -352,7 +362,7 @@ class TestTwins:
 
     def test_a_state_that_is_not_reset_costs_guesses_only(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)
-        monkeypatch.setattr(TreeBatch, "_fresh_where", lambda self, goes_on, slots: self._rows(slots))
+        monkeypatch.setattr(TreeBatch, "_before", lambda self, goes_on, slots: self._rows(slots))
         check(write(made, 1.0, retract={"request-0": 6}, prompts=PROMPTS[:3], slots=2)[0], plain)
 
 

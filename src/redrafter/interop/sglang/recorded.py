@@ -1,8 +1,10 @@
 """The drafting after a step as a CUDA graph, for each recorded batch size and size of tree."""
 
+import functools
+import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from redrafter.runtime.graph import recorded
 
 log = logging.getLogger(__name__)
 
+MOST_NOISE = 1 << 26
+"""Numbers of noise in a recording of a sampled batch. All recordings share the memory of the largest."""
 BATCHES = (1, 3, 16)
 """Batch sizes to warm up with. Triton compiles a kernel anew for 1, for multiples of 16 and for other numbers."""
 
@@ -29,44 +33,57 @@ class Inputs:
 
     def fill(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, spare: int) -> None:
         rows, mine = len(count), self.requests
-        mine.slots.fill_(spare)
-        pairs = (
+        if rows < len(mine.slots):
+            mine.slots[rows:].fill_(spare)
+        pairs = [
             (mine.slots, requests.slots),
             (mine.lengths, requests.lengths),
-            (mine.seeds, requests.seeds),
-            (mine.sampling.temperature, requests.sampling.temperature),
-            (self.tokens, tokens),
+            (self.tokens[:, : tokens.shape[1]], tokens),
             (self.count, count),
-            (self.hidden, hidden),
-        )
+            (self.hidden[:, : hidden.shape[1]], hidden),
+            (mine.sampling.temperature, requests.sampling.temperature),
+        ]
+        if requests.sampling.samples:
+            pairs.append((mine.seeds, requests.seeds))
         for own, given in pairs:
             own[:rows].copy_(given)
 
+    def asked(self, samples: bool) -> Requests:
+        """The requests of a batch in which all are greedy, or some sample."""
+        return replace(self.requests, sampling=replace(self.requests.sampling, samples=samples))
+
 
 class RecordedFollow:
-    """`TreeBatch.follow`, replayed where it was recorded. Sampled batches run eagerly: their noise is large."""
+    """`TreeBatch.follow`, replayed where it was recorded; other batches run eagerly."""
 
     def __init__(self, trees: TreeBatch, depth: int, context_size: int, dtype: torch.dtype) -> None:
         self.trees, self.depth, self.context_size, self.dtype = trees, depth, context_size, dtype
         self.inputs: dict[int, Inputs] = {}
-        self.graphs: dict[tuple[int, int], Any] = {}
+        self.graphs: dict[tuple[int, int, bool], Any] = {}  # by batch size, size of tree and whether requests sample
 
-    def record(self, batches: list[int], usable: Callable[[int], list[int]]) -> None:
+    def record(self, batches: list[int], usable: Callable[[int], list[int]], sampled: bool) -> None:
         """Record every usable size of tree for these batch sizes. A GPU that cannot record drafts eagerly."""
         memory = None
         try:
             for batch in sorted(batches, reverse=True):
                 given = self.inputs[batch] = self._made(batch)
-                for size in usable(batch):
-
-                    def follow(given: Inputs = given, size: int = size) -> None:
-                        self.trees.follow(given.requests, given.tokens, given.count, given.hidden, size)
-
-                    (self.graphs[batch, size],) = recorded([follow], memory)
-                    memory = self.graphs[batch, size].pool()
+                for size, samples in itertools.product(usable(batch), (False, True)):
+                    if samples and not (sampled and self.noise_numbers(batch, size) <= MOST_NOISE):
+                        continue
+                    (graph,) = recorded([functools.partial(self._follow, given, size, samples)], memory)
+                    self.graphs[batch, size, samples] = graph
+                    memory = self.graphs[batch, size, samples].pool()
         except RuntimeError as error:
             log.warning("redrafter: drafting is not recorded and runs eagerly: %s", error)
             self.graphs.clear()
+
+    def _follow(self, given: Inputs, size: int, samples: bool) -> None:
+        self.trees.follow(given.asked(samples), given.tokens, given.count, given.hidden, size)
+
+    def noise_numbers(self, batch: int, size: int) -> int:
+        """How many numbers of noise a sampled batch draws for its beam search."""
+        shape = self.trees.shapes[size]
+        return 0 if shape is None else batch * (shape.length + 1) * self.trees.vocab_size
 
     def warm_up(self, usable: Callable[[int], list[int]]) -> None:
         """Draft and accept once with every size of tree, so that no request waits while a kernel is compiled.
@@ -78,11 +95,11 @@ class RecordedFollow:
             if batch > trees.spare:  # more requests than SGLang runs at once: their logits may not fit into memory
                 break
             given = self._made(batch)
-            for size in usable(batch):
-                trees.follow(given.requests, given.tokens, given.count, given.hidden, size)
+            for size, samples in itertools.product(usable(batch), (False, True)):
+                self._follow(given, size, samples)
                 tree = trees.tree(given.requests.slots, size)
                 logits = torch.zeros(*tree.tokens.shape, trees.vocab_size, device=trees.device)  # SGLang's are fp32
-                trees.accept(given.requests, size, tree, logits)
+                trees.accept(given.asked(samples), size, tree, logits)
 
     def _made(self, batch: int) -> Inputs:
         device = self.trees.device
@@ -93,14 +110,15 @@ class RecordedFollow:
         hidden = torch.zeros(batch, self.depth, self.context_size, dtype=self.dtype, device=device)
         return Inputs(requests, tokens, zeros + 1, hidden)
 
-    def batch_for(self, rows: int, size: int) -> int:
+    def batch_for(self, rows: int, size: int, samples: bool) -> int:
         """The smallest recorded batch that so many requests fit in; 0: none."""
-        return min((b for b, s in self.graphs if s == size and b >= rows), default=0)
+        return min((b for b, *kind in self.graphs if kind == [size, samples] and b >= rows), default=0)
 
     def __call__(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
-        batch = self.batch_for(len(count), size)
-        if batch == 0 or requests.sampling.samples:
+        samples = requests.sampling.samples
+        batch = self.batch_for(len(count), size, samples)
+        if batch == 0:
             self.trees.follow(requests, tokens, count, hidden, size)
             return
         self.inputs[batch].fill(requests, tokens, count, hidden, self.trees.spare)
-        self.graphs[batch, size].replay()
+        self.graphs[batch, size, samples].replay()

@@ -126,34 +126,34 @@ class TreeBatch:
         for some in together:
             group = slice(some.start, some.stop)
             self._read(pieces[group], parts[group], goes_on[group], slots[group])
-        known = put([-1 if p.following is None else p.following for p in pieces], self.device)
-        last = torch.where(known < 0, chosen.long(), known)
+        last = chosen.long()
+        if any(p.following is not None for p in pieces):
+            known = put([-1 if p.following is None else p.following for p in pieces], self.device)
+            last = torch.where(known < 0, last, known)
         states = torch.stack([part[-1] for part in parts])
-        room = self.depth  # a step may have so many more tokens
-        return pad(last[:, None], (0, room)), torch.ones_like(last), pad(states[:, None], (0, 0, 0, room))
+        return last[:, None], torch.ones_like(last), states[:, None]
 
     def _read(self, pieces: Sequence[Piece], hidden: Sequence[Tensor], goes_on: list[bool], slots: Tensor) -> None:
-        after = [pad(p.text[p.start + 1 :].long(), (0, 1)) for p in pieces]
-        tokens = put(pad_sequence(after, batch_first=True), self.device)
-        count = put([p.count - 1 for p in pieces], self.device)
-        accepted = Accepted(torch.zeros_like(tokens), tokens, count, 0 * count, 0 * count)
-        states = pad_sequence(list(hidden), batch_first=True)
-        goes = put(goes_on, self.device)
-        rows = self._fresh_where(goes, slots)
-        if isinstance(self.drafter, WithNgrams):
-            inner = self.drafter.inner.advance(rows.inner, accepted, states)
-            text = self._text(pieces)
-            rows = WithNgramsState(inner, text, *find_chain(text), rows.hits)
-        else:
-            rows = self.drafter.advance(rows, accepted, states)
-        self._keep(slots, rows)
-
-    def _text(self, pieces: Sequence[Piece]) -> NgramState:
-        """The end of each text, for n-grams. Cached prefixes are part of it."""
-        ends = [p.text[-(self.window // 2) :].long() for p in pieces]
-        tokens = put(pad_sequence(ends, batch_first=True), self.device)
-        room = self.empty.text.tokens.shape[1] - tokens.shape[1]
-        return NgramState(pad(tokens, (0, room)), put([len(end) for end in ends], self.device))
+        after = pad_sequence([p.text[p.start + 1 :].long() for p in pieces], batch_first=True)
+        ends = pad_sequence([p.text[-(self.window // 2) :].long() for p in pieces], batch_first=True)
+        sizes = torch.tensor([[p.count - 1 for p in pieces], [min(len(p.text), self.window // 2) for p in pieces]])
+        parts = [sizes[0], sizes[1], after, ends]  # copied to the device at once
+        sent = torch.split(put(torch.cat([x.flatten() for x in parts]), self.device), [x.numel() for x in parts])
+        count, length, tokens, text = (x.view(part.shape) for x, part in zip(sent, parts, strict=True))
+        rows = self._before(goes_on, slots)
+        mixed = self.drafter if isinstance(self.drafter, WithNgrams) else None
+        state, drafter = (rows, self.drafter) if mixed is None else (rows.inner, mixed.inner)
+        if after.shape[1]:
+            none = torch.zeros_like(tokens)
+            accepted = Accepted(none, tokens, count, none[:, 0], none[:, 0])
+            states = pad_sequence([part[:-1] for part in hidden], batch_first=True)
+            own = with_tensors(state, [x.clone() for x in tensors_of(state)])  # a drafter may overwrite its state
+            state = drafter.advance(own, accepted, states)
+        if mixed is not None:  # cached prefixes are part of the text
+            room = self.empty.text.tokens.shape[1] - text.shape[1]
+            texts = NgramState(pad(text, (0, room)), length.clone())  # kernels are compiled anew for odd addresses
+            state = WithNgramsState(state, texts, *find_chain(texts), rows.hits)
+        self._keep(slots, state)
 
     @torch.no_grad()
     def follow(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
@@ -186,12 +186,16 @@ class TreeBatch:
     def _rows(self, slots: Tensor) -> Any:
         return with_tensors(self.state, [x[slots] for x in tensors_of(self.state)])
 
-    def _fresh_where(self, goes_on: Tensor, slots: Tensor) -> Any:
+    def _before(self, goes_on: list[bool], slots: Tensor) -> Any:
         """The states of requests whose prompt is read on; for the others, the state before any token."""
-        pairs = zip(tensors_of(self.state), tensors_of(self.empty), strict=True)
-        return with_tensors(
-            self.state, [torch.where(goes_on.view(-1, *[1] * (x.dim() - 1)), x[slots], e) for x, e in pairs]
-        )
+        if all(goes_on):
+            return self._rows(slots)
+        empty = [x.expand(len(goes_on), *x.shape[1:]) for x in tensors_of(self.empty)]
+        if any(goes_on):
+            goes = put(goes_on, self.device)
+            pairs = zip(tensors_of(self.state), empty, strict=True)
+            empty = [torch.where(goes.view(-1, *[1] * (e.dim() - 1)), x[slots], e) for x, e in pairs]
+        return with_tensors(self.empty, empty)
 
     def _keep(self, slots: Tensor, rows: Any) -> None:
         for mine, value in zip(tensors_of(self.state), tensors_of(rows), strict=True):

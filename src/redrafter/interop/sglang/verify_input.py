@@ -103,7 +103,8 @@ def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:
     n = mask.shape[1]
     flat = torch.ones(numbers, dtype=torch.bool, device=mask.device)
     width = lengths.long() + n
-    start = (width * n).cumsum(0) - width * n  # of each request
+    area = n * width
+    start = area.cumsum(0) - area + lengths  # of each request's first node, after the text
     node = torch.arange(n, device=mask.device)
-    at = start[:, None, None] + node[:, None] * width[:, None, None] + lengths.long()[:, None, None] + node
+    at = start[:, None, None] + node[:, None] * width[:, None, None] + node
     return flat.scatter_(0, at.flatten(), mask.flatten())

@@ -120,7 +120,9 @@ def make_worker() -> type:
             self.recorded = RecordedFollow(self.trees, self.depth, self.context_size, self.target.dtype)
             self.recorded.warm_up(self.chooser.usable)
             if self.settings.graphs:
-                self.recorded.record(self.runners.batch_sizes(), self.chooser.usable)
+                self.recorded.record(
+                    self.runners.batch_sizes(), self.chooser.usable, sampled=self.settings.rule == "seeded"
+                )
             log.info(
                 "redrafter: trees of %s nodes, verification recorded for batches up to %s, %d recordings of drafting",
                 self.widths,
