@@ -171,8 +171,11 @@ class KvCache:
         return self.tokens[ROOM * req.req_pool_idx :][:length].tolist()
 
     def move_kv_cache(self, places: Tensor, sources: Tensor) -> None:
+        """Copies of one call may run in any order. Here the last one runs first, as a GPU may do it."""
         assert len(set(places.tolist())) == len(places), "copies to one slot wait for each other"
-        self.tokens[places] = self.tokens[sources]
+        assert all(x.is_contiguous() for x in (places, sources)), "SGLang's kernel reads them by address"
+        for place, source in reversed(list(zip(places.tolist(), sources.tolist(), strict=True))):
+            self.tokens[place] = self.tokens[source]
 
 
 def cache_slots(*, req_pool_indices: Tensor, start_offset: Tensor, draft_token_num: int, **_: Any) -> Tensor:

@@ -221,6 +221,21 @@ def test_sampled_drafting_with_too_much_noise_is_not_recorded(target, plain, mon
     check(write(made, 1.0, slots=3)[0], plain)
 
 
+def test_what_cannot_be_recorded_runs_eagerly(target, plain, monkeypatch, caplog):
+    """Greedy batches are recorded first: they keep their recordings where sampled ones find no memory."""
+
+    def record(actions, _):
+        if actions[0].args[-1]:
+            raise RuntimeError("out of memory")
+        return [SimpleNamespace(replay=actions[0], pool=lambda: 0)]
+
+    monkeypatch.setattr(recorded, "recorded", record)
+    made = make_worker(target, monkeypatch, batches=(1, 3))
+    assert made.recorded.graphs.keys() == {(batch, size, False) for batch in (1, 3) for size in range(3)}
+    assert "recorded for 6 of 12 batches, not for the others: out of memory" in caplog.text
+    check(write(made, 1.0, slots=3)[0], plain)
+
+
 def test_drafting_after_prompts_is_recorded(target, plain, monkeypatch):
     """Else the launches of its kernels would take longer than the prompt, and new numbers of rows be compiled."""
     kinds, prompts = [], []
@@ -330,8 +345,32 @@ def test_warming_up_uses_the_spare_slot_alone(target, monkeypatch):
     assert trees.spare < recorded.BATCHES[-1]
 
 
+def test_every_kind_of_move_is_compiled_at_the_start(target, monkeypatch):
+    moves = []
+    monkeypatch.setattr(stub.KvCache, "move_kv_cache", lambda self, *move: moves.append(move))
+    make_worker(target, monkeypatch)
+    assert [len(places) for places, _ in moves] == [1, 2, 4, 8, 9], "the stub runs 9 requests at most"
+    moves.clear()
+    verify_input.warm_up_moves(stub.KvCache(), 40, "cpu")
+    assert [len(places) for places, _ in moves] == [1, 2, 4, 8, 15, 16, 31, 32, 40]
+    assert all((places == sources).all() for places, sources in moves), "nothing is moved"
+
+
 class TestTwins:
     """What must not be done changes the texts, so that the tests above notice it."""
+
+    def test_all_depths_moved_at_once(self, target, plain, monkeypatch):
+        texts = [p + plain[0.0, seed] for seed, p in enumerate(PROMPTS)]
+        known = {"drafter_is": KnowingDrafter(texts), "drafter": "recurrent"}
+        made = make_worker(target, monkeypatch, adaptive=False, **known)
+
+        def at_once(kv_cache, slots, path):
+            most = min(path.shape[1], slots.shape[1])
+            kv_cache.move_kv_cache(slots[:, 1:most].flatten(), slots.gather(1, path[:, 1:most]).flatten())
+
+        monkeypatch.setattr(worker, "move_accepted", at_once)
+        with pytest.raises(AssertionError):
+            check(write(made, 0.0, slots=2)[0], plain)
 
     def test_noise_by_step(self, target, plain, monkeypatch):
         made = make_worker(target, monkeypatch, adaptive=False)

@@ -62,20 +62,27 @@ class RecordedFollow:
         self.graphs: dict[tuple[int, int, bool], Any] = {}  # by batch size, size of tree and whether requests sample
 
     def record(self, batches: list[int], usable: Callable[[int], list[int]], sampled: bool) -> None:
-        """Record every usable size of tree for these batch sizes. A GPU that cannot record drafts eagerly."""
-        memory = None
+        """Record every usable size of tree for these batch sizes: greedy batches, then sampled ones.
+
+        What a GPU cannot record, for want of memory say, runs eagerly.
+        """
+        memory, largest_first = None, sorted(batches, reverse=True)
+        self.inputs = {batch: self._made(batch) for batch in largest_first}
+        kinds = [
+            (batch, size, samples)
+            for samples in ((False, True) if sampled else (False,))
+            for batch in largest_first
+            for size in usable(batch)
+            if not samples or self.noise_numbers(batch, size) <= MOST_NOISE
+        ]
         try:
-            for batch in sorted(batches, reverse=True):
-                given = self.inputs[batch] = self._made(batch)
-                for size, samples in itertools.product(usable(batch), (False, True)):
-                    if samples and not (sampled and self.noise_numbers(batch, size) <= MOST_NOISE):
-                        continue
-                    (graph,) = recorded([functools.partial(self._follow, given, size, samples)], memory)
-                    self.graphs[batch, size, samples] = graph
-                    memory = self.graphs[batch, size, samples].pool()
+            for batch, size, samples in kinds:
+                follow = functools.partial(self._follow, self.inputs[batch], size, samples)
+                (graph,) = recorded([follow], memory)
+                self.graphs[batch, size, samples], memory = graph, graph.pool()  # type: ignore[attr-defined]
         except RuntimeError as error:
-            log.warning("redrafter: drafting is not recorded and runs eagerly: %s", error)
-            self.graphs.clear()
+            counts = len(self.graphs), len(kinds)
+            log.warning("redrafter: drafting is recorded for %d of %d batches, not for the others: %s", *counts, error)
 
     def _follow(self, given: Inputs, size: int, samples: bool) -> None:
         self.trees.follow(given.asked(samples), given.tokens, given.count, given.hidden, size)

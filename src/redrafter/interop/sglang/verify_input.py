@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from redrafter.core.tree import Tree
 
@@ -85,11 +86,28 @@ def move_accepted(kv_cache: Any, slots: Tensor, path: Tensor) -> None:
     `slots` (B, n) are the cache slots of a tree's nodes. `path` (B, D) are the accepted nodes, then the root, which is
     copied to slots that the next step overwrites. SGLang's own function copies to slot 0 instead, and copies to one
     slot wait for each other.
+
+    One call moves one depth of all paths. Nodes on a path are in depth order, so every slot is read before it is
+    written. Within one call, SGLang's kernel may write a slot before another warp has read it.
     """
-    most = min(path.shape[1], slots.shape[1])
+    rows, most = len(path), min(path.shape[1], slots.shape[1])
     if most == 1:  # the root is in its place
         return
-    kv_cache.move_kv_cache(slots[:, 1:most].flatten(), slots.gather(1, path[:, 1:most]).flatten())
+    moves = torch.stack([slots[:, :most], slots.gather(1, path[:, :most])]).transpose(1, 2)
+    moves = pad(moves, (0, rows % 2)).contiguous()  # every depth begins at an address that Triton knows as aligned
+    for depth in range(1, most):
+        kv_cache.move_kv_cache(moves[0, depth, :rows], moves[1, depth, :rows])
+
+
+def warm_up_moves(kv_cache: Any, most_rows: int, device: Any) -> None:
+    """Have SGLang compile its move of keys and values for up to so many requests; nothing is moved.
+
+    Triton compiles it for each power of two that the number of requests is rounded up to, and for multiples of 16.
+    """
+    kinds = {((rows - 1).bit_length(), rows % 16 == 0): rows for rows in range(1, most_rows + 1)}
+    for rows in kinds.values():
+        slots = torch.arange(rows, device=device)
+        kv_cache.move_kv_cache(slots, slots)
 
 
 def full_mask(mask: Tensor, lengths: Tensor, numbers: int) -> Tensor:

@@ -32,7 +32,12 @@ from redrafter.interop.sglang.settings import Settings
 from redrafter.interop.sglang.sizes import SizedRunners
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import Piece, Requests, TreeBatch
-from redrafter.interop.sglang.verify_input import make_inputs, move_accepted, prepare_verification
+from redrafter.interop.sglang.verify_input import (
+    make_inputs,
+    move_accepted,
+    prepare_verification,
+    warm_up_moves,
+)
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +124,7 @@ def make_worker() -> type:
             self.chooser.most_rows = self.runners.most_rows()
             self.recorded = RecordedFollow(self.trees, self.depth, self.context_size, self.target.dtype)
             self.recorded.warm_up(self.chooser.usable)
+            warm_up_moves(self.token_to_kv_pool_allocator.get_kvcache(), self.trees.spare, self.device)
             if self.settings.graphs:
                 self.recorded.record(
                     self.runners.batch_sizes(), self.chooser.usable, sampled=self.settings.rule == "seeded"
