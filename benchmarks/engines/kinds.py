@@ -25,18 +25,13 @@ SIZES = [1, 2, 4, 8, 16, 32]
 """Numbers of requests for which an engine records a CUDA graph."""
 PROMPTS = [
     1,
-    2,
-    4,
-    8,
-    *range(16, 33, 8),
-    *range(48, 129, 16),
-    *range(160, 257, 32),
-    *range(320, 513, 64),
-    768,
-    1024,
-    2048,
+    *range(4, 33, 4),
+    *range(48, 257, 16),
+    *range(288, 513, 32),
+    *range(576, 1025, 64),
+    *range(1280, 2049, 256),
 ]
-"""Tokens of recorded prompts in SGLang. Of its own sizes the smallest is 4, and one token runs eagerly."""
+"""Tokens of recorded prompts in SGLang: one, which else runs eagerly, and SGLang's own sizes up to `CONTEXT`."""
 MIXED = (64, 128, 192, 256, 384, 512)
 """Tokens of recorded steps that also read a prompt."""
 _ports = itertools.count(30500, 500)

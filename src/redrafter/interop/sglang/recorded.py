@@ -47,6 +47,8 @@ class Inputs:
             pairs.append((mine.seeds, requests.seeds))
         for own, given in pairs:
             own[:rows].copy_(given)
+        if hidden.shape[1] < self.hidden.shape[1]:  # an earlier request's states may hold NaN, and 0 times NaN is NaN
+            self.hidden[:rows, hidden.shape[1] :].zero_()
 
     def asked(self, samples: bool) -> Requests:
         """The requests of a batch in which all are greedy, or some sample."""
@@ -73,7 +75,7 @@ class RecordedFollow:
             for samples in ((False, True) if sampled else (False,))
             for batch in largest_first
             for size in usable(batch)
-            if not samples or self.noise_numbers(batch, size) <= MOST_NOISE
+            if not samples or 0 < self.noise_numbers(batch, size) <= MOST_NOISE
         ]
         try:
             for batch, size, samples in kinds:
@@ -122,7 +124,7 @@ class RecordedFollow:
         return min((b for b, *kind in self.graphs if kind == [size, samples] and b >= rows), default=0)
 
     def __call__(self, requests: Requests, tokens: Tensor, count: Tensor, hidden: Tensor, size: int) -> None:
-        samples = requests.sampling.samples
+        samples = requests.sampling.samples and self.trees.shapes[size] is not None  # nothing drafted, no noise
         batch = self.batch_for(len(count), size, samples)
         if batch == 0:
             self.trees.follow(requests, tokens, count, hidden, size)

@@ -78,7 +78,8 @@ class TreeBatch:
         self.drafter, self.shapes, self.window, self.vocab_size = drafter, list(shapes), window, vocab_size
         self.device = torch.device(device)
         self.nodes = sizes[0] + 1
-        self.depth = min(sizes[0], max([DEEPEST, *(s.length for s in shapes if s is not None)]))
+        chains = DEEPEST if isinstance(drafter, WithNgrams) else 0
+        self.depth = min(sizes[0], max([chains, *(s.length for s in shapes if s is not None)]))
         self.rules = [make_rule(RuleConfig(), s or Shape(width=1, length=1), vocab_size, dtype) for s in shapes]
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         nothing = torch.zeros(1, 1, context_size, dtype=dtype, device=self.device)
@@ -135,9 +136,9 @@ class TreeBatch:
 
     def _read(self, pieces: Sequence[Piece], hidden: Sequence[Tensor], goes_on: list[bool], slots: Tensor) -> None:
         after = pad_sequence([p.text[p.start + 1 :].long() for p in pieces], batch_first=True)
-        ends = pad_sequence([p.text[-(self.window // 2) :].long() for p in pieces], batch_first=True)
-        sizes = torch.tensor([[p.count - 1 for p in pieces], [min(len(p.text), self.window // 2) for p in pieces]])
-        parts = [sizes[0], sizes[1], after, ends]  # copied to the device at once
+        ends = [p.text[-(self.window // 2) :].long() for p in pieces]
+        sizes = torch.tensor([[p.count - 1 for p in pieces], [len(end) for end in ends]])
+        parts = [*sizes, after, pad_sequence(ends, batch_first=True)]  # copied to the device at once
         sent = torch.split(put(torch.cat([x.flatten() for x in parts]), self.device), [x.numel() for x in parts])
         count, length, tokens, text = (x.view(part.shape) for x, part in zip(sent, parts, strict=True))
         rows = self._before(goes_on, slots)

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from redrafter.core.tree import Tree
+
+TOGETHER = 32
+"""Most keys or values in a call of SGLang's move: compiled for 128, its kernel spills registers to memory."""
 
 
 @functools.cache
@@ -84,19 +86,20 @@ def move_accepted(kv_cache: Any, slots: Tensor, path: Tensor) -> None:
     """Move the keys and values of accepted nodes to the cache slots that follow the text.
 
     `slots` (B, n) are the cache slots of a tree's nodes. `path` (B, D) are the accepted nodes, then the root, which is
-    copied to slots that the next step overwrites. SGLang's own function copies to slot 0 instead, and copies to one
-    slot wait for each other.
+    copied to slots that the next step overwrites.
 
-    One call moves one depth of all paths. Nodes on a path are in depth order, so every slot is read before it is
-    written. Within one call, SGLang's kernel may write a slot before another warp has read it.
+    One call of SGLang's function moves one depth of at most `TOGETHER` paths. Within a call, its kernel may write a
+    slot before another warp has read it. Over calls, a slot is read before it is written: a path is in depth order.
     """
     rows, most = len(path), min(path.shape[1], slots.shape[1])
     if most == 1:  # the root is in its place
         return
-    moves = torch.stack([slots[:, :most], slots.gather(1, path[:, :most])]).transpose(1, 2)
-    moves = pad(moves, (0, rows % 2)).contiguous()  # every depth begins at an address that Triton knows as aligned
-    for depth in range(1, most):
-        kv_cache.move_kv_cache(moves[0, depth, :rows], moves[1, depth, :rows])
+    moves = slots.new_empty(2, most, rows + rows % 2)[..., :rows]  # Triton compiles anew for addresses not aligned
+    moves[0] = slots[:, :most].T
+    moves[1] = slots.gather(1, path[:, :most]).T
+    for depth in zip(*(x.unbind()[1:] for x in moves), strict=True):
+        for places, sources in zip(*(x.split(TOGETHER) for x in depth), strict=True):
+            kv_cache.move_kv_cache(places, sources)
 
 
 def warm_up_moves(kv_cache: Any, most_rows: int, device: Any) -> None:
@@ -104,7 +107,8 @@ def warm_up_moves(kv_cache: Any, most_rows: int, device: Any) -> None:
 
     Triton compiles it for each power of two that the number of requests is rounded up to, and for multiples of 16.
     """
-    kinds = {((rows - 1).bit_length(), rows % 16 == 0): rows for rows in range(1, most_rows + 1)}
+    numbers = range(1, min(most_rows, TOGETHER) + 1)
+    kinds = {((rows - 1).bit_length(), rows % 16 == 0): rows for rows in numbers}
     for rows in kinds.values():
         slots = torch.arange(rows, device=device)
         kv_cache.move_kv_cache(slots, slots)
