@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from benchmarks.common import HERE, arguments, first_turns, parse
@@ -172,14 +173,18 @@ class EnginesBenchmark:
             count = max(self.args.requests, TEXTS * level)
             prompts, sampling = self.prompts(count), self.sampling(count, self.args.temperature)
             row = self.row(part, kind) | {"concurrency": level, "texts": count, "temperature": self.args.temperature}
-            texts = {}
-            for name, writer in (("plain", plain), ("redrafter", speculative)):
-                writer.write(prompts, sampling, level)  # compiles, fills caches, measures step times
-                done = writer.write(prompts, sampling, level)
-                texts[name] = done.texts
-                row |= {f"{name}_tokens_per_s": done.tokens / done.seconds, f"{name}_tokens": done.tokens}
-                row[f"{name}_tokens_per_step"] = done.tokens_per_step
-            row["ratio"] = row["redrafter_tokens_per_s"] / row["plain_tokens_per_s"]
+            texts, speeds = {}, {"plain": list[float](), "redrafter": list[float]()}
+            for number in range(1 + self.args.rounds):  # the first compiles, fills caches, measures step times
+                for name, writer in (("plain", plain), ("redrafter", speculative)):
+                    done = writer.write(prompts, sampling, level)
+                    if number == 0:
+                        continue
+                    texts[name] = done.texts
+                    speeds[name].append(done.tokens / done.seconds)
+                    row |= {f"{name}_tokens_per_s": median(speeds[name]), f"{name}_tokens": done.tokens}
+                    row[f"{name}_tokens_per_step"] = done.tokens_per_step
+            row["ratios"] = [b / a for a, b in zip(speeds["plain"], speeds["redrafter"], strict=True)]
+            row["ratio"] = median(row["ratios"])
             row["parted_at"] = parted(texts["plain"], texts["redrafter"])
             row["equal"] = count - len(row["parted_at"])
             alone = alone or texts["plain"]
@@ -331,6 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--own", default="{}", help='settings of the part `own`, such as {"runtime": "graphs"}')
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
+    parser.add_argument("--rounds", type=int, default=2, help="measured rounds of a level, after one that warms up")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0, help="of the parts `wide` and `own`")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests per second")

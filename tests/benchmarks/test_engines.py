@@ -5,7 +5,9 @@ import json
 import os
 import struct
 import sys
+import time
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import HERE
-from benchmarks.engines.client import EngineFailed, ProcessWriter
+from benchmarks.engines.client import EngineFailed, ProcessWriter, Written
 from benchmarks.engines.kinds import KINDS, SIZES, Pair
 from benchmarks.engines.parcels import Cut, Parcels, packed
 from benchmarks.engines.process import answer
@@ -252,6 +254,43 @@ def test_a_failed_part_leaves_the_others(tmp_path: Path) -> None:
     assert saved["rows"][0]["failed"] == "the engine ended; the end of log:"
     assert saved["rows"][0]["log"] == ["first", "last"]
     assert saved["headline"]["own_ratio_at_1"] == 2.0
+
+
+def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
+    turns = list[str]()
+
+    class Counting:
+        """Writes as many tokens each second as the list says, turn by turn."""
+
+        def __init__(self, name: str, speeds: list[float]) -> None:
+            self.name, self.speeds = name, iter(speeds)
+
+        def write(self, *_: Any) -> Written:
+            turns.append(self.name)
+            return Written(texts=[[1, 2]] * 4, seconds=8 / next(self.speeds), steps=4)
+
+    class Benchmark(EnginesBenchmark):
+        def __init__(self) -> None:
+            self.rows, self.settings, self.questions, self.began = [], {}, [[1]], time.monotonic()
+            given = {
+                "levels": [1],
+                "seconds": 60.0,
+                "requests": 4,
+                "temperature": 0.0,
+                "tokens": 2,
+                "shape": "vicuna-7b",
+            }
+            self.args = Namespace(**given, rounds=3, beam="16x5:63", depth=4)
+
+        def save(self) -> None:
+            pass
+
+    benchmark = Benchmark()
+    benchmark.levels("wide", KINDS["own"], Counting("plain", [1, 100, 100, 50]), Counting("ours", [1, 200, 150, 50]))  # type: ignore[arg-type]
+    assert turns == ["plain", "ours"] * 4
+    assert benchmark.rows[0]["ratios"] == pytest.approx([2.0, 1.5, 1.0])
+    assert benchmark.rows[0]["ratio"] == pytest.approx(1.5)
+    assert benchmark.rows[0]["plain_tokens_per_s"] == pytest.approx(100)
 
 
 def level(part: str, concurrency: int, ratio: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from redrafter.interop.vllm.speculator import PROPOSER, wanted
 
 FORCED = "VLLM_USE_V2_MODEL_RUNNER"
 DEPTH = 4
+COMPILATION = {"cudagraph_capture_sizes": None, "max_cudagraph_capture_size": None, "cudagraph_mode": None}
 
 
 def make_config_class(known: ModuleType) -> type:
@@ -31,7 +32,7 @@ def make_config_class(known: ModuleType) -> type:
                 "scheduler_config": SimpleNamespace(
                     max_num_seqs=32, max_num_batched_tokens=2048, async_scheduling=None
                 ),
-                "compilation_config": SimpleNamespace(cudagraph_capture_sizes=None, max_cudagraph_capture_size=None),
+                "compilation_config": SimpleNamespace(**COMPILATION),
                 "other_features": [],
             }
             vars(self).update(given | changed)
@@ -165,8 +166,8 @@ class TestChoice:
 
 class TestRecordings:
     def sizes(self, vllm, **compilation):
-        given = SimpleNamespace(**{"cudagraph_capture_sizes": None, "max_cudagraph_capture_size": None} | compilation)
-        return vllm.Config(compilation_config=given).seen
+        seen = vllm.Config(compilation_config=SimpleNamespace(**COMPILATION | compilation)).seen
+        return {name: value for name, value in seen.items() if name != "cudagraph_mode"}
 
     def test_the_users_sizes_stay(self, vllm):
         given = {"cudagraph_capture_sizes": [7, 14], "max_cudagraph_capture_size": None}
@@ -178,6 +179,11 @@ class TestRecordings:
             "cudagraph_capture_sizes": [1, 2, 4, 5, 10, 20, 25, 30, 32, 35],
             "max_cudagraph_capture_size": 35,
         }
+
+    @pytest.mark.parametrize("mixed", [False, True])
+    def test_steps_that_read_prompts_are_recorded_or_not(self, vllm, mixed):
+        mode = SimpleNamespace(mixed_mode=lambda: mixed)
+        assert self.sizes(vllm, cudagraph_mode=mode)["max_cudagraph_capture_size"] == 160 * (1 + mixed)
 
     def test_no_more_tokens_than_a_step_can_have(self, vllm):
         scheduler = SimpleNamespace(max_num_seqs=256, max_num_batched_tokens=64, async_scheduling=None)

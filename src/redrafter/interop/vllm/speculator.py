@@ -76,9 +76,12 @@ def size_captures(vllm_config: Any) -> None:
     if compilation.cudagraph_capture_sizes is not None:
         return
     requests, width = scheduler.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens + 1
-    most = compilation.max_cudagraph_capture_size
+    most, mode = compilation.max_cudagraph_capture_size, compilation.cudagraph_mode
     if most is None:
-        most = min(2 * requests * width, MOST_CAPTURED)
+        # Larger steps read prompts. Where they are not recorded, a larger bound would only give them the settings of
+        # recorded attention.
+        alone = mode is not None and not mode.mixed_mode()
+        most = min(requests * width * (1 if alone else 2), MOST_CAPTURED)
     if sizes := capture_sizes(requests, width, min(most, scheduler.max_num_batched_tokens)):
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
 
