@@ -77,7 +77,7 @@ class KnowingDrafter:
         return search.candidates(beam % VOCAB, scores.expand(beam.shape), last)
 
 
-def make_worker(target, monkeypatch, width: int = WIDTH, drafter_is=None, batches=(), **given):
+def make_worker(target, monkeypatch, width: int | None = WIDTH, drafter_is=None, batches=(), **given):
     """The plug-in's worker on the stub, as SGLang makes it; `batches`: sizes of recorded passes."""
     stub.install(monkeypatch)
     worker.make_worker.cache_clear()
@@ -170,6 +170,14 @@ def test_the_engines_own_rule(target, plain, monkeypatch):
     requests, run = write(made, 0.0, slots=2)
     check(requests, plain)
     assert sum(run.accepted) > 6
+
+
+@pytest.mark.parametrize("shape", ["2x2", "4x4", "8x5:20"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_shape_sets_the_size_of_the_largest_tree(target, plain, monkeypatch, shape, adaptive):
+    made = make_worker(target, monkeypatch, width=None, shape=shape, adaptive=adaptive)
+    assert made.widths[0] == Shape.of(shape).budget + 1
+    check(write(made, 0.0, prompts=PROMPTS[:2])[0], plain)
 
 
 def test_ranks_follow_the_first_one(target, plain, monkeypatch):

@@ -4,11 +4,10 @@ from typing import Any
 
 from redrafter.interop.plugged import said
 from redrafter.interop.sglang.checks import NAME, check
+from redrafter.interop.sglang.settings import Settings
 
 SAMPLER = "redrafter"
 """Name of the sampling backend that chooses by the rule `seeded` without speculation."""
-WIDTH = 64
-"""Nodes of the largest tree, its root included, where `--speculative-num-draft-tokens` is not given."""
 
 
 def register() -> None:
@@ -39,8 +38,7 @@ def register() -> None:
 
             with said():
                 check(server_args)
-            if server_args.speculative_num_draft_tokens is None:
-                server_args.speculative_num_draft_tokens = WIDTH
+                server_args.speculative_num_draft_tokens = Settings.of().nodes(server_args.speculative_num_draft_tokens)
             _handle_ngram(server_args)
 
         def create_future_map(self, device: Any, pool: Any, needs_cpu_seq_lens: bool = True, **more: Any) -> Any:

@@ -15,6 +15,9 @@ from redrafter.interop.find import WITH_NGRAMS
 
 VARIABLE = "REDRAFTER_SGLANG"
 RULES = ("seeded", "sglang")
+EXAMPLE = '{"drafter": "my-drafter+ngram"}'
+NODES = 64
+"""Nodes of the largest tree, its root included, unless the user gives a number or a shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +51,26 @@ class Settings:
         text = environ.get(VARIABLE, "") or "{}"
         try:
             given = json.loads(text)
-        except ValueError:
-            raise ConfigError(f"{VARIABLE} must hold a JSON object, got {text!r}") from None
-        require(isinstance(given, dict), f"{VARIABLE} must hold a JSON object, got {text!r}")
+        except ValueError as error:
+            raise ConfigError(f"{VARIABLE} must hold a JSON object such as {EXAMPLE}, got {text!r}: {error}") from None
+        require(isinstance(given, dict), f"{VARIABLE} must hold a JSON object such as {EXAMPLE}, got {text!r}")
         known = {f.name for f in fields(cls)}
         unknown = sorted(given.keys() - known)
         require(not unknown, f"{VARIABLE} has no {unknown}; it takes {sorted(known)}")
         return cls(**given)
+
+    def nodes(self, asked: int | None) -> int:
+        """Nodes of the largest tree, its root included; `asked` is `--speculative-num-draft-tokens`."""
+        if not self.shape:
+            return NODES if asked is None else asked
+        beam = Shape.of(self.shape)
+        most = beam.width * beam.length + 1
+        require(
+            asked is None or asked <= most,
+            f"the shape {self.shape} has at most {most} nodes with the root, but --speculative-num-draft-tokens is "
+            f"{asked}; give {most} or fewer, or a larger shape",
+        )
+        return beam.budget + 1 if asked is None else asked
 
     @property
     def ngrams(self) -> bool:
