@@ -190,9 +190,13 @@ def test_interrupt_is_one_line(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("redrafter.cli.generate.run", interrupted)
+    monkeypatch.setattr("redrafter.cli.train.run", interrupted)
     code, _, err = run(capsys, "generate", "hi")
     assert code == 130
     assert err.strip() == "redrafter: interrupted"
+    code, _, err = run(capsys, "train", "--out", "x")
+    assert code == 130
+    assert err.strip() == "redrafter: interrupted; to go on from here, give the same command again"
 
 
 def test_help_texts_are_the_fields_docstrings():

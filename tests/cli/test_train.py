@@ -124,3 +124,13 @@ def test_bad_input_is_one_line(whole: Path, model: str, tmp_path: Path, capsys) 
     assert "leave the other drafter options out" in one_line(capsys, *out, "--init-from", str(whole))
     assert "nan" not in (whole / "journal.jsonl").read_text().lower()
     assert load_target(model).vocab_size == END + 1
+
+
+def test_many_texts_on_a_cpu_are_warned_of(model: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    given = ["distill", "--model", model, "--out", str(tmp_path), "--texts", "24", "--max-new-tokens", "4"]
+    for many, warned in ((25, False), (24, True)):
+        monkeypatch.setattr("redrafter.cli.distill.MANY", many)
+        assert main([*given, "--tasks", "0", "--prompt-tokens", "16", "--device", "cpu"]) == 0
+        assert (
+            "24 texts may take days on a CPU: give --texts N" in " ".join(capsys.readouterr().out.split())
+        ) == warned

@@ -10,7 +10,7 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.drafters.none import NoDrafter
-from redrafter.errors import ConfigError, DrafterMismatch, UnsupportedTarget
+from redrafter.errors import ConfigError, DrafterMismatch, ModelNotFound, UnsupportedTarget
 from redrafter.interop.sglang import checks, plugin, recorded, settings, verify_input, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
@@ -465,6 +465,13 @@ class TestRefusals:
         own = SglangTarget(stub.TargetWorker(target.model).model_runner, None, "toy")
         with pytest.raises(DrafterMismatch, match="no drafter comes with the package for toy"):
             drafter_for("recurrent", own)
+        for wrong in ("", "ngram", "none"):
+            with pytest.raises(
+                ConfigError, match=f"SGLang takes no drafter '{wrong}': give auto, recurrent, or a folder"
+            ):
+                drafter_for(wrong, own)
+        with pytest.raises(ModelNotFound, match=r"no drafter '\./missing': no such folder here"):
+            drafter_for("./missing", own)
         peer = peer_drafter("medusa", target)
         from redrafter.drafters import checkpoint
 

@@ -25,6 +25,8 @@ EPILOG = """examples:
   redrafter distill --out data --local 5 --text book.txt
 
 To resume a run that was stopped, give the same command again."""
+MANY = 5_000
+"""Texts that take a CPU hours."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +112,10 @@ def make_texts(
     began, written = time.perf_counter(), 0
     given = sources["prompts"] or sources["documents"] or ()
     total = config.texts if sources["self_prompt"] else min(config.texts, len(given))
+    if total >= MANY and seconds is None and target.device.type == "cpu":
+        console.print(
+            f"[yellow]{total} texts may take days on a CPU: give --texts N, or redrafter train --minutes N[/]"
+        )
     with Progress(*Progress.get_default_columns(), "{task.fields[speed]}", console=console) as bar:
         task = bar.add_task("writing texts", total=total, speed="")
 

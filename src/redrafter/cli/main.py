@@ -25,6 +25,14 @@ VERBS = {
     "export": "write a drafter in another project's format",
     "doctor": "show what is installed, what is missing and what this machine will run",
 }
+RESUMABLE = ("train", "distill")
+EPILOG = """examples:
+  redrafter compare
+  redrafter generate "Why is the sky blue?"
+  redrafter train --model my-model --out my-drafter
+  redrafter serve --model my-model --drafter my-drafter
+
+Each command has examples and all its options: redrafter VERB --help"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +44,12 @@ class Parser(argparse.ArgumentParser):
 
 def parser(asked: str | None) -> Parser:
     """Only the command that is asked for is imported."""
-    top = Parser(prog="redrafter", description=DESCRIPTION)
+    top = Parser(
+        prog="redrafter",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"redrafter {__version__}")
     top.add_argument("--verbose", action="store_true", help="log more, and show full tracebacks of errors")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -69,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"redrafter: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nredrafter: interrupted", file=sys.stderr)
+        more = "; to go on from here, give the same command again" if asked in RESUMABLE else ""
+        print(f"\nredrafter: interrupted{more}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,14 +12,16 @@ BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "ngram", "none")
 
 def find(drafter: str) -> Path:
     """A local folder, or the downloaded folder of a Hugging Face id."""
+    missing = ModelNotFound(
+        f"no drafter {drafter!r}: no such folder here, and no Hugging Face id that can be reached; built in are auto, "
+        "recurrent, ngram and none"
+    )
+    if not drafter:  # as a path, the current folder
+        raise missing
     if Path(drafter).is_dir():
         return Path(drafter)
     if Path(drafter).exists():
         raise ModelNotFound(f"the drafter {drafter!r} is a file; give the folder that contains the file")
-    missing = ModelNotFound(
-        f"no drafter {drafter!r}: it is neither 'auto', 'recurrent', 'ngram', 'none', a local folder nor a Hugging "
-        "Face id that can be reached"
-    )
     if drafter.startswith((".", "/", "~")) or drafter.count("/") > 1:  # never a Hugging Face id
         raise missing
     from huggingface_hub import snapshot_download

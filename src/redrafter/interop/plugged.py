@@ -8,10 +8,12 @@ from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError
 from redrafter.interop import folders
-from redrafter.interop.find import find
+from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
 from redrafter.targets import TargetInfo
 
 log = logging.getLogger(__name__)
+
+OWN = f"give auto, recurrent, or a folder or Hub id of a recurrent drafter, each but auto with or without {WITH_NGRAMS}"
 
 
 def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) -> RecurrentDrafter:
@@ -27,6 +29,8 @@ def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) 
                 f"{setting}"
             )
         name = str(found)
+    if not name or name in BUILT_IN:
+        raise ConfigError(f"{engine} takes no drafter {name!r}: {OWN}; {setting}")
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):
         raise ConfigError(f"{name} is no recurrent drafter; {engine} itself takes other kinds")
