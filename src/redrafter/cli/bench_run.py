@@ -60,7 +60,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--contenders",
         nargs="+",
         metavar="NAME[=X][@WxL:N]",
-        help="see below (default: plain recurrent+ngram recurrent ngram)",
+        help="see below (default: plain recurrent+ngram recurrent ngram; with --quick: plain recurrent+ngram ngram "
+        "transformers)",
     )
     parser.add_argument(
         "--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid of shapes (default: each drafter's own)"

@@ -23,7 +23,8 @@ EPILOG = """examples:
   redrafter serve
   redrafter serve --model my-model --drafter my-drafter --rows 16 --port 9000
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
-       -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
+       -d '{"model": "SmolLM2-135M-Instruct", "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}'
+Without a temperature, requests are sampled at 1, as by OpenAI.
 The page is at http://127.0.0.1:8000/. On a GPU, the first start measures the cost of steps while nobody waits; it is
 kept. A CPU learns the cost of steps while it serves."""
 
