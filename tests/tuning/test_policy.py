@@ -272,6 +272,16 @@ def test_costs_follow_the_steps_and_not_one_that_was_disturbed():
     assert costs.plain == pytest.approx(0.01)
 
 
+def test_the_first_draft_is_cold_and_does_not_end_drafting():
+    costs = StepCosts(drafted=1.7)
+    costs.learn(False, 0, 0.01)
+    for _ in range(3):
+        costs.learn(True, 0, 0.025)
+        assert costs.drafted > costs.of_draft == 1.7
+    costs.learn(True, 0, 0.025)
+    assert costs.of_draft == costs.drafted > 1.7, "the twin: a fourth one tells"
+
+
 def test_quite_other_costs_are_known_after_a_few_steps():
     costs = StepCosts(node=0.1, drafted=1.5)
     costs.learn(False, 0, 0.01)

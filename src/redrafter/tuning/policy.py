@@ -86,6 +86,11 @@ class StepCosts:
         return StepCosts(node * times / plain, 1 + (drafted - 1) * times / plain)
 
     @property
+    def of_draft(self) -> float:
+        """What a step with a draft is thought to cost. Its first steps are cold: they alone do not end drafting."""
+        return min(self.drafted, self.first[1]) if self.seen["drafted"] < FIRST else self.drafted
+
+    @property
     def stale(self) -> bool:
         """Whether it is time for a plain step."""
         return not self.plain or self.since_plain >= COMPARE_EVERY
@@ -264,7 +269,7 @@ class StepPolicy:
         lengths, speed = best_chains([odds[row][: room[row] - 1] for row in rows], costs)
         if self.shape is not None:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
-            if (1 + accepted / len(rows)) / costs.drafted > max(MIN_SPEEDUP, speed):
+            if (1 + accepted / len(rows)) / costs.of_draft > max(MIN_SPEEDUP, speed):
                 return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
         if speed < MIN_SPEEDUP:
             return Plan(None)
