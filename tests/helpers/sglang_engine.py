@@ -35,6 +35,8 @@ class Req:
     req_pool_idx: int = -1
     steps: int = 0
     hidden: list[Tensor] = field(default_factory=list)  # the hidden states that chose the text's tokens but the first
+    read: list[Tensor] = field(default_factory=list)  # the hidden states of the prompt
+    logprobs: list[float] = field(default_factory=list)  # of the text's tokens but the first
 
     @property
     def sampling_params(self) -> Params:
@@ -55,8 +57,18 @@ class Req:
 class Engine:
     """Schedules requests over a worker. `chunk` bounds the prompt tokens of a pass, `slots` the running requests."""
 
-    def __init__(self, worker: Any, *, slots: int = 4, chunk: int = 6, returns_hidden: bool = False) -> None:
-        self.worker, self.chunk, self.returns_hidden = worker, chunk, returns_hidden
+    def __init__(
+        self,
+        worker: Any,
+        *,
+        slots: int = 4,
+        chunk: int = 6,
+        returns_hidden: bool = False,
+        returns_logprobs: bool = False,
+        grammar: bool = False,
+    ) -> None:
+        self.worker, self.chunk, self.grammar = worker, chunk, grammar
+        self.returns_hidden, self.returns_logprobs = returns_hidden, returns_logprobs
         self.free = list(range(1, slots + 1))
         self.waiting: list[Req] = []
         self.running: list[Req] = []
@@ -117,6 +129,11 @@ class Engine:
         batch = self._batch(ForwardMode.EXTEND, reqs, [a + b for a, b in zip(prefixes, counts, strict=True)])
         batch.prefix_lens, batch.extend_lens, batch.chunked_req = prefixes, counts, chunked
         result = self._forward(batch)
+        if self.returns_hidden:
+            for req, rows in zip(reqs, result.logits_output.hidden_states.split(counts), strict=True):
+                req.read += rows
+        else:
+            assert result.logits_output.hidden_states is None, "SGLang would copy them to the host"
         done = [r for r in reqs if r is not chunked]
         keep = [i for i, r in enumerate(reqs) if r is not chunked]
         if done:
@@ -146,7 +163,13 @@ class Engine:
                 req.hidden += rows[:count]
         else:
             assert result.logits_output.hidden_states is None, "SGLang would copy them to the host"
-        self.worker.on_verify_complete_cpu((result.accept_lens - 1).tolist(), batch_size=len(reqs))
+        if self.returns_logprobs:
+            found = result.logits_output.next_token_logprobs.tolist()
+            for req, row, count in zip(reqs, found, result.accept_lens.tolist(), strict=True):
+                req.logprobs += row[:count]
+        assert batch.forward_mode is ForwardMode.DECODE, "SGLang reads the results of this mode's passes"
+        assert batch.sampling_info.vocab_mask is None, "SGLang would apply it to another pass"
+        result.verified = True
         self.late.append((reqs, result))
 
     def _batch(self, mode: ForwardMode, reqs: list[Req], lengths: list[int]) -> Any:
@@ -170,11 +193,13 @@ class Engine:
             req_to_token_pool=SimpleNamespace(req_to_token=None),
             sampling_info=info,
             spec_info=None,
-            has_grammar=False,
-            return_logprob=False,
+            has_grammar=self.grammar,
+            return_logprob=self.returns_logprobs,
             return_hidden_states=self.returns_hidden,
             chunked_req=None,
         )
+        if self.grammar:
+            info.vocab_mask = torch.zeros(0)  # the batch before left one
         info.adjusted_from_schedule_batch(batch, 0)
         return batch
 
@@ -193,6 +218,8 @@ class Engine:
         """Results of earlier passes; the newest one's are not known yet."""
         while len(self.late) > (0 if everything or not self.running else 1):
             reqs, result = self.late.pop(0)
+            if getattr(result, "verified", False):
+                self.worker.on_verify_complete_cpu((result.accept_lens - 1).tolist(), batch_size=len(reqs))
             for req, tokens, count in zip(
                 reqs, result.next_token_ids.tolist(), result.accept_lens.tolist(), strict=True
             ):

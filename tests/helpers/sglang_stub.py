@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.zoo import VOCAB
+
 VERSION = "0.5.16"
 CONTEXT = 96
 ROOM = 2 * CONTEXT
@@ -49,6 +51,7 @@ class GraphRunner:
     """SGLang's recorded passes for one size of tree; here only their sizes, and the room for masks."""
 
     def __init__(self, runner: Any, *, speculative_num_draft_tokens: int, attn_backend: Any = None, **_: Any) -> None:
+        assert runner.server_args.speculative_num_draft_tokens == speculative_num_draft_tokens, "SGLang looks there too"
         self.capture_bs = list(runner.server_args.cuda_graph_config.decode.bs)
         self.max_bs, self.width = max(self.capture_bs), speculative_num_draft_tokens
         self.tiles = getattr(sys.modules["sglang.kernels.ops.attention"].extend_attention, BLOCK_SIZES)(128, 128)
@@ -82,6 +85,8 @@ class SamplingBatchInfo:
     acc_additive_penalties: Tensor | None = None
     acc_scaling_penalties: Tensor | None = None
     logit_bias: Tensor | None = None
+    vocab_mask: Tensor | None = None
+    vocab_size: int = VOCAB
 
     def adjusted_from_schedule_batch(self, batch: Any, vocab_size: int) -> None:
         pass
@@ -112,6 +117,8 @@ ALGORITHMS: dict[str, CustomSpecAlgo] = {}
 class SpeculativeAlgorithm:
     @classmethod
     def register(cls, name: str, *, supports_overlap: bool, spec_class: Any) -> Any:
+        assert name not in ALGORITHMS, "SGLang refuses a name that it knows"
+
         def add(factory: Any) -> Any:
             ALGORITHMS[name] = spec_class(name, factory, supports_overlap=supports_overlap)
             return factory
@@ -120,6 +127,8 @@ class SpeculativeAlgorithm:
 
 
 SAMPLERS: dict[str, Any] = {}
+GROUP = SimpleNamespace(world_size=1, broadcast=lambda values, src: None)
+"""The ranks of a tensor-parallel engine. A test may be one of several."""
 
 
 def reconstruct_indices_from_tree_mask(
@@ -146,6 +155,8 @@ def reconstruct_indices_from_tree_mask(
 def eagle_sample(spec: Any, batch: Any, output: Any, vocab_mask: Any) -> tuple[Tensor, Tensor, Tensor]:
     """SGLang's own rule, greedy: follow the target's choices down the links."""
     rows, n = len(batch.reqs), spec.draft_token_num
+    if vocab_mask is not None:
+        spec.grammar.apply_vocab_mask(logits=output.next_token_logits, vocab_mask=vocab_mask)
     choice = output.next_token_logits.argmax(-1).int()
     index, counts = torch.full((rows, spec.max_tree_depth), -1, dtype=torch.int32), []
     for row in range(rows):
@@ -178,7 +189,39 @@ class KvCache:
             self.tokens[place] = self.tokens[source]
 
 
-def cache_slots(*, req_pool_indices: Tensor, start_offset: Tensor, draft_token_num: int, **_: Any) -> Tensor:
+def compute_spec_v2_logprobs(batch: Any, output: Any, predict: Tensor, index: Tensor, steps: int) -> None:
+    """As SGLang does it, where all temperatures are 1."""
+    at = index.long().reshape(-1)
+    scores, rows = output.next_token_logits[at].log_softmax(-1), len(batch.reqs)
+    output.next_token_logprobs = scores[torch.arange(rows * (steps + 1)), predict[at].long()].view(rows, steps + 1)
+
+
+class Grammar:
+    """Even tokens follow odd ones, and odd tokens even ones."""
+
+    @staticmethod
+    def allowed(tokens: Tensor) -> Tensor:
+        return tokens[..., None] % 2 != torch.arange(VOCAB) % 2
+
+    @staticmethod
+    def apply_vocab_mask(*, logits: Tensor, vocab_mask: Tensor) -> None:
+        logits.masked_fill_(~vocab_mask, -torch.inf)
+
+
+def generate_token_bitmask(
+    reqs: list[Any], spec: Any, child: Tensor, sibling: Tensor, tokens: Tensor, vocab_size: int
+) -> Tensor:
+    """What may follow each node, one after the other."""
+    assert child.shape == sibling.shape == tokens.shape
+    assert vocab_size == VOCAB
+    spec.grammar = Grammar
+    return Grammar.allowed(tokens.flatten())
+
+
+def cache_slots(
+    *, req_pool_indices: Tensor, start_offset: Tensor, end_offset: Tensor, draft_token_num: int, **_: Any
+) -> Tensor:
+    assert (end_offset - start_offset == draft_token_num).all(), "SGLang reads its slots from the one to the other"
     return ((ROOM * req_pool_indices + start_offset)[:, None] + torch.arange(draft_token_num)).flatten()
 
 
@@ -196,10 +239,8 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
         },
         "sglang.kernels.ops.speculative.cache_locs": {"assign_extend_cache_locs_func": cache_slots},
         "sglang.srt.arg_groups.speculative_hook": {"_handle_ngram": lambda _: None},
-        "sglang.srt.distributed": {
-            "get_tp_group": lambda: SimpleNamespace(world_size=1, broadcast=lambda values, src: None)
-        },
-        "sglang.srt.layers.logprob_processor": {"compute_spec_v2_logprobs": None},
+        "sglang.srt.distributed": {"get_tp_group": lambda: GROUP},
+        "sglang.srt.layers.logprob_processor": {"compute_spec_v2_logprobs": compute_spec_v2_logprobs},
         "sglang.srt.layers.sampler": {"Sampler": Sampler, "register_sampler_backend": SAMPLERS.__setitem__},
         "sglang.srt.layers.vocab_parallel_embedding": {
             "VocabParallelEmbedding": VocabParallelEmbedding,
@@ -219,7 +260,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
         "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": SpeculativeAlgorithm},
         "sglang.srt.speculative.spec_registry": {"CustomSpecAlgo": CustomSpecAlgo, "get_spec": ALGORITHMS.get},
         "sglang.srt.speculative.spec_utils": {
-            "generate_token_bitmask": None,
+            "generate_token_bitmask": generate_token_bitmask,
             "record_stream_for_v2_verify": lambda *_: None,
         },
         "sgl_kernel.speculative": {"reconstruct_indices_from_tree_mask": reconstruct_indices_from_tree_mask},
@@ -278,10 +319,15 @@ class TargetWorker:
             sampler=Sampler(),
             attn_backend=SimpleNamespace(needs_cpu_seq_lens=False),
             decode_cuda_graph_runner=None,
-            _get_attention_backend=lambda **_: SimpleNamespace(needs_cpu_seq_lens=False),
+            init_new_workspace=False,
+            _get_attention_backend=self.attention,
         )
         self.returns_hidden, self.recorded, self.kv_cache = True, 0, KvCache()
         self.own = self.model_runner.attn_backend
+
+    def attention(self, init_new_workspace: bool = False) -> Any:
+        self.model_runner.init_new_workspace = init_new_workspace
+        return SimpleNamespace(needs_cpu_seq_lens=False, own_workspace=init_new_workspace)
 
     def get_memory_pool(self) -> tuple[Any, Any]:
         return SimpleNamespace(req_to_token=torch.zeros(9, 128)), SimpleNamespace(get_kvcache=lambda: self.kv_cache)
@@ -311,6 +357,8 @@ class TargetWorker:
             self.kv_cache.tokens[ROOM * req.req_pool_idx :][: start + count] = torch.tensor(req.kv)
             all_logits, states = self.run([req.kv])
             logits.append(all_logits[0, -1])
+            if batch.sampling_info.vocab_mask is not None:
+                Grammar.apply_vocab_mask(logits=logits[-1], vocab_mask=Grammar.allowed(torch.tensor(req.kv[-1])))
             hidden.append(states[0, start:])
         return SimpleNamespace(next_token_logits=torch.stack(logits), hidden_states=torch.cat(hidden))
 
@@ -324,6 +372,7 @@ class TargetWorker:
                 self.recorded += 1
                 assert len(spec.custom_mask) <= len(self.model_runner.attn_backend.cuda_graph_custom_mask)
         tokens, positions = batch.input_ids.view(rows, n), spec.positions.view(rows, n)
+        assert positions.max() < CONTEXT, "the model has no such position"
         self.kv_cache.tokens[batch.out_cache_loc] = batch.input_ids
         texts, at = [], 0
         for req, own, where in zip(batch.reqs, tokens.tolist(), positions.tolist(), strict=True):

@@ -1,30 +1,21 @@
 """The plug-in for SGLang, on a stub of the engine that schedules as SGLang does: every text is the target's own."""
 
-import json
 import random
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from redrafter import Engine, Shape
-from redrafter.drafters.none import NoDrafter
+from redrafter import Shape
 from redrafter.errors import ConfigError, DrafterMismatch, ModelNotFound, UnsupportedTarget
-from redrafter.interop.sglang import checks, plugin, recorded, settings, verify_input, worker
+from redrafter.interop.sglang import checks, recorded, verify_input, worker
 from redrafter.interop.sglang.target import HiddenStates, SglangTarget, drafter_for
 from redrafter.interop.sglang.trees import TreeBatch
 from redrafter.runtime.state import tensors_of
 from redrafter.targets import load_target
-from tests.helpers import sglang_engine
 from tests.helpers import sglang_stub as stub
+from tests.helpers.sglang_worker import KnowingDrafter, check, make_worker, plain_texts, server_args, write
 from tests.helpers.zoo import PROMPTS, VOCAB, make_model, peer_drafter, recurrent_drafter
-
-TOKENS = 12
-WIDTH = 8
-MEMORY = {"memory_heads": 2, "memory_size": 8, "first_state": "context"}
-LAYERS = {"layers": (-1, 1), "context_size": 64}
-"""The order is not the model's."""
 
 
 @pytest.fixture(scope="module")
@@ -34,111 +25,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def plain(target):
-    """Texts of the prompts by (temperature, seed), written by redrafter's own engine without a drafter."""
-    engine, texts = Engine(target, NoDrafter()), {}
-    for temperature in (0.0, 1.0):
-        for seed, prompt in enumerate(PROMPTS):
-            written = engine.generate(prompt, temperature=temperature, seed=seed, max_new_tokens=TOKENS)
-            texts[temperature, seed] = written.tokens
-    return texts
-
-
-@dataclass(frozen=True)
-class Tail:
-    tokens: torch.Tensor  # (B, 3) the last tokens of each text
-
-
-class KnowingDrafter:
-    """Finds the end of a text in known texts and guesses what follows there; every fourth guess is wrong."""
-
-    layers = (-1,)
-    default_shape = Shape(width=2, length=4)
-
-    def __init__(self, texts: list[list[int]]) -> None:
-        self.follows = {tuple(t[i - 3 : i]): t[i:] for t in texts for i in range(3, len(t))}
-        self.drafts = 0
-
-    def begin(self, tokens, lengths, hidden, slots):
-        return Tail(torch.full((len(tokens), 3), -1))
-
-    def advance(self, state, accepted, hidden):
-        text = torch.cat([state.tokens, accepted.tokens], 1)
-        return Tail(text.gather(1, accepted.count[:, None] + torch.arange(3)))
-
-    def draft(self, state, last, search):
-        beam = torch.zeros(len(last), 2, search.shape.length, dtype=torch.long)
-        for row, tail in zip(beam, state.tokens.tolist(), strict=True):
-            self.drafts += 1
-            known = self.follows.get(tuple(tail), [])[: search.shape.length]
-            row[1, : len(known)] = torch.tensor(known)  # the second candidate, so that paths are not node numbers
-            row[0, 0] = (row[1, 0] + 1) % VOCAB
-            row[1, -1] += self.drafts % 4 == 0
-        scores = -torch.arange(2.0)[:, None] - torch.arange(search.shape.length) / 10
-        return search.candidates(beam % VOCAB, scores.expand(beam.shape), last)
-
-
-def make_worker(target, monkeypatch, width: int | None = WIDTH, drafter_is=None, batches=(), **given):
-    """The plug-in's worker on the stub, as SGLang makes it; `batches`: sizes of recorded passes."""
-    stub.install(monkeypatch)
-    worker.make_worker.cache_clear()
-    verify_input.make_inputs.cache_clear()
-    monkeypatch.setenv(settings.VARIABLE, json.dumps(given))
-    monkeypatch.setattr(
-        worker, "drafter_for", lambda name, own: drafter_is or recurrent_drafter(target, **MEMORY, **LAYERS)
-    )
-    plugin.register()
-    algorithm = stub.ALGORITHMS["REDRAFTER"]
-    args = server_args(speculative_num_draft_tokens=width)
-    args.cuda_graph_config.decode.bs = list(batches)
-    algorithm.handle_server_args(args)
-    own = stub.TargetWorker(target.model)
-    own.model_runner.server_args = args
-    if batches:
-        own.model_runner.decode_cuda_graph_runner = stub.GraphRunner(
-            own.model_runner, speculative_num_draft_tokens=width
-        )
-    made = algorithm.factory(args)(
-        server_args=args, gpu_id=0, ps=SimpleNamespace(tp_rank=0, tp_size=1), nccl_port=0, target_worker=own
-    )
-    made.alloc_memory_pool(memory_pool_config=None)
-    made.init_attention_backends()
-    made.init_cuda_graphs()
-    assert algorithm.create_future_map("cpu", "pool")[3] is False, "the step waits for lengths on the host"
-    return made
-
-
-def server_args(**changes):
-    given = {
-        "device": "cpu",
-        "enable_return_hidden_states": True,
-        "pp_size": 1,
-        "served_model_name": None,
-        "model_path": "toy",
-        "speculative_num_draft_tokens": WIDTH,
-        "speculative_num_steps": 1,
-        "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(bs=[])),
-        "override": lambda *_, **__: None,
-    }
-    return SimpleNamespace(**(given | changes))
-
-
-def write(made, temperature: float, *, retract=None, cached=None, mixed=False, prompts=PROMPTS, **engine):
-    """Texts of all prompts by seed, more requests than slots; and the engine that wrote them."""
-    run = sglang_engine.Engine(made, **engine)
-    requests = []
-    for seed, prompt in enumerate(prompts):
-        own = 0.0 if mixed and seed % 2 else temperature
-        params = sglang_engine.Params(temperature=own, sampling_seed=seed)
-        requests.append(sglang_engine.Req(f"request-{seed}", list(prompt), params, TOKENS - seed))
-    run.cached = cached or {}
-    run.waiting = list(requests)
-    run.finish(retract)
-    return requests, run
-
-
-def check(requests, plain) -> None:
-    for seed, req in enumerate(requests):
-        assert req.output_ids == plain[req.params.temperature, seed][: req.max_new_tokens], (seed, req.params)
+    return plain_texts(target)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -283,7 +170,7 @@ def test_attention_is_recorded_with_tiles_of_the_trees_size(target, monkeypatch)
     assert [graphs.tiles for _, graphs in made.runners.states] == [
         (128, 0, 128, queries, 64, warps) for queries, warps in ((128, 8), (32, 4), (16, 4), (16, 4), (16, 4), (16, 4))
     ]
-    after = stub.GraphRunner(made.model_runner, speculative_num_draft_tokens=8)
+    after = stub.GraphRunner(made.model_runner, speculative_num_draft_tokens=64)
     assert after.tiles == (128, 0, 128, 128, 64, 8)
 
 
@@ -308,6 +195,7 @@ def test_returned_hidden_states(target, plain, monkeypatch):
         tokens = torch.tensor([req.origin_input_ids + req.output_ids[:-1]])
         states = target.states(tokens, (-1,))[0, len(req.origin_input_ids) :]
         assert torch.allclose(torch.stack(req.hidden[: len(states)]), states)
+        assert torch.allclose(torch.stack(req.read), target.states(torch.tensor([req.origin_input_ids]), (-1,))[0])
 
 
 def test_the_state_is_that_of_the_whole_text(target, monkeypatch):

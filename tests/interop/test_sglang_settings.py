@@ -4,7 +4,9 @@ import pytest
 
 from redrafter import Shape
 from redrafter.errors import ConfigError
-from redrafter.interop.sglang import settings
+from redrafter.interop.sglang import checks, plugin, settings
+from tests.helpers import sglang_stub as stub
+from tests.helpers.sglang_worker import server_args
 
 
 def test_settings():
@@ -12,6 +14,27 @@ def test_settings():
     assert settings.Settings.of({}).ngrams
     given = settings.Settings.of({settings.VARIABLE: '{"drafter": "a/b", "shape": "4x4:15"}'})
     assert (given.folder, given.ngrams, Shape.of(given.shape).budget) == ("a/b", False, 15)
+    mixed = settings.Settings.of({settings.VARIABLE: '{"drafter": "a/b+ngram"}'})
+    assert (mixed.folder, mixed.ngrams) == ("a/b", True)
+    assert settings.Settings.of({settings.VARIABLE: ""}) == settings.Settings()
+
+
+def test_the_engines_command_line(monkeypatch):
+    """SGLang learns the size of the largest tree, and that a drafter needs no room in its cache."""
+    stub.install(monkeypatch)
+    plugin.register()
+    for given, nodes in ((None, 64), (12, 12)):
+        args = server_args(speculative_num_draft_tokens=given)
+        stub.ALGORITHMS["REDRAFTER"].handle_server_args(args)
+        assert args.speculative_num_draft_tokens == nodes
+    assert not stub.ALGORITHMS["REDRAFTER"].has_draft_kv()
+
+
+def test_pipeline_stages_are_refused(monkeypatch):
+    stub.install(monkeypatch)
+    checks.check(server_args())
+    with pytest.raises(ConfigError, match="works on one pipeline stage"):
+        checks.check(server_args(pp_size=2))
 
 
 @pytest.mark.parametrize(
