@@ -1,5 +1,9 @@
 """How many nodes a tree in SGLang gets: the chooser measures what steps cost and gain, on clocks made for the test."""
 
+from collections import Counter
+
+import pytest
+
 from redrafter.interop import load
 from redrafter.interop.sglang.clock import StepClock
 
@@ -78,6 +82,66 @@ def test_never_more_tokens_than_were_recorded():
     assert chooser.usable(2) == [0, 1, 2]
     assert chooser.usable(3) == [1, 2]
     assert chooser.usable(100) == [2]
+    chooser = load.Chooser([8, 4, 1], most_tokens=16)
+    assert chooser.usable(2) == [0, 1, 2]
+    assert chooser.usable(3) == [1, 2]
+
+
+@pytest.mark.parametrize("better", [8, 32])
+def test_sizes_next_to_the_best_are_tried_again(better):
+    """What they cost may change while nobody looks."""
+    cheap = {16}
+    chooser = load.Chooser([32, 16, 8])
+
+    def chosen(steps: int) -> list[int]:
+        return run(lambda rows, width: 1.0 if width in cheap else 10.0, lambda width: 2.0, 1, steps, chooser)
+
+    assert set(chosen(200)) == {16}
+    cheap.add(better)
+    chooser.guessed[chooser.widths.index(better)] += 1
+    assert set(chosen(2 * load.AGAIN)) == {better}
+
+
+def test_sizes_at_the_other_end_are_not_tried_again():
+    """The largest tree is best: it has one neighbour."""
+    chooser, chosen = load.Chooser([32, 16, 8]), Counter()
+    for _ in range(2 * load.AGAIN):
+        size = chooser.choose(1)
+        chooser.took(1, size, 1.0)
+        chooser.accepted(size, 5.0 - size)
+        chosen[chooser.widths[size]] += 1
+    assert chosen.keys() == {32, 16}
+    assert chosen[16] < 2 * (load.TRIED + load.SETTLED) + load.TRIED
+
+
+def test_what_a_step_costs_and_gives_now_counts():
+    """After hundreds of steps, a slower machine or a harder text is noticed within a hundred."""
+    for change in ({"cost": 9.0}, {"gives": 1.1}):
+        now = {"cost": 2.0, "gives": 3.0}
+        chooser = load.Chooser([8, 1])
+
+        def chosen(steps: int, now=now, chooser=chooser) -> list[int]:
+            return run(
+                lambda rows, width: now["cost"] if width > 1 else 1.0,
+                lambda width: now["gives"] if width > 1 else 1.0,
+                1,
+                steps,
+                chooser,
+            )
+
+        assert set(chosen(2 * load.AGAIN - 100)) == {8}
+        now.update(change)
+        assert set(chosen(150)) == {1}, change
+
+
+def test_a_time_is_that_of_its_own_kind():
+    """The host begins a step while the step before, maybe of another kind, still runs."""
+    chooser, now, before = load.Chooser([8, 1]), 0.0, 0
+    for size in [0] * 5 + [1] * 5 + [0] * 5:
+        chooser.began(1, size, now)
+        now += (5.0, 1.0)[before]
+        before = size
+    assert {size: set(t) for (_, size), t in chooser.times.items()} == {0: {5.0}, 1: {1.0}}
 
 
 def test_a_prompt_between_two_steps_is_not_counted():
