@@ -164,6 +164,33 @@ def test_ngrams_copy_a_text_that_repeats(target, drafter):
     assert steps[1] < steps[0]
 
 
+def test_steps_without_drafting_do_not_count_against_ngrams(target, drafter):
+    """In a text that repeats itself, every copied token that a step has decided was right."""
+    start = [3, 8, 5, 9, 2, 7]
+    chains = make_chains(drafter, ngrams=True)
+    runner = StubRunner(target, drafter, chains, [], 0)
+    runner.waiting, number, hits = [(start * 2, start * 7)], 0, []
+    while runner.waiting or runner.slots:
+        runner.step(draft=number % 3 < 2)
+        number += 1
+        hits.append(chains.slots.hits[0].tolist())
+    assert all(right == decided for right, decided in hits)
+    assert hits[-1][0] > hits[0][0], "copied tokens were counted"
+
+
+def test_the_smallest_recording_that_fits(drafter):
+    chains, replays = make_chains(drafter), []
+    chains.record()
+    for kind, graph in list(chains.graphs.items()):
+        chains.graphs[kind] = SimpleNamespace(
+            replay=lambda kind=kind, graph=graph: (replays.append(kind), graph.replay())
+        )
+    for rows, draft in ((1, True), (2, True), (3, False), (1, False)):
+        hidden = torch.zeros(rows, drafter.net.config.context_size, dtype=torch.float64)
+        chains.step(torch.arange(rows), torch.arange(rows), torch.ones(rows), hidden, [], [], draft)
+    assert replays == [(1, True), (SLOTS, True), (SLOTS, False), (1, False)]
+
+
 def test_rows_that_read_a_prompt():
     """A row of one token whose step was filled up with guesses is a step; other rows of a prompt read it."""
     batch = SimpleNamespace(
@@ -271,20 +298,36 @@ class TestSpeculator:
             batch = self.batch(start, decided - 1 - start, step == 0)
             states = hidden(target, drafter, truth[: decided - 1])[start:]
             earlier, last = states.chunk(2, dim=-1)
-            found = one.propose(batch, None, None, last, [earlier], torch.tensor([1]), torch.tensor([0]), None)
+            found = one.propose(batch, None, None, last, [earlier], torch.tensor([1, 1]), torch.tensor([0, 0]), None)
             wanted_guesses, memory = expected(target, drafter, truth[:decided])
             assert found.tolist() == [[0] * LENGTH if step == 1 else wanted_guesses]
             torch.testing.assert_close(one.chains.slots.memory[1], memory)
             start = decided - 1
         assert one.propose(batch, None, None, last, None, None, None, dummy_run=True).tolist() == [[0] * LENGTH]
 
+    def test_settings(self, made):
+        """Each reaches the drafter; without scheduling ahead, vLLM could not use what steps cost."""
+        config = self.config(width=3, graphs=False)
+        config.scheduler_config.async_scheduling = False
+        plain = made(config, torch.device("cpu"))
+        assert config.speculative_config.num_speculative_tokens_per_batch_size is None
+        mixed = made(self.config(drafter="recurrent+ngram"), torch.device("cpu"))
+        for one in (plain, mixed):
+            one.attach(self.runner())
+            one.recorded = []
+            one.chains.record = lambda one=one: one.recorded.append(1)
+            one.capture()
+        assert [one.chains.slots.search.shape.width for one in (plain, mixed)] == [3, 1]
+        assert [one.chains.slots.odds is not None for one in (plain, mixed)] == [False, True]
+        assert [len(one.recorded) for one in (plain, mixed)] == [0, 1]
+
     def batch(self, start: int, count: int, prompt: bool):
         return SimpleNamespace(
             num_reqs=1,
             num_tokens=count,
-            idx_mapping=torch.tensor([1], dtype=torch.int32),
+            idx_mapping=torch.tensor([1, 0], dtype=torch.int32),  # padded
             idx_mapping_np=[1],
-            query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, count, count], dtype=torch.int32),
             query_start_loc_np=[0, count],
             num_computed_prefill_tokens_np=torch.tensor([start]),
             num_scheduled_tokens=torch.tensor([count]),

@@ -223,14 +223,14 @@ def scheduler(monkeypatch):
     """The class of vLLM's scheduler as a stub: it asks how many guesses to make after each step."""
 
     class Scheduler:
-        num_spec_tokens, dynamic_sd_lookup = DEPTH, None
+        num_spec_tokens, dynamic_sd_lookup, counts = DEPTH, None, (("a", 5),)
 
         def __init__(self, vllm_config) -> None:
             self.vllm_config = vllm_config
 
         def schedule(self):
             asked = DEPTH if self.dynamic_sd_lookup is None else self.dynamic_sd_lookup[1]
-            return SimpleNamespace(num_scheduled_tokens={"a": 5}, num_spec_tokens_to_schedule=asked)
+            return SimpleNamespace(num_scheduled_tokens=dict(self.counts), num_spec_tokens_to_schedule=asked)
 
         def make_spec_decoding_stats(self, **counts):
             return counts
@@ -260,6 +260,49 @@ def test_a_scheduler_made_before_the_plug_in_was_asked(vllm, scheduler, changed,
     assert made.dynamic_sd_lookup is depths
     counts = {"num_draft_tokens": 4, "num_accepted_tokens": 2}
     assert made.make_spec_decoding_stats(**counts) == counts
+
+
+@pytest.mark.parametrize(("tokens", "timed"), [(DEPTH + 1, True), (DEPTH + 2, False)])
+def test_what_the_scheduler_tells(vllm, scheduler, tokens, timed):
+    """Steps are timed, those with a prompt are not; of four guesses, one was right."""
+    made = scheduler(vllm.Config())
+    made.counts = (("a", 1), ("b", tokens))
+    speculator._replace_depths()
+    for _ in range(6):
+        made.schedule()
+        made.make_spec_decoding_stats(num_draft_tokens=4, num_accepted_tokens=1)
+    assert bool(made.dynamic_sd_lookup.chooser.times) is timed
+    assert made.dynamic_sd_lookup.chooser.guessed[0] == 1
+
+
+def test_the_runner_gets_our_drafter(vllm, monkeypatch):
+    """Once the model's weights are there. Other engines of this process keep theirs."""
+
+    class Runner:
+        speculator, done = None, ()
+
+        def load_model(self, *given, **named) -> None:
+            self.done = (*self.done, "loaded", given, named)
+
+    ours = SimpleNamespace(attach=lambda runner: setattr(runner, "done", (*runner.done, "attached")))
+    module = ModuleType("vllm.v1.worker.gpu.model_runner")
+    module.GPUModelRunner, module.init_speculator = Runner, lambda *given: given
+    packages = [ModuleType(module.__name__.rsplit(".", i)[0]) for i in (3, 2, 1)]
+    for package in (*packages, module):
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    packages[-1].model_runner = module
+    monkeypatch.setattr(speculator, "make_speculator", lambda: lambda config, device: ours)
+    speculator._replace_speculator()
+    config, other = vllm.Config(), vllm.Config(speculative_config=None)
+    assert module.init_speculator(other, "cuda", "more") == (other, "cuda", "more")
+    assert module.init_speculator(config, "cuda", "more") is ours
+    runner = Runner()
+    runner.load_model(1, dummy=True)
+    assert runner.done == ("loaded", (1,), {"dummy": True})
+    runner.speculator = ours
+    runner.load_model()
+    assert runner.done[-1] == "attached"
+    assert runner.done.count("loaded") == 2
 
 
 def test_other_versions_are_left_as_they_are(monkeypatch):
