@@ -45,12 +45,13 @@ def replays(monkeypatch):
     return found
 
 
-def test_no_position_past_the_models_last(target, monkeypatch):
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_no_position_past_the_models_last(target, monkeypatch, adaptive):
     """Texts up to the end of the context, and a short one: near it only the last token is verified, else trees are."""
     prompts = [*([i, *[j * 7 % VOCAB for j in range(71 + i)]] for i in range(4)), [7]]
     plain = plain_texts(target, prompts, 24)
     texts = [p + plain[0.0, seed] for seed, p in enumerate(prompts)]
-    made = make_worker(target, monkeypatch, width=4, **knowing(texts))
+    made = make_worker(target, monkeypatch, width=4, adaptive=adaptive, **knowing(texts))
     made.chooser.choose = lambda rows: 0
     requests, run = write(made, 0.0, prompts=prompts, tokens=24, slots=5, chunk=400)
     check(requests, plain)
@@ -188,6 +189,26 @@ def test_log_probabilities(target, plain, monkeypatch, rule, temperature):
         torch.testing.assert_close(torch.tensor(req.logprobs).double()[: len(wanted)], wanted)
 
 
+def test_log_probabilities_have_the_requests_biases(target, monkeypatch):
+    """Those of the distribution that the tokens were chosen from."""
+    made = make_worker(target, monkeypatch, adaptive=False)
+    bias = torch.zeros(VOCAB)
+    bias[3] = 50.0
+    batch = sglang_engine.Engine._batch
+
+    def biased(self, mode, reqs, lengths):
+        made_ = batch(self, mode, reqs, lengths)
+        made_.sampling_info.logit_bias = bias.expand(len(reqs), -1)
+        return made_
+
+    monkeypatch.setattr(sglang_engine.Engine, "_batch", biased)
+    requests, _ = write(made, 0.0, prompts=PROMPTS[:2], returns_logprobs=True)
+    for req in requests:
+        assert set(req.output_ids[1:]) == {3}
+        assert max(req.logprobs) <= 0.0
+        assert min(req.logprobs) > -1e-3, "as unlikely as without the bias"
+
+
 @pytest.mark.parametrize("rule", ["seeded", "sglang"])
 def test_a_grammar_holds_at_every_node(target, monkeypatch, rule):
     """Odd and even tokens take turns: the text is what the target writes under this rule."""
@@ -298,7 +319,10 @@ def test_settings_reach_the_drafter(target, monkeypatch):
     made = make_worker(target, monkeypatch, shape="3x4", drafter="recurrent")
     assert (made.trees.shapes[0].width, made.trees.shapes[0].length, made.trees.nodes) == (3, 4, 8)
     assert made.widths == [8, 4, 1]
-    assert make_worker(target, monkeypatch, adaptive=False).widths == [8]
+    fixed = make_worker(target, monkeypatch, adaptive=False)
+    assert (fixed.widths, fixed.chooser.usable(9)) == ([8, 1], [0, 1])
+    fixed.chooser.choose = lambda rows: pytest.fail("the size is fixed")
+    assert set(write(fixed, 0.0)[1].sizes) == {8}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.tree import Tree
 from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.errors import UnsupportedTarget
-from redrafter.interop.load import Chooser, ladder, shape_of
+from redrafter.interop.load import Chooser, bucket, ladder, shape_of
 from redrafter.interop.plugged import said
 from redrafter.interop.sglang.checks import check
 from redrafter.interop.sglang.clock import step_clock
@@ -93,17 +93,17 @@ def make_worker() -> type:
         def alloc_memory_pool(self, **_: Any) -> None:
             self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
             width = self.speculative_num_draft_tokens
-            self.widths = ladder(width) if self.settings.adaptive else [width]
+            self.widths = ladder(width) if self.settings.adaptive else [width, 1]
             shapes = [shape_of(w) for w in self.widths]
             if self.settings.shape:
                 shapes[0] = replace(Shape.of(self.settings.shape), nodes=width - 1)
             drafter = WithNgrams(self.drafter) if self.settings.ngrams else self.drafter
-            longest = self.req_to_token_pool.req_to_token.shape[1]
+            slots, longest = self.req_to_token_pool.req_to_token.shape
             with said():
                 self.trees = TreeBatch(
                     drafter,
                     shapes,
-                    slots=self.req_to_token_pool.req_to_token.shape[0],
+                    slots=slots,
                     window=min(longest, NGRAM_WINDOW),
                     context_size=self.context_size,
                     vocab_size=self.target.vocab_size,
@@ -111,7 +111,8 @@ def make_worker() -> type:
                     device=self.device,
                 )
             self.depth = self.trees.depth + 1
-            self.chooser, self.clock = Chooser(self.widths), step_clock(self.device)
+            most = {} if self.settings.adaptive else {"most_tokens": width * bucket(slots)}  # no limit
+            self.chooser, self.clock = Chooser(self.widths, **most), step_clock(self.device)
 
         def init_attention_backends(self) -> None:
             global _host_lengths
@@ -242,6 +243,7 @@ def make_worker() -> type:
             logits = adjusted(output.next_token_logits, batch.sampling_info, n)
             if vocab_mask is not None:
                 batch.spec_info.grammar.apply_vocab_mask(logits=logits, vocab_mask=vocab_mask)
+            output.next_token_logits = logits  # what log-probabilities are computed from
             requests = self._requests(batch, batch.seq_lens, search=False)
             found = self.ranks.accepted(self.trees.accept(requests, size, tree, logits.view(rows, n, -1)))
             more = (0, self.depth - found.path.shape[1])
@@ -287,7 +289,7 @@ def make_worker() -> type:
         def _size(self, rows: int) -> int:
             for step in self.clock.times():
                 self.chooser.took(*step)
-            size = self.chooser.choose(rows) if len(self.widths) > 1 else 0
+            size = self.chooser.choose(rows) if self.settings.adaptive else self.chooser.usable(rows)[0]
             if self.ranks.size > 1:  # times differ between ranks; the batch must not
                 size = int(self.ranks.values(torch.tensor([size], device=self.device)))
             return size
