@@ -183,7 +183,7 @@ class KvCache:
 
     def move_kv_cache(self, places: Tensor, sources: Tensor) -> None:
         """Copies of one call may run in any order. Here the last one runs first, as a GPU may do it."""
-        assert len(set(places.tolist())) == len(places), "copies to one slot wait for each other"
+        assert len(set(places.tolist())) == len(places), "a slot gets one value in a call"
         assert all(x.is_contiguous() for x in (places, sources)), "SGLang's kernel reads them by address"
         for place, source in reversed(list(zip(places.tolist(), sources.tolist(), strict=True))):
             self.tokens[place] = self.tokens[source]

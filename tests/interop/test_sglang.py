@@ -355,7 +355,8 @@ class TestRefusals:
             drafter_for("recurrent", own)
         for wrong in ("", "ngram", "none"):
             with pytest.raises(
-                ConfigError, match=f"SGLang takes no drafter '{wrong}': give auto, recurrent, or a folder"
+                ConfigError,
+                match=f"SGLang takes no drafter '{wrong}': give auto, recurrent, recurrent.ngram, or a folder",
             ):
                 drafter_for(wrong, own)
         with pytest.raises(ModelNotFound, match=r"no drafter '\./missing': no such folder here"):

@@ -13,7 +13,7 @@ from redrafter.targets import TargetInfo
 
 log = logging.getLogger(__name__)
 
-OWN = f"give auto, recurrent, or a folder or Hub id of a recurrent drafter, each but auto with or without {WITH_NGRAMS}"
+OWN = f"give auto, recurrent, recurrent{WITH_NGRAMS}, or a folder or Hub id of a recurrent drafter"
 
 
 def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) -> RecurrentDrafter:
