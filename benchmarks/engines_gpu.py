@@ -12,8 +12,9 @@ Parts:
     own         redrafter's own engine, plain and speculative, at the same levels (not by default)
 
 The engines of a part run at once and take turns, so that one start is waited for. Plain decoding has its CUDA graphs
-and overlapped scheduling on. In SGLang both use the Triton attention backend, because the kernels of the others are too
-large to send. Results are written after each level. A part that fails leaves the others running.
+and overlapped scheduling on. In SGLang both use the Triton attention backend; plain decoding with SGLang's own choice
+for a Hopper GPU can be measured beside them: `--also '{"backend": "fa3", "drafts": false}'`. Results are written after
+each level. A part that fails leaves the others running.
 """
 
 import sys
@@ -35,6 +36,7 @@ from typing import Any
 
 from benchmarks.common import HERE, arguments, first_turns, parse
 from benchmarks.engines.client import EngineFailed, HereWriter, PlainWriter, Writer
+from benchmarks.engines.figures import agreeing, headline, parted, ratios, speed, turns
 from benchmarks.engines.kinds import KINDS, REQUESTS, Kind, Pair
 from benchmarks.engines.own_process import Own
 from benchmarks.engines.twin import write_twin
@@ -45,6 +47,8 @@ from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 
+Others = Sequence[tuple[dict[str, Any], Writer]]
+"""Further contenders, each with its settings."""
 PARTS = ("parcels", "unpack", "small", "wide", "arrivals", "own")
 LEVELS = (1, 8, 2, 4, 16, 32)
 """Concurrent requests, the most telling first: time on a GPU may end."""
@@ -141,14 +145,36 @@ class EnginesBenchmark:
     def wide(self) -> None:
         """tokens/s of both engines at every level, and with arrivals by requests per second."""
         plain, speculative = self.wide_pair(self.kind, self.settings | self.profile, "wide")
+        others = self.others()
         try:
             if "wide" in self.args.parts:
-                self.levels("wide", self.kind, plain, speculative)
+                self.levels("wide", self.kind, plain, speculative, others)
             if "arrivals" in self.args.parts:
                 self.arrivals(plain, speculative)
         finally:
-            plain.close()
-            speculative.close()
+            for writer in (plain, speculative, *(w for _, w in others)):
+                writer.close()
+
+    def others(self) -> list[tuple[dict[str, Any], Writer]]:
+        """Further contenders of the part `wide`, with their settings. One that does not write is left out."""
+        asked = [(settings, self.wide_model(self.settings | settings)) for settings in self.args.also]
+        made = [(given, self.other(pair, f"also-{i}")) for i, (given, pair) in enumerate(asked)]
+        return [(given, writer) for given, writer in made if self.writes(given, writer)]
+
+    def other(self, pair: Pair, name: str) -> Writer:
+        if self.args.device == "cpu":
+            return self.pair(self.kind, pair, name)[1]
+        return self.kind.other(pair, self.args.engines, name, self.args.patience)
+
+    def writes(self, settings: dict[str, Any], writer: Writer) -> bool:
+        try:
+            writer.write(self.prompts(1), self.sampling(1, 0.0), 1)
+        except EngineFailed as error:
+            print(error, flush=True)
+            self.failed("wide", settings, error)
+            writer.close()
+            return False
+        return True
 
     def own(self) -> None:
         """tokens/s of redrafter's own engine at every level."""
@@ -161,35 +187,43 @@ class EnginesBenchmark:
 
     def wide_pair(self, kind: Kind, settings: dict[str, Any], name: str) -> tuple[Writer, Writer]:
         self.write_twin()
-        model, drafter = self.args.twin / "model", f"{self.args.twin / 'drafter'}+ngram"
-        return self.pair(kind, Pair(model=model, drafter=drafter, settings=settings, **self.shapes), name)
+        return self.pair(kind, self.wide_model(settings), name)
 
-    def levels(self, part: str, kind: Kind, plain: Writer, speculative: Writer) -> None:
-        alone: list[list[int]] = []
-        for level in self.args.levels:
+    def wide_model(self, settings: dict[str, Any]) -> Pair:
+        drafter = f"{self.args.twin / 'drafter'}+ngram"
+        return Pair(model=self.args.twin / "model", drafter=drafter, settings=settings, **self.shapes)
+
+    def levels(self, part: str, kind: Kind, plain: Writer, speculative: Writer, others: Others = ()) -> None:
+        alone: dict[float, list[list[int]]] = {}
+        for temperature, level in itertools.product(self.args.temperatures, self.args.levels):
             if self.too_late(0.0):
-                print(f"no time for {level} requests at once", flush=True)
+                print(f"no time for {level} requests at once at temperature {temperature:g}", flush=True)
                 continue
             count = max(self.args.requests, TEXTS * level)
-            prompts, sampling = self.prompts(count), self.sampling(count, self.args.temperature)
-            row = self.row(part, kind) | {"concurrency": level, "texts": count, "temperature": self.args.temperature}
-            texts, speeds = {}, {"plain": list[float](), "redrafter": list[float]()}
-            for number in range(1 + self.args.rounds):  # the first compiles, fills caches, measures step times
-                for name, writer in (("plain", plain), ("redrafter", speculative)):
-                    done = writer.write(prompts, sampling, level)
-                    if number == 0:
-                        continue
-                    texts[name] = done.texts
-                    speeds[name].append(done.tokens / done.seconds)
-                    row |= {f"{name}_tokens_per_s": median(speeds[name]), f"{name}_tokens": done.tokens}
-                    row[f"{name}_tokens_per_step"] = done.tokens_per_step
-            row["ratios"] = [b / a for a, b in zip(speeds["plain"], speeds["redrafter"], strict=True)]
+            prompts, sampling = self.prompts(count), self.sampling(count, temperature)
+            row = self.row(part, kind) | {"concurrency": level, "texts": count, "temperature": temperature}
+            writers = [plain, speculative, *(writer for _, writer in others)]
+            done = turns(writers, prompts, sampling, level, self.args.rounds)
+            for name, rounds in zip(("plain", "redrafter"), done, strict=False):
+                row |= {f"{name}_tokens_per_s": speed(rounds), f"{name}_tokens": rounds[-1].tokens}
+                row[f"{name}_tokens_per_step"] = rounds[-1].tokens_per_step
+            row["ratios"] = ratios(done[0], done[1])
             row["ratio"] = median(row["ratios"])
-            row["parted_at"] = parted(texts["plain"], texts["redrafter"])
+            row["also"] = [
+                {
+                    "settings": settings,
+                    "tokens_per_s": speed(rounds),
+                    "tokens_per_step": rounds[-1].tokens_per_step,
+                    "ratios": ratios(done[0], rounds),
+                }
+                for (settings, _), rounds in zip(others, done[2:], strict=True)
+            ]
+            written, drafted = done[0][-1].texts, done[1][-1].texts
+            row["parted_at"] = parted(written, drafted)
             row["equal"] = count - len(row["parted_at"])
-            alone = alone or texts["plain"]
-            both = min(len(alone), count)
-            row["plain_equal_to_first_level"] = both - len(parted(alone[:both], texts["plain"][:both]))
+            first = alone.setdefault(temperature, written)
+            both = min(len(first), count)
+            row["plain_equal_to_first_level"] = both - len(parted(first[:both], written[:both]))
             self.keep(row)
 
     def arrivals(self, plain: Writer, speculative: Writer) -> None:
@@ -259,29 +293,6 @@ class EnginesBenchmark:
         write_results(self.args.save, headline(self.rows), self.rows)
 
 
-def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The figures of all parts that have rows."""
-    found: dict[str, float] = {}
-    texts = [r for r in rows if r["part"] == "small" and "equal" in r]
-    if texts:
-        found["small_equal"] = sum(r["equal"] for r in texts) / sum(r["count"] for r in texts)
-        partings = sum(len(r["parted_at"]) for r in texts)
-        found["small_partings_per_1000_tokens"] = 1000 * partings / max(1, sum(r["agreeing_tokens"] for r in texts))
-    for part, before in (("wide", ""), ("own", "own_")):
-        levels = [r for r in rows if r["part"] == part and "ratio" in r]
-        for r in levels:
-            found[f"{before}ratio_at_{r['concurrency']}"] = r["ratio"]
-            if r["concurrency"] == 1:
-                found[f"{before}tokens_per_step"] = r["redrafter_tokens_per_step"]
-        if levels:
-            found[f"{before}min_ratio_to_plain"] = min(r["ratio"] for r in levels)
-            found[f"{before}equal"] = sum(r["equal"] for r in levels) / sum(r["texts"] for r in levels)
-    for r in rows:
-        if r["part"] == "arrivals" and "ratio" in r:
-            found[f"ratio_at_{r['requests_per_s']:g}_per_s"] = r["ratio"]
-    return found
-
-
 def tokenised(model: Path, questions: Path) -> list[list[int]]:
     """The first turns of all questions in the model's chat template, as token ids."""
     from transformers import AutoTokenizer
@@ -289,20 +300,6 @@ def tokenised(model: Path, questions: Path) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(model)
     turns = first_turns(questions, len(questions.read_text().splitlines()))
     return [list(tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=False)) for t in turns]
-
-
-def parted(one: Sequence[list[int]], two: Sequence[list[int]]) -> list[int]:
-    """For every pair of texts that differ, the position of the first difference.
-
-    >>> parted([[1, 2], [3, 4]], [[1, 2], [3, 5]])
-    [1]
-    """
-    return [agreeing(a, b) for a, b in zip(one, two, strict=True) if a != b]
-
-
-def agreeing(one: list[int], two: list[int]) -> int:
-    """How many tokens two texts have in common from their beginning."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
 
 
 def budget(text: str) -> str | int:
@@ -313,6 +310,7 @@ def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions, "--device", "cpu"]
     words += ["--engines", tiny.new_folder(), "--shape", SMOKE, "--budget", 200_000, "--beam", "2x2:3"]
     words += ["--parts", "small", "wide", "arrivals", "own", "--levels", 1, 2, "--tokens", 6, "--requests", 2]
+    words += ["--also", '{"adaptive": false}', "--temperatures", 0, 1]
     return [*words, "--rates", 40, "--duration", 0.1]
 
 
@@ -333,12 +331,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--profile", type=int, default=0, help="vLLM: log where the time goes, after so many steps (slows them)"
     )
+    parser.add_argument(
+        "--also",
+        type=json.loads,
+        nargs="+",
+        default=[],
+        help='settings of further contenders of the part `wide`; with "drafts": false one that decodes plainly',
+    )
     parser.add_argument("--own", default="{}", help='settings of the part `own`, such as {"runtime": "graphs"}')
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS), help="concurrent requests")
     parser.add_argument("--requests", type=int, default=8, help="requests of a level, at least")
     parser.add_argument("--rounds", type=int, default=2, help="measured rounds of a level, after one that warms up")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0, help="of the parts `wide` and `own`")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="of the parts `wide` and `own`")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests per second")
     parser.add_argument("--duration", type=float, default=10, help="seconds in which the requests of a rate arrive")
     parser.add_argument("--seed", type=int, default=0, help="of the arrival times")

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from benchmarks.engines.parcels import Parcels
 from benchmarks.engines.sglang_parcels import SGLANG
 from benchmarks.engines.vllm_parcels import VLLM
 from redrafter import Shape
+from redrafter.errors import ConfigError
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -76,26 +77,39 @@ class Kind:
 
     def start(self, pair: Pair, folder: Path, name: str, patience: float) -> tuple[Writer, Writer]:
         """Start plain and speculative decoding at once, each in a process of its own with a log in `folder`."""
+        plain, speculative = self.options(pair)
+        drafting = self.process(speculative, folder, f"{name}-redrafter", patience)
+        if plain is None:
+            return PlainWriter(drafting), drafting
+        return self.process(plain, folder, f"{name}-plain", patience), drafting
+
+    def other(self, pair: Pair, folder: Path, name: str, patience: float) -> ProcessWriter:
+        """Start one more contender: speculative decoding, or plain with the setting `"drafts": false`."""
+        settings = dict(pair.settings)
+        drafts = settings.pop("drafts", True)
+        plain, speculative = self.options(replace(pair, settings=settings))
+        chosen = speculative if drafts else plain
+        if chosen is None:
+            raise ConfigError(f"{self.label} has no plain engine of its own")
+        return self.process(chosen, folder, name, patience)
+
+    def process(self, given: Started, folder: Path, name: str, patience: float) -> ProcessWriter:
         if self.parcels is not None:
             environment = self.parcels.environment(folder, REPOSITORY)
         else:
             environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
-        (folder / "logs").mkdir(exist_ok=True)
-
-        def process(given: Started, how: str) -> ProcessWriter:
-            log = folder / "logs" / f"{name}-{how}.log"
-            return ProcessWriter(HERE / self.script, given.options, environment | given.variables, log, patience)
-
-        plain, speculative = self.options(pair)
-        drafting = process(speculative, "redrafter")
-        return PlainWriter(drafting) if plain is None else process(plain, "plain"), drafting
+        log = folder / "logs" / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        return ProcessWriter(HERE / self.script, given.options, environment | given.variables, log, patience)
 
 
 def sglang(pair: Pair) -> tuple[Started, Started]:
+    """Settings are the plug-in's. Besides: `backend`, the attention of both."""
+    settings = {"drafter": pair.drafter, "shape": pair.beam} | pair.settings
     both = {
         "model_path": str(pair.model),
         "dtype": "bfloat16",
-        "attention_backend": "triton",
+        "attention_backend": settings.pop("backend", "triton"),
         "sampling_backend": "redrafter",  # draws by seed, so that sampled texts can be compared
         "grammar_backend": "none",
         "mem_fraction_static": 0.8,
@@ -114,7 +128,6 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
         "speculative_num_draft_tokens": Shape.of(pair.beam).budget + 1,
         "enable_return_hidden_states": True,
     }
-    settings = {"drafter": pair.drafter, "shape": pair.beam} | pair.settings
     return (
         Started(both | {"port": next(_ports)}, {"REDRAFTER_SGLANG": "{}"}),
         Started(both | speculative | {"port": next(_ports)}, {"REDRAFTER_SGLANG": json.dumps(settings)}),

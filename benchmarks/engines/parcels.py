@@ -35,6 +35,8 @@ class Cut:
     """(pattern, archive): a file goes to the archive of the first pattern found in its name; archive "": left out."""
     stripped: str = "^$"
     """Pattern of the libraries that lose their code for other GPUs."""
+    sources: str = ""
+    """Of those libraries, keep only code compiled from CUDA files whose names match this pattern."""
 
     @property
     def names(self) -> list[str]:
@@ -51,7 +53,7 @@ class Cut:
                 if archive := self.archive_of(file):
                     data = old.read(file)
                     if re.search(self.stripped, file):
-                        data = strip(data, ARCHITECTURE)
+                        data = strip(data, ARCHITECTURE, self.sources)
                     method = zipfile.ZIP_LZMA if file.endswith(".so") else zipfile.ZIP_DEFLATED
                     made[archive].writestr(file, data, compress_type=method)
         for archive_file in made.values():

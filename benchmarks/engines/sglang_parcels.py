@@ -1,7 +1,8 @@
 """SGLang 0.5.16 for the GPU machine.
 
-Left out: of the kernels (365 MB), `flash_ops` and the builds for other GPUs, since the Triton attention backend needs
-none of them; FlashInfer, xgrammar and IPython, which SGLang imports for names that are not used here.
+Left out: of the kernels (365 MB), the builds for other GPUs and all of FlashAttention 3 (`flash_ops`, 1.1 GB unpacked)
+but bf16 with the head sizes of the default model and of the widened ones; FlashInfer, xgrammar and IPython, which
+SGLang imports for names that are not used here.
 """
 
 from pathlib import Path
@@ -20,9 +21,18 @@ STUBS = {
     "redrafter-0.dist-info/entry_points.txt": "[sglang.srt.plugins]\nredrafter = redrafter.interop.sglang:register\n",
 }
 
+FLASH = "flash_prepare_scheduler|flash_fwd_combine|flash_fwd_hdim(64|128)_bf16_((paged_)?(split_)?|packgqa_)sm90"
+
 SGLANG = Parcels(
     requirements=Path(__file__).with_name("sglang.txt"),
-    cuts=(Cut("sglang-kernel==0.4.5", ((r"(flash_ops|sm100|infllm_ops).*[.]so$", ""), ("", "kernels.zip"))),),
+    cuts=(
+        Cut(
+            "sglang-kernel==0.4.5",
+            ((r"(sm100|infllm_ops).*[.]so$", ""), ("flash_ops", "flash.zip"), ("", "kernels.zip")),
+            stripped="flash_ops",
+            sources=FLASH,
+        ),
+    ),
     stubs=STUBS,
     compiled="sglang/srt",
     variables={

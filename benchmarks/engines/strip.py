@@ -5,6 +5,7 @@ with its own header. The kept entries move to the front of their fatbin, its hea
 fill the rest. No address in the library changes, and the zeros compress to nothing.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,14 +24,24 @@ class Entry(NamedTuple):
     size: int
 
 
-def strip(library: bytes, architecture: int) -> bytes:
-    """Keep only the code that a GPU of this architecture uses; leave fatbins of an unknown form as they are."""
-    data = bytearray(library)
-    for start, end in fatbins(library):
-        entries = entries_of(library, start + HEADER, end)
+def strip(library: bytes, architecture: int, sources: str = "") -> bytes:
+    """Keep only the code that a GPU of this architecture uses; leave fatbins of an unknown form as they are.
+
+    `sources` is a pattern of names of CUDA source files. If code is of none of them, the smallest code of the library
+    takes its place: calling one of its kernels fails then, but an empty fatbin is an error when the library is loaded.
+    """
+    data, found = (
+        bytearray(library),
+        [(start, end, entries_of(library, start + HEADER, end)) for start, end in fatbins(library)],
+    )
+    smallest = min((e for _, _, entries in found for e in entries), key=lambda e: e.size, default=None)
+    for start, end, entries in found:
         if not entries:
             continue
-        kept = b"".join(library[e.start : e.start + e.size] for e in used(entries, architecture))
+        chosen = used(entries, architecture)
+        if sources and smallest and not any(is_of(library, e, sources) for e in chosen):
+            chosen = [smallest]
+        kept = b"".join(library[e.start : e.start + e.size] for e in chosen)
         struct.pack_into("<Q", data, start + 8, len(kept))
         data[start + HEADER : end] = kept.ljust(end - start - HEADER, b"\0")
     return bytes(data)
@@ -72,3 +83,9 @@ def used(entries: list[Entry], architecture: int) -> list[Entry]:
     cubins = [e for e in entries if e.kind == CUBIN and e.architecture == architecture]
     ptx = [e for e in entries if e.kind == PTX and e.architecture <= architecture]
     return cubins or ptx or [min(entries, key=lambda e: e.size)]
+
+
+def is_of(library: bytes, entry: Entry, sources: str) -> bool:
+    """Whether the code was compiled from one of these files: nvcc writes the name into internal symbols."""
+    name = rf"_INTERNAL_[0-9a-f]{{8}}_[0-9]+_({sources})_cu_".encode()
+    return re.search(name, library[entry.start : entry.start + entry.size]) is not None

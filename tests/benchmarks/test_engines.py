@@ -16,11 +16,12 @@ import pytest
 
 from benchmarks.common import HERE
 from benchmarks.engines.client import EngineFailed, ProcessWriter, Written
+from benchmarks.engines.figures import headline
 from benchmarks.engines.kinds import KINDS, SIZES, Pair
 from benchmarks.engines.parcels import Cut, Parcels, packed
 from benchmarks.engines.process import answer
 from benchmarks.engines.strip import CUBIN, MAGIC, PTX, strip
-from benchmarks.engines_gpu import EnginesBenchmark, headline
+from benchmarks.engines_gpu import EnginesBenchmark
 from redrafter.errors import ConfigError
 
 ENTRY = 64  # bytes of an entry's header
@@ -54,6 +55,21 @@ def test_strip_keeps_the_code_of_one_gpu_and_every_address() -> None:
         assert kept[at : at + len(part)] == alone.ljust(len(part), b"\0")
     assert kept.startswith(b"start")
     assert kept.endswith(b"end" + cut_off)
+
+
+def test_strip_keeps_the_code_of_chosen_sources() -> None:
+    def code(source: str) -> bytes:
+        return f"..._INTERNAL_0123abcd_9_{source}_cu_0123...".encode().ljust(96, b"x")
+
+    ours, other = (
+        fatbin((CUBIN, 80, code("fwd_bf16")), (CUBIN, 90, code("fwd_bf16"))),
+        fatbin((CUBIN, 90, code("fwd_fp16"))),
+    )
+    smallest = fatbin((CUBIN, 90, b"y" * 32))
+    kept = strip(ours + other + smallest, 90, "fwd_(bf16|x)|fwd")
+    alone = fatbin((CUBIN, 90, code("fwd_bf16")))
+    assert kept == alone.ljust(len(ours), b"\0") + smallest.ljust(len(other), b"\0") + smallest
+    assert strip(other, 90, "fwd_bf16") == other, "the library's smallest code is its only one"
 
 
 def test_parcels_are_as_few_as_fit() -> None:
@@ -276,7 +292,7 @@ def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
                 "levels": [1],
                 "seconds": 60.0,
                 "requests": 4,
-                "temperature": 0.0,
+                "temperatures": [0.0, 1.0],
                 "tokens": 2,
                 "shape": "vicuna-7b",
             }
@@ -286,15 +302,54 @@ def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
             pass
 
     benchmark = Benchmark()
-    benchmark.levels("wide", KINDS["own"], Counting("plain", [1, 100, 100, 50]), Counting("ours", [1, 200, 150, 50]))  # type: ignore[arg-type]
-    assert turns == ["plain", "ours"] * 4
-    assert benchmark.rows[0]["ratios"] == pytest.approx([2.0, 1.5, 1.0])
-    assert benchmark.rows[0]["ratio"] == pytest.approx(1.5)
-    assert benchmark.rows[0]["plain_tokens_per_s"] == pytest.approx(100)
+    plain, ours = Counting("plain", [1, 100, 100, 50] * 2), Counting("ours", [1, 200, 150, 50] * 2)
+    other = Counting("other", [1, 50, 100, 100] * 2)
+    benchmark.levels("wide", KINDS["own"], plain, ours, [({"adaptive": False}, other)])  # type: ignore[arg-type, list-item]
+    assert turns == ["plain", "ours", "other"] * 8
+    for row in benchmark.rows:
+        assert row["ratios"] == pytest.approx([2.0, 1.5, 1.0])
+        assert row["ratio"] == pytest.approx(1.5)
+        assert row["plain_tokens_per_s"] == pytest.approx(100)
+        (also,) = row["also"]
+        assert also["settings"] == {"adaptive": False}
+        assert also["ratios"] == pytest.approx([0.5, 1.0, 2.0])
+        assert also["tokens_per_s"] == pytest.approx(100)
+    assert [row["temperature"] for row in benchmark.rows] == [0.0, 1.0]
+    assert headline(benchmark.rows).keys() >= {"ratio_at_1", "t1_ratio_at_1"}
+
+
+def test_a_further_contender_that_does_not_start_is_left_out(stub: Any, tmp_path: Path) -> None:
+    class Benchmark(EnginesBenchmark):
+        def __init__(self) -> None:
+            self.rows, self.settings, self.questions = [], {}, [[4]]
+            given = {
+                "also": [{"broken": True}, {"broken": False}],
+                "tokens": 2,
+                "device": "cuda",
+                "save": tmp_path / "r",
+            }
+            self.args = Namespace(**given, twin=tmp_path, beam="16x5:63", depth=4)
+
+        def other(self, pair: Pair, name: str) -> Any:
+            return stub(broken=pair.settings["broken"])
+
+    benchmark = Benchmark()
+    assert [settings for settings, _ in benchmark.others()] == [{"broken": False}]
+    assert "no such model" in benchmark.rows[0]["log"]
+
+
+def test_sglang_decodes_plainly_with_another_attention(tmp_path: Path) -> None:
+    kind, asked = KINDS["sglang"], {"backend": "fa3"}
+    plain, speculative = kind.options(Pair(model=tmp_path, drafter="auto", settings=asked))
+    assert plain is not None
+    for started in (plain, speculative):
+        assert started.options["attention_backend"] == "fa3"
+        assert "backend" not in started.variables["REDRAFTER_SGLANG"]
+    assert kind.options(Pair(model=tmp_path, drafter="auto"))[1].options["attention_backend"] == "triton"
 
 
 def level(part: str, concurrency: int, ratio: float) -> dict[str, Any]:
-    figures = {"redrafter_tokens_per_step": 3.0, "equal": 7, "texts": 8}
+    figures = {"redrafter_tokens_per_step": 3.0, "equal": 7, "texts": 8, "temperature": 0.0}
     return {"part": part, "concurrency": concurrency, "ratio": ratio} | figures
 
 
