@@ -104,7 +104,8 @@ class Kind:
 
 
 def sglang(pair: Pair) -> tuple[Started, Started]:
-    """Settings are the plug-in's. Besides: `backend`, the attention of both."""
+    """Settings are the plug-in's. Besides, of both: `backend`, their attention; `batches` and `prompts`, the numbers of
+    requests and of a prompt's tokens that are recorded as CUDA graphs. With fewer, an engine starts earlier."""
     settings = {"drafter": pair.drafter, "shape": pair.beam} | pair.settings
     both = {
         "model_path": str(pair.model),
@@ -116,8 +117,8 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
         "max_total_tokens": CACHE_TOKENS,
         "context_length": CONTEXT,
         "max_running_requests": REQUESTS,
-        "cuda_graph_bs_decode": SIZES,
-        "cuda_graph_bs_prefill": PROMPTS,
+        "cuda_graph_bs_decode": settings.pop("batches", SIZES),
+        "cuda_graph_bs_prefill": settings.pop("prompts", PROMPTS),
         "disable_custom_all_reduce": True,
         "skip_server_warmup": True,
         "random_seed": 0,

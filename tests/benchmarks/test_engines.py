@@ -348,6 +348,19 @@ def test_sglang_decodes_plainly_with_another_attention(tmp_path: Path) -> None:
     assert kind.options(Pair(model=tmp_path, drafter="auto"))[1].options["attention_backend"] == "triton"
 
 
+def test_sglang_records_what_is_asked(tmp_path: Path) -> None:
+    kind, asked = KINDS["sglang"], {"batches": [1, 8], "prompts": [1, 64]}
+    for started in kind.options(Pair(model=tmp_path, drafter="auto", settings=asked)):
+        assert started is not None
+        assert started.options["cuda_graph_bs_decode"] == [1, 8]
+        assert started.options["cuda_graph_bs_prefill"] == [1, 64]
+        assert "batches" not in started.variables["REDRAFTER_SGLANG"]
+        assert "prompts" not in started.variables["REDRAFTER_SGLANG"]
+    recorded = kind.options(Pair(model=tmp_path, drafter="auto"))[1].options
+    assert recorded["cuda_graph_bs_decode"] == [1, 2, 4, 8, 16, 32]
+    assert recorded["cuda_graph_bs_prefill"][-1] == 2048
+
+
 def level(part: str, concurrency: int, ratio: float) -> dict[str, Any]:
     figures = {"redrafter_tokens_per_step": 3.0, "equal": 7, "texts": 8, "temperature": 0.0}
     return {"part": part, "concurrency": concurrency, "ratio": ratio} | figures
