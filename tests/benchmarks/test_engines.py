@@ -202,7 +202,7 @@ def stub(tmp_path: Path) -> Iterator[Any]:
     environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
 
     def start(patience: float = 20.0, **options: Any) -> ProcessWriter:
-        made.append(ProcessWriter(script, options, environment, tmp_path / "stub.log", patience))
+        made.append(ProcessWriter(script, options, environment, tmp_path / f"stub-{len(made)}.log", patience))
         return made[-1]
 
     yield start
