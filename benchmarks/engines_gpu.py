@@ -133,7 +133,7 @@ class EnginesBenchmark:
             sampling = self.sampling(count, 0.0 if kind == "greedy" else 1.0)
             one, two = (w.write(prompts, sampling, concurrency) for w in (plain, speculative))
             found = parted(one.texts, two.texts)
-            row = {"part": "small", "engine": self.kind.label, "texts": kind, "concurrency": concurrency}
+            row = {"part": "small", "engine": self.kind.described(settings), "texts": kind, "concurrency": concurrency}
             agree = sum(agreeing(a, b) for a, b in zip(one.texts, two.texts, strict=True))
             row |= {"settings": settings, "count": count, "equal": count - len(found), "parted_at": found}
             row |= {"agreeing_tokens": agree, "tokens_per_step": two.tokens_per_step, "tokens": two.tokens}
@@ -250,10 +250,9 @@ class EnginesBenchmark:
 
     def row(self, part: str, kind: Kind) -> dict[str, Any]:
         """The first columns of a row of figures."""
-        given = {"part": part, "engine": kind.label, "model": label(self.args.shape)}
-        if part == "own":
-            return given | {"settings": json.loads(self.args.own)}
-        return given | {"settings": self.settings, **self.shapes}
+        settings = json.loads(self.args.own) if part == "own" else self.settings
+        given = {"part": part, "engine": kind.described(settings), "model": label(self.args.shape)}
+        return given | {"settings": settings} | ({} if part == "own" else self.shapes)
 
     def keep(self, row: dict[str, Any]) -> None:
         print({k: v for k, v in row.items() if k != "parted_at"}, flush=True)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ PROMPTS = [
     *range(1280, 2049, 256),
 ]
 """Tokens of recorded prompts in SGLang: one, which else runs eagerly, and SGLang's own sizes up to `CONTEXT`."""
+ATTENTION = {"triton": "Triton attention", "fa3": "FlashAttention 3"}
+"""SGLang's backends that are sent, by their names in SGLang."""
 MIXED = (64, 128, 192, 256, 384, 512)
 """Tokens of recorded steps that also read a prompt."""
 _ports = itertools.count(30500, 500)
@@ -65,7 +67,8 @@ class Kind:
     """An engine that can be measured."""
 
     label: str
-    """Name of the engine in the results, with what was chosen for it."""
+    chosen: Callable[[Mapping[str, Any]], str] = lambda _: ""
+    """What settings chose, as the results say it after the label."""
     script: str
     options: Callable[[Pair], tuple[Started | None, Started]]
     """Of plain and of speculative decoding; None: the same engine decodes plainly if a request asks for it."""
@@ -74,6 +77,16 @@ class Kind:
     """Settings, tried in this order until the engine starts and writes the right texts."""
     seeded: bool = True
     """Whether a seed gives the same sampled text with and without speculation."""
+
+    def described(self, settings: Mapping[str, Any]) -> str:
+        """Name of the engine in the results.
+
+        >>> KINDS["sglang"].described({"backend": "fa3"})
+        'SGLang 0.5.16, FlashAttention 3'
+        >>> KINDS["vllm"].described({"compile": True})
+        'vLLM 0.26.0, FlashAttention 3, torch.compile; plain on runner V2'
+        """
+        return self.label + self.chosen(settings)
 
     def start(self, pair: Pair, folder: Path, name: str, patience: float) -> tuple[Writer, Writer]:
         """Start plain and speculative decoding at once, each in a process of its own with a log in `folder`."""
@@ -133,6 +146,11 @@ def sglang(pair: Pair) -> tuple[Started, Started]:
         Started(both | {"port": next(_ports)}, {"REDRAFTER_SGLANG": "{}"}),
         Started(both | speculative | {"port": next(_ports)}, {"REDRAFTER_SGLANG": json.dumps(settings)}),
     )
+
+
+def attention(settings: Mapping[str, Any]) -> str:
+    backend = settings.get("backend", "triton")
+    return f", {ATTENTION.get(backend, backend)}"
 
 
 def vllm(pair: Pair) -> tuple[Started, Started]:
@@ -206,7 +224,8 @@ def own(pair: Pair) -> tuple[None, Started]:
 
 KINDS = {
     "sglang": Kind(
-        label="SGLang 0.5.16, Triton attention",
+        label="SGLang 0.5.16",
+        chosen=attention,
         script="sglang_process.py",
         options=sglang,
         parcels=SGLANG,
@@ -218,7 +237,8 @@ KINDS = {
         ),
     ),
     "vllm": Kind(
-        label="vLLM 0.26.0, FlashAttention 3, no torch.compile; plain on runner V2",
+        label="vLLM 0.26.0, FlashAttention 3",
+        chosen=lambda settings: f", {'' if settings.get('compile') else 'no '}torch.compile; plain on runner V2",
         script="vllm_process.py",
         options=vllm,
         parcels=VLLM,

@@ -46,7 +46,6 @@ MAPS: dict[str, Block] = {
         ),
         sampling_paper.speculative_sampling,
     ),
-    "engines": (("sglang_gpu.json", "vllm_gpu.json"), engines.engines),
 }
 
 BLOCKS: dict[str, Block] = {
@@ -69,6 +68,7 @@ BLOCKS: dict[str, Block] = {
     "serve_gpu": (("serve_gpu.json",), decoding.serving),
     "serve_start": (("serve_start.json",), decoding.serve_start),
     "vllm": (("vllm_cpu.json",), engines.vllm),
+    "engines": (("engines_gpu.json",), engines.engines),
     "sglang": (("sglang_gpu.json",), engines.engine),
     "vllm_gpu": (("vllm_gpu.json",), engines.engine),
     "mlx": (("mlx_cpu.json",), decoding.mlx),

@@ -3,24 +3,38 @@
 from typing import Any
 
 Result = dict[str, Any]
+Columns = dict[str, tuple[str, ...]]
+"""Parts of a results file, and which figures of their rows are shown."""
 
 
-def engines(sglang: Result, vllm: Result) -> str:
-    """tokens/s of all engines side by side. redrafter's own were measured along with SGLang's."""
+def engines(result: Result) -> str:
+    """Speeds of all engines side by side, then the speedups of sampled texts, then arrivals at random times."""
+    both = ("plain_tokens_per_s", "redrafter_tokens_per_s")
+    columns = {"own": both, "sglang": ("plain_fa3_tokens_per_s", *both), "vllm": both, "vllm_compiled": both}
     lines = [
-        "| requests at once | redrafter: plain | with drafts | SGLang: plain | with drafts | vLLM: plain "
-        "| with drafts |",
-        "|---|---|---|---|---|---|---|",
+        "| requests at once | redrafter: plain | with drafts | SGLang: plain, FlashAttention 3 | plain, Triton "
+        "| with drafts, Triton | vLLM: plain | with drafts | vLLM, torch.compile: plain | with drafts |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *by_level(result, columns, 0, "{:.0f}"),
+        "",
+        "| requests at once, temperature 1 | SGLang: speedup | vLLM: speedup |",
+        "|---|---|---|",
+        *by_level(result, {"sglang": ("ratio",), "vllm": ("ratio",)}, 1, "{:.2f}×"),
     ]
-    found = [{r["concurrency"]: r for r in rows} for rows in (levels(sglang, "own"), levels(sglang), levels(vllm))]
-    for level in sorted(set.intersection(*map(set, found))):
-        names = ("plain_tokens_per_s", "redrafter_tokens_per_s")
-        cells = [f"{one[level][name]:.0f}" for one in found for name in names]
+    return "\n".join([*lines, *arrivals(levels(result, "sglang_arrivals"))])
+
+
+def by_level(result: Result, columns: Columns, temperature: float, form: str) -> list[str]:
+    """A line for each number of requests at which the first part was measured; of each part, its columns."""
+    found = {
+        part: {r["concurrency"]: r for r in levels(result, part) if r["temperature"] == temperature} for part in columns
+    }
+    lines = []
+    for level in sorted(next(iter(found.values()))):
+        rows = [(found[part].get(level), names) for part, names in columns.items()]
+        cells = [form.format(row[name]) if row else "" for row, names in rows for name in names]
         lines.append(f"| {level} | {' | '.join(cells)} |")
-    files = ", ".join(f"[{x}.json](../benchmarks/results/{x}.json)" for x in ("sglang_gpu", "vllm_gpu"))
-    return "\n".join(
-        [*lines, "", f"tokens/s on one H200, SmolLM2-135M behaviour at 7B cost, bf16, MT-Bench ({files})."]
-    )
+    return lines
 
 
 def levels(result: Result, part: str = "wide") -> list[dict[str, Any]]:
@@ -48,8 +62,8 @@ def arrivals(rows: list[dict[str, Any]]) -> list[str]:
     """Requests that arrive at random times: the speed that one request's user sees."""
     if not rows:
         return []
-    lines = ["", "| requests per second, at random times | plain, tokens/s of a request | redrafter | speedup |"]
-    lines.append("|---|---|---|---|")
+    head = f"{rows[0]['engine']}: requests per second, at random times"
+    lines = ["", f"| {head} | plain, tokens/s of a request | redrafter | speedup |", "|---|---|---|---|"]
     for r in rows:
         speeds = f"{r['plain_request_tokens_per_s']:.0f} | {r['redrafter_request_tokens_per_s']:.0f}"
         lines.append(f"| {r['requests_per_s']:g} | {speeds} | **{r['ratio']:.2f}×** |")
