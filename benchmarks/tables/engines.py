@@ -48,12 +48,13 @@ def engine(result: Result) -> str:
     first = rows[0]  # the level measured first, which plain texts of the others are compared with
     lines = [
         f"| {first['engine']}, {first['model']}: requests at once | plain, tokens/s | redrafter, tokens/s "
-        f"| speedup | tokens/step | equal to plain | plain equal to itself at level {first['concurrency']} |",
+        f"| speedup | tokens/step | equal to plain | plain equal to plain at {first['concurrency']} |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(rows, key=lambda r: r["concurrency"]):
         rates = f"{r['plain_tokens_per_s']:.0f} | {r['redrafter_tokens_per_s']:.0f} | **{r['ratio']:.2f}×**"
-        equal = f"{r['equal']} of {r['texts']} | {r['plain_equal_to_first_level']} of {min(first['texts'], r['texts'])}"
+        again = f"{r['plain_equal_to_first_level']} of {min(first['texts'], r['texts'])}" if r is not first else ""
+        equal = f"{r['equal']} of {r['texts']} | {again}"
         lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
     return "\n".join([*lines, *arrivals(levels(result, "arrivals"))])
 
