@@ -30,13 +30,14 @@ import subprocess
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from benchmarks.common import HERE, arguments, first_turns, parse
-from benchmarks.engines.client import EngineFailed, HereWriter, PlainWriter, Writer
-from benchmarks.engines.figures import agreeing, headline, parted, ratios, speed, turns
+from benchmarks.engines.client import EngineFailed, HereWriter, PlainWriter, Writer, Written
+from benchmarks.engines.figures import agreeing, headline, parted, ratios, speed
 from benchmarks.engines.kinds import KINDS, REQUESTS, Kind, Pair
 from benchmarks.engines.own_process import Own
 from benchmarks.engines.twin import write_twin
@@ -47,7 +48,7 @@ from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 
-Others = Sequence[tuple[dict[str, Any], Writer]]
+Others = list[tuple[dict[str, Any], Writer]]
 """Further contenders, each with its settings."""
 PARTS = ("parcels", "unpack", "small", "wide", "arrivals", "own")
 LEVELS = (1, 8, 2, 4, 16, 32)
@@ -144,43 +145,36 @@ class EnginesBenchmark:
 
     def wide(self) -> None:
         """tokens/s of both engines at every level, and with arrivals by requests per second."""
-        plain, speculative = self.wide_pair(self.kind, self.settings | self.profile, "wide")
-        others = self.others()
-        try:
+        with ExitStack() as opened:
+            plain, speculative = self.wide_pair(self.kind, self.settings | self.profile, "wide")
+            opened.callback(plain.close)
+            opened.callback(speculative.close)
             if "wide" in self.args.parts:
-                self.levels("wide", self.kind, plain, speculative, others)
+                with ExitStack() as further:
+                    self.levels("wide", self.kind, plain, speculative, self.others(further))
             if "arrivals" in self.args.parts:
                 self.arrivals(plain, speculative)
-        finally:
-            for writer in (plain, speculative, *(w for _, w in others)):
-                writer.close()
 
-    def others(self) -> list[tuple[dict[str, Any], Writer]]:
-        """Further contenders of the part `wide`, with their settings. One that does not write is left out."""
-        asked = [(settings, self.wide_model(self.settings | settings)) for settings in self.args.also]
-        made = [(given, self.other(pair, f"also-{i}")) for i, (given, pair) in enumerate(asked)]
-        return [(given, writer) for given, writer in made if self.writes(given, writer)]
+    def others(self, opened: ExitStack) -> Others:
+        """Further contenders of the part `wide`."""
+        made: Others = []
+        for number, settings in enumerate(self.args.also):
+            pair = self.wide_model(self.settings | self.profile | settings)
+            made.append((settings, self.other(pair, f"also-{number}")))
+            opened.callback(made[-1][1].close)
+        return made
 
     def other(self, pair: Pair, name: str) -> Writer:
-        if self.args.device == "cpu":
-            return self.pair(self.kind, pair, name)[1]
-        return self.kind.other(pair, self.args.engines, name, self.args.patience)
-
-    def writes(self, settings: dict[str, Any], writer: Writer) -> bool:
-        try:
-            writer.write(self.prompts(1), self.sampling(1, 0.0), 1)
-        except EngineFailed as error:
-            print(error, flush=True)
-            self.failed("wide", settings, error)
-            writer.close()
-            return False
-        return True
+        if self.args.device != "cpu":
+            return self.kind.other(pair, self.args.engines, name, self.args.patience)
+        plain, speculative = self.pair(self.kind, pair, name)
+        return speculative if pair.settings.get("drafts", True) else plain
 
     def own(self) -> None:
         """tokens/s of redrafter's own engine at every level."""
         plain, speculative = self.wide_pair(KINDS["own"], json.loads(self.args.own), "own")
         try:
-            self.levels("own", KINDS["own"], plain, speculative)
+            self.levels("own", KINDS["own"], plain, speculative, [])
         finally:
             plain.close()
             speculative.close()
@@ -193,7 +187,7 @@ class EnginesBenchmark:
         drafter = f"{self.args.twin / 'drafter'}+ngram"
         return Pair(model=self.args.twin / "model", drafter=drafter, settings=settings, **self.shapes)
 
-    def levels(self, part: str, kind: Kind, plain: Writer, speculative: Writer, others: Others = ()) -> None:
+    def levels(self, part: str, kind: Kind, plain: Writer, speculative: Writer, others: Others) -> None:
         alone: dict[float, list[list[int]]] = {}
         for temperature, level in itertools.product(self.args.temperatures, self.args.levels):
             if self.too_late(0.0):
@@ -202,8 +196,7 @@ class EnginesBenchmark:
             count = max(self.args.requests, TEXTS * level)
             prompts, sampling = self.prompts(count), self.sampling(count, temperature)
             row = self.row(part, kind) | {"concurrency": level, "texts": count, "temperature": temperature}
-            writers = [plain, speculative, *(writer for _, writer in others)]
-            done = turns(writers, prompts, sampling, level, self.args.rounds)
+            done = self.turns([plain, speculative], others, (prompts, sampling, level))
             for name, rounds in zip(("plain", "redrafter"), done, strict=False):
                 row |= {f"{name}_tokens_per_s": speed(rounds), f"{name}_tokens": rounds[-1].tokens}
                 row[f"{name}_tokens_per_step"] = rounds[-1].tokens_per_step
@@ -218,13 +211,33 @@ class EnginesBenchmark:
                 }
                 for (settings, _), rounds in zip(others, done[2:], strict=True)
             ]
-            written, drafted = done[0][-1].texts, done[1][-1].texts
-            row["parted_at"] = parted(written, drafted)
-            row["equal"] = count - len(row["parted_at"])
-            first = alone.setdefault(temperature, written)
-            both = min(len(first), count)
-            row["plain_equal_to_first_level"] = both - len(parted(first[:both], written[:both]))
+            if kind.seeded or not temperature:
+                written, drafted = done[0][-1].texts, done[1][-1].texts
+                row["parted_at"] = parted(written, drafted)
+                row["equal"] = count - len(row["parted_at"])
+                first = alone.setdefault(temperature, written)
+                both = min(len(first), count)
+                row["plain_equal_to_first_level"] = both - len(parted(first[:both], written[:both]))
             self.keep(row)
+
+    def turns(self, both: Sequence[Writer], others: Others, asked: tuple[Any, ...]) -> list[list[Written]]:
+        """What each engine wrote, round by round. They take turns; the first round compiles and measures step times.
+
+        A further contender that fails is left out from then on.
+        """
+        done: dict[Writer, list[Written]] = {writer: [] for writer in (*both, *(w for _, w in others))}
+        for _ in range(1 + self.args.rounds):
+            for writer in both:
+                done[writer].append(writer.write(*asked))
+            for settings, writer in tuple(others):
+                try:
+                    done[writer].append(writer.write(*asked))
+                except EngineFailed as error:
+                    print(error, flush=True)
+                    self.failed("wide", settings, error)
+                    others.remove((settings, writer))
+                    del done[writer]
+        return [rounds[1:] for rounds in done.values()]
 
     def arrivals(self, plain: Writer, speculative: Writer) -> None:
         """Both engines get the same requests at the same times. A user's speed is tokens / (end - arrival)."""
@@ -297,8 +310,8 @@ def tokenised(model: Path, questions: Path) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    turns = first_turns(questions, len(questions.read_text().splitlines()))
-    return [list(tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=False)) for t in turns]
+    given = first_turns(questions, len(questions.read_text().splitlines()))
+    return [list(tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=False)) for t in given]
 
 
 def budget(text: str) -> str | int:
@@ -349,6 +362,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--patience", type=float, default=200, help="seconds to wait for an engine's answer")
     parser.add_argument("--seconds", type=float, default=500, help="begin no level after this time")
     args = parse(parser, argv, smoke)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
     args.engines = args.engines.expanduser()
     args.twin = (args.twin or args.engines / "twin").expanduser()
     if args.save == parser.get_default("save"):

@@ -1,22 +1,14 @@
-"""Figures of engines that take turns: speeds, ratios, where texts part."""
+"""Figures of what engines wrote: speeds, ratios, where texts part."""
 
 import itertools
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.engines.client import Writer, Written
+from benchmarks.engines.client import Written
 
 LEVELLED = {"wide": "", "own": "own_"}
 """Parts with rows by concurrent requests, and how their figures' names begin."""
-
-
-def turns(
-    writers: Sequence[Writer], prompts: list[list[int]], sampling: list[dict[str, Any]], level: int, rounds: int
-) -> list[list[Written]]:
-    """What each engine wrote, round by round. They take turns; the first round compiles and measures step times."""
-    done = [[w.write(prompts, sampling, level) for w in writers] for _ in range(1 + rounds)]
-    return [list(each) for each in zip(*done[1:], strict=True)]
 
 
 def speed(rounds: Sequence[Written]) -> float:
@@ -33,6 +25,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The figures of all parts that have rows."""
     found, kinds = dict[str, float](), dict[str, list[dict[str, Any]]]()
     texts = [r for r in rows if r["part"] == "small" and "equal" in r]
+    texts = [r for r in texts if r["settings"] == texts[-1]["settings"]]  # those that were tried last worked
     if texts:
         found["small_equal"] = sum(r["equal"] for r in texts) / sum(r["count"] for r in texts)
         partings = sum(len(r["parted_at"]) for r in texts)
@@ -44,10 +37,15 @@ def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     for before, levels in kinds.items():
         for r in levels:
             found[f"{before}ratio_at_{r['concurrency']}"] = r["ratio"]
+            plain = [other["tokens_per_s"] for other in r.get("also", []) if other["settings"].get("drafts") is False]
+            if plain:
+                found[f"{before}ratio_to_other_plain_at_{r['concurrency']}"] = r["redrafter_tokens_per_s"] / max(plain)
             if r["concurrency"] == 1:
                 found[f"{before}tokens_per_step"] = r["redrafter_tokens_per_step"]
         found[f"{before}min_ratio_to_plain"] = min(r["ratio"] for r in levels)
-        found[f"{before}equal"] = sum(r["equal"] for r in levels) / sum(r["texts"] for r in levels)
+        compared = [r for r in levels if "equal" in r]
+        if compared:
+            found[f"{before}equal"] = sum(r["equal"] for r in compared) / sum(r["texts"] for r in compared)
     for r in rows:
         if r["part"] == "arrivals" and "ratio" in r:
             found[f"ratio_at_{r['requests_per_s']:g}_per_s"] = r["ratio"]

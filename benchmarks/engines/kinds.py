@@ -13,7 +13,6 @@ from benchmarks.engines.parcels import Parcels
 from benchmarks.engines.sglang_parcels import SGLANG
 from benchmarks.engines.vllm_parcels import VLLM
 from redrafter import Shape
-from redrafter.errors import ConfigError
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -102,8 +101,7 @@ class Kind:
         drafts = settings.pop("drafts", True)
         plain, speculative = self.options(replace(pair, settings=settings))
         chosen = speculative if drafts else plain
-        if chosen is None:
-            raise ConfigError(f"{self.label} has no plain engine of its own")
+        assert chosen is not None, "only redrafter's own engine decodes plainly if a request asks for it"
         return self.process(chosen, folder, name, patience)
 
     def process(self, given: Started, folder: Path, name: str, patience: float) -> ProcessWriter:

@@ -1,4 +1,4 @@
-"""Leave out of a CUDA library the device code of other GPUs than one.
+"""Leave out of a CUDA library the device code of other GPUs than one, and code that is not used.
 
 A library holds fatbins: a header with magic number, version, header size and length, then entries (cubin or PTX), each
 with its own header. The kept entries move to the front of their fatbin, its header gets the smaller length, and zeros
@@ -9,6 +9,8 @@ import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from redrafter.errors import ConfigError
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 PTX, CUBIN = 1, 2
@@ -30,20 +32,25 @@ def strip(library: bytes, architecture: int, sources: str = "") -> bytes:
     `sources` is a pattern of names of CUDA source files. If code is of none of them, the smallest code of the library
     takes its place: calling one of its kernels fails then, but an empty fatbin is an error when the library is loaded.
     """
-    data, found = (
-        bytearray(library),
-        [(start, end, entries_of(library, start + HEADER, end)) for start, end in fatbins(library)],
-    )
-    smallest = min((e for _, _, entries in found for e in entries), key=lambda e: e.size, default=None)
+    data = bytearray(library)
+    found = [(start, end, entries_of(library, start + HEADER, end)) for start, end in fatbins(library)]
+    smallest = sorted((e for _, _, entries in found for e in entries), key=lambda e: e.size)[:1]
+    matched = 0
     for start, end, entries in found:
         if not entries:
             continue
         chosen = used(entries, architecture)
-        if sources and smallest and not any(is_of(library, e, sources) for e in chosen):
-            chosen = [smallest]
+        if any(is_of(library, e, sources) for e in chosen):
+            matched += 1
+        elif sources:
+            chosen = smallest
         kept = b"".join(library[e.start : e.start + e.size] for e in chosen)
         struct.pack_into("<Q", data, start + 8, len(kept))
         data[start + HEADER : end] = kept.ljust(end - start - HEADER, b"\0")
+    if sources and not matched:
+        raise ConfigError(
+            f"no device code was compiled from a file named {sources}: has the library renamed its files?"
+        )
     return bytes(data)
 
 

@@ -1,50 +1,68 @@
 """Markdown tables of other engines: redrafter's drafter inside SGLang and vLLM, and redrafter's own server."""
 
+from collections.abc import Sequence
 from typing import Any
 
 Result = dict[str, Any]
-Columns = dict[str, tuple[str, ...]]
-"""Parts of a results file, and which figures of their rows are shown."""
+Column = tuple[str, str, str, str]
+"""Heading, part and beginning of the engine's name in its rows, figure of the row."""
+
+SGLANG, VLLM = "SGLang 0.5.16, Triton", "vLLM 0.26.0, FlashAttention 3"
+PLAIN, DRAFTED = "plain_tokens_per_s", "redrafter_tokens_per_s"
+SPEEDS: tuple[Column, ...] = (
+    ("redrafter: plain", "own", "redrafter", PLAIN),
+    ("with drafts", "own", "redrafter", DRAFTED),
+    ("SGLang: plain, FlashAttention 3", "wide", SGLANG, "other_plain"),
+    ("plain, Triton", "wide", SGLANG, PLAIN),
+    ("with drafts, Triton", "wide", SGLANG, DRAFTED),
+    ("vLLM: plain", "wide", f"{VLLM}, no", PLAIN),
+    ("with drafts", "wide", f"{VLLM}, no", DRAFTED),
+    ("vLLM, torch.compile: plain", "wide", f"{VLLM}, torch", PLAIN),
+    ("with drafts", "wide", f"{VLLM}, torch", DRAFTED),
+)
+SAMPLED: tuple[Column, ...] = (
+    ("SGLang: speedup", "wide", SGLANG, "ratio"),
+    ("vLLM: speedup", "wide", f"{VLLM}, no", "ratio"),
+)
 
 
 def engines(result: Result) -> str:
     """Speeds of all engines side by side, then the speedups of sampled texts, then arrivals at random times."""
-    both = ("plain_tokens_per_s", "redrafter_tokens_per_s")
-    columns = {"own": both, "sglang": ("plain_fa3_tokens_per_s", *both), "vllm": both, "vllm_compiled": both}
-    lines = [
-        "| requests at once | redrafter: plain | with drafts | SGLang: plain, FlashAttention 3 | plain, Triton "
-        "| with drafts, Triton | vLLM: plain | with drafts | vLLM, torch.compile: plain | with drafts |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *by_level(result, columns, 0, "{:.0f}"),
-        "",
-        "| requests at once, temperature 1 | SGLang: speedup | vLLM: speedup |",
-        "|---|---|---|",
-        *by_level(result, {"sglang": ("ratio",), "vllm": ("ratio",)}, 1, "{:.2f}×"),
-    ]
-    return "\n".join([*lines, *arrivals(levels(result, "sglang_arrivals"))])
+    speeds = by_level(result, "requests at once", SPEEDS, 0, "{:.0f}")
+    sampled = by_level(result, "requests at once, temperature 1", SAMPLED, 1, "{:.2f}×")
+    return "\n".join([*speeds, "", *sampled, *arrivals(levels(result, "arrivals"))])
 
 
-def by_level(result: Result, columns: Columns, temperature: float, form: str) -> list[str]:
-    """A line for each number of requests at which the first part was measured; of each part, its columns."""
-    found = {
-        part: {r["concurrency"]: r for r in levels(result, part) if r["temperature"] == temperature} for part in columns
-    }
-    lines = []
-    for level in sorted(next(iter(found.values()))):
-        rows = [(found[part].get(level), names) for part, names in columns.items()]
-        cells = [form.format(row[name]) if row else "" for row, names in rows for name in names]
-        lines.append(f"| {level} | {' | '.join(cells)} |")
-    return lines
+def by_level(result: Result, first: str, columns: Sequence[Column], temperature: float, form: str) -> list[str]:
+    """A line for each number of requests. A cell is empty where nothing was measured."""
+    found: dict[int, list[str]] = {}
+    for number, (_, part, engine, name) in enumerate(columns):
+        for r in levels(result, part, temperature):
+            value = figure(r, name) if r["engine"].startswith(engine) else None
+            if value is not None:
+                found.setdefault(r["concurrency"], [""] * len(columns))[number] = form.format(value)
+    heads = [first, *(heading for heading, *_ in columns)]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    return [*lines, *(f"| {level} | {' | '.join(cells)} |" for level, cells in sorted(found.items()))]
 
 
-def levels(result: Result, part: str = "wide") -> list[dict[str, Any]]:
-    """The rows with plain and speculative decoding at one number of requests, in the order they were measured."""
-    return [r for r in result["rows"] if r["part"] == part and "ratio" in r]
+def figure(row: dict[str, Any], name: str) -> float | None:
+    """One figure of a row, if it was measured. `other_plain`: of a further contender that decodes plainly."""
+    if name != "other_plain":
+        return row.get(name)
+    plain = [other["tokens_per_s"] for other in row.get("also", []) if other["settings"].get("drafts") is False]
+    return plain[0] if plain else None
+
+
+def levels(result: Result, part: str = "wide", temperature: float | None = None) -> list[dict[str, Any]]:
+    """The rows with plain and speculative decoding, in the order they were measured; all temperatures by default."""
+    rows = [r for r in result["rows"] if r["part"] == part and "ratio" in r]
+    return [r for r in rows if temperature is None or r["temperature"] == temperature]
 
 
 def engine(result: Result) -> str:
     """Another engine, plain and with the plug-in: a line for each number of requests at once."""
-    rows = levels(result)
+    rows = levels(result, temperature=0)
     first = rows[0]  # the level measured first, which plain texts of the others are compared with
     lines = [
         f"| {first['engine']}, {first['model']}: requests at once | plain, tokens/s | redrafter, tokens/s "
@@ -52,10 +70,11 @@ def engine(result: Result) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(rows, key=lambda r: r["concurrency"]):
+        level = f"{r['concurrency']} (commit {r['commit']})" if "commit" in r else r["concurrency"]
         rates = f"{r['plain_tokens_per_s']:.0f} | {r['redrafter_tokens_per_s']:.0f} | **{r['ratio']:.2f}×**"
         again = f"{r['plain_equal_to_first_level']} of {min(first['texts'], r['texts'])}" if r is not first else ""
         equal = f"{r['equal']} of {r['texts']} | {again}"
-        lines.append(f"| {r['concurrency']} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
+        lines.append(f"| {level} | {rates} | {r['redrafter_tokens_per_step']:.2f} | {equal} |")
     return "\n".join([*lines, *arrivals(levels(result, "arrivals"))])
 
 

@@ -1,12 +1,10 @@
-"""The parts of benchmarks/engines_gpu.py that need no engine: parcels, the client and its processes, the figures."""
+"""The parts of benchmarks/engines_gpu.py that need no engine: the client and its processes, the turns, the figures."""
 
 import asyncio
 import json
 import os
-import struct
 import sys
 import time
-import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,115 +12,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks import engines_gpu
 from benchmarks.common import HERE
 from benchmarks.engines.client import EngineFailed, ProcessWriter, Written
 from benchmarks.engines.figures import headline
-from benchmarks.engines.kinds import KINDS, SIZES, Pair
-from benchmarks.engines.parcels import Cut, Parcels, packed
+from benchmarks.engines.kinds import KINDS, PROMPTS, SIZES, Kind, Pair
 from benchmarks.engines.process import answer
-from benchmarks.engines.strip import CUBIN, MAGIC, PTX, strip
 from benchmarks.engines_gpu import EnginesBenchmark
-from redrafter.errors import ConfigError
-
-ENTRY = 64  # bytes of an entry's header
-
-
-def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
-    """Device code of several kinds and architectures, as nvcc writes it into a library."""
-    body = b""
-    for kind, architecture, code in entries:
-        header = struct.pack("<HHIQ", kind, 0, ENTRY, len(code)).ljust(28, b"\0") + struct.pack("<I", architecture)
-        body += header.ljust(ENTRY, b"\0") + code
-    return MAGIC + struct.pack("<HHQ", 1, 16, len(body)) + body
-
-
-def test_strip_keeps_the_code_of_one_gpu_and_every_address() -> None:
-    several = fatbin((CUBIN, 80, b"a" * 32), (CUBIN, 90, b"b" * 32), (PTX, 90, b"c" * 32))
-    compiled = fatbin((CUBIN, 75, b"d" * 32), (PTX, 80, b"e" * 32), (PTX, 120, b"f" * 32))
-    others = fatbin((CUBIN, 120, b"g" * 64), (CUBIN, 100, b"h" * 32))
-    unknown = MAGIC + struct.pack("<HHQ", 1, 16, 48) + b"?" * 48
-    cut_off = MAGIC + b"\1\0"
-    library = b"start" + several + b"between" + compiled + others + unknown + b"end" + cut_off
-    kept = strip(library, 90)
-    assert len(kept) == len(library)
-    for part, alone in [
-        (several, fatbin((CUBIN, 90, b"b" * 32))),
-        (compiled, fatbin((PTX, 80, b"e" * 32))),
-        (others, fatbin((CUBIN, 100, b"h" * 32))),
-        (unknown, unknown),
-    ]:
-        at = library.index(part)
-        assert kept[at : at + len(part)] == alone.ljust(len(part), b"\0")
-    assert kept.startswith(b"start")
-    assert kept.endswith(b"end" + cut_off)
-
-
-def test_strip_keeps_the_code_of_chosen_sources() -> None:
-    def code(source: str) -> bytes:
-        return f"..._INTERNAL_0123abcd_9_{source}_cu_0123...".encode().ljust(96, b"x")
-
-    ours, other = (
-        fatbin((CUBIN, 80, code("fwd_bf16")), (CUBIN, 90, code("fwd_bf16"))),
-        fatbin((CUBIN, 90, code("fwd_fp16"))),
-    )
-    smallest = fatbin((CUBIN, 90, b"y" * 32))
-    kept = strip(ours + other + smallest, 90, "fwd_(bf16|x)|fwd")
-    alone = fatbin((CUBIN, 90, code("fwd_bf16")))
-    assert kept == alone.ljust(len(ours), b"\0") + smallest.ljust(len(other), b"\0") + smallest
-    assert strip(other, 90, "fwd_bf16") == other, "the library's smallest code is its only one"
-
-
-def test_parcels_are_as_few_as_fit() -> None:
-    sizes = {"a": 30, "b": 25, "c": 12, "d": 10, "e": 3}
-    assert packed(sizes, 40) == [["a", "d"], ["b", "c", "e"]]
-    with pytest.raises(ConfigError, match="a has 30 bytes, a parcel at most 20"):
-        packed(sizes, 20)
-
-
-def test_a_wheel_is_cut_and_unpacked(tmp_path: Path) -> None:
-    """Each file goes to the first archive that wants it; the parcels give back what was kept."""
-    wheel = tmp_path / "whole.whl"
-    code = b"x" + fatbin((CUBIN, 80, b"a" * 32), (CUBIN, 90, b"b" * 32))
-    with zipfile.ZipFile(wheel, "w") as made:
-        for name, data in {"p/big.so": b"1", "p/_C.so": code, "p/fa.so": b"2", "p/a.py": b"pass"}.items():
-            made.writestr(name, data)
-    cut = Cut("whole==1", (("big", ""), ("fa", "fa.zip"), ("", "rest.zip")), stripped="_C")
-    listed = tmp_path / "wheels.txt"
-    listed.write_text("")
-    parcels = Parcels(
-        requirements=listed,
-        cuts=(cut,),
-        stubs={"s/__init__.py": "stub = 1\n"},
-        compiled="p",
-        variables={"CACHE": "{folder}/cache"},
-    )
-    folder = tmp_path / "engine"
-    for part in ("p1", "p10"):
-        (folder / part).mkdir(parents=True)
-    cut.write(wheel, folder / "p1")
-    (folder / "p1" / "fa.zip").rename(tmp_path / "fa.zip")
-    with pytest.raises(ConfigError, match="1 archives of 2"):
-        parcels.unpack(folder)
-    (tmp_path / "fa.zip").rename(folder / "p10" / "fa.zip")
-    parcels.unpack(folder)
-    files = {str(p.relative_to(folder / "site")) for p in (folder / "site" / "p").iterdir() if p.is_file()}
-    assert files == {"p/_C.so", "p/fa.so", "p/a.py"}
-    assert (folder / "site" / "p" / "_C.so").read_bytes() == strip(code, 90)
-    assert (folder / "stubs" / "s" / "__init__.py").read_text() == "stub = 1\n"
-    environment = parcels.environment(folder, tmp_path)
-    assert environment["CACHE"] == f"{folder}/cache"
-    assert environment["PYTHONPATH"].split(":")[0] == str(folder / "site")
-
-
-@pytest.mark.parametrize("name", ["sglang", "vllm"])
-def test_an_engine_lists_its_wheels_once_with_versions(name: str) -> None:
-    parcels = KINDS[name].parcels
-    assert parcels is not None
-    lines = parcels.requirements.read_text().split()
-    assert all("==" in line for line in lines)
-    assert len({line.split("==")[0] for line in lines}) == len(lines)
-    for cut in parcels.cuts:
-        assert cut.archives[-1][0] == "", "every file has an archive"
+from benchmarks.tables.engines import SAMPLED, SPEEDS, by_level, engine
 
 
 class Slow:
@@ -272,106 +169,177 @@ def test_a_failed_part_leaves_the_others(tmp_path: Path) -> None:
     assert saved["headline"]["own_ratio_at_1"] == 2.0
 
 
-def test_engines_take_turns_and_the_first_round_does_not_count() -> None:
-    turns = list[str]()
+class Counting:
+    """Writes as many tokens each second as the list says, turn by turn, and texts that depend on the temperature."""
 
-    class Counting:
-        """Writes as many tokens each second as the list says, turn by turn."""
+    def __init__(self, name: str, turns: list[str], speeds: list[float]) -> None:
+        self.name, self.turns, self.speeds = name, turns, iter(speeds)
 
-        def __init__(self, name: str, speeds: list[float]) -> None:
-            self.name, self.speeds = name, iter(speeds)
+    def write(self, prompts: Any, sampling: Any, concurrency: int) -> Written:
+        self.turns.append(self.name)
+        assert len(prompts) == len(sampling) == 4
+        temperature = sampling[0]["temperature"]
+        same = [self.name if temperature > 0 and i < 3 else "all" for i in range(4)]
+        texts = [[hash(word), concurrency if i == 3 and self.name == "plain" else 2] for i, word in enumerate(same)]
+        return Written(texts=texts, seconds=8 / next(self.speeds), steps=4)
 
-        def write(self, *_: Any) -> Written:
-            turns.append(self.name)
-            return Written(texts=[[1, 2]] * 4, seconds=8 / next(self.speeds), steps=4)
 
-    class Benchmark(EnginesBenchmark):
-        def __init__(self) -> None:
-            self.rows, self.settings, self.questions, self.began = [], {}, [[1]], time.monotonic()
-            given = {
-                "levels": [1],
-                "seconds": 60.0,
-                "requests": 4,
-                "temperatures": [0.0, 1.0],
-                "tokens": 2,
-                "shape": "vicuna-7b",
-            }
-            self.args = Namespace(**given, rounds=3, beam="16x5:63", depth=4)
+class Levels(EnginesBenchmark):
+    """A benchmark of which only the levels run."""
 
-        def save(self) -> None:
-            pass
+    def __init__(self, save: Path) -> None:
+        self.rows, self.settings, self.questions, self.began = [], {"backend": "fa3"}, [[1]], time.monotonic()
+        given = {"levels": [2, 1], "seconds": 60.0, "requests": 4, "temperatures": [0.0, 1.0], "tokens": 2}
+        self.args = Namespace(**given, shape="vicuna-7b", rounds=3, beam="16x5:63", depth=4, save=save)
 
-    benchmark = Benchmark()
-    plain, ours = Counting("plain", [1, 100, 100, 50] * 2), Counting("ours", [1, 200, 150, 50] * 2)
-    other = Counting("other", [1, 50, 100, 100] * 2)
-    benchmark.levels("wide", KINDS["own"], plain, ours, [({"adaptive": False}, other)])  # type: ignore[arg-type, list-item]
-    assert turns == ["plain", "ours", "other"] * 8
+
+@pytest.fixture
+def four_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_gpu, "TEXTS", 2)
+
+
+def test_engines_take_turns_and_the_first_round_does_not_count(tmp_path: Path, four_texts: None) -> None:
+    benchmark, turns = Levels(tmp_path / "result.json"), list[str]()
+    plain = Counting("plain", turns, [1, 100, 100, 50] * 4)
+    ours = Counting("ours", turns, [1, 200, 150, 50] * 2 + [1, 400, 300, 100] * 2)
+    other = Counting("other", turns, [1, 50, 100, 400] * 4)
+    settings = {"adaptive": False}
+    benchmark.levels("wide", KINDS["sglang"], plain, ours, [(settings, other)])  # type: ignore[arg-type, list-item]
+    assert turns == ["plain", "ours", "other"] * 16
     for row in benchmark.rows:
-        assert row["ratios"] == pytest.approx([2.0, 1.5, 1.0])
-        assert row["ratio"] == pytest.approx(1.5)
+        times = 2.0 if row["temperature"] else 1.0
+        assert row["engine"] == "SGLang 0.5.16, FlashAttention 3"
+        assert row["ratios"] == pytest.approx([2.0 * times, 1.5 * times, 1.0 * times])
+        assert row["ratio"] == pytest.approx(1.5 * times)
         assert row["plain_tokens_per_s"] == pytest.approx(100)
         (also,) = row["also"]
         assert also["settings"] == {"adaptive": False}
-        assert also["ratios"] == pytest.approx([0.5, 1.0, 2.0])
+        assert also["ratios"] == pytest.approx([0.5, 1.0, 8.0])
         assert also["tokens_per_s"] == pytest.approx(100)
-    assert [row["temperature"] for row in benchmark.rows] == [0.0, 1.0]
-    assert headline(benchmark.rows).keys() >= {"ratio_at_1", "t1_ratio_at_1"}
+        # The last plain text depends on the level, and of sampled texts three on the engine.
+        parted = {(0.0, 2): [], (0.0, 1): [1], (1.0, 2): [0, 0, 0], (1.0, 1): [0, 0, 0, 1]}
+        expected = parted[row["temperature"], row["concurrency"]]
+        assert (row["parted_at"], row["equal"]) == (expected, 4 - len(expected))
+        assert row["plain_equal_to_first_level"] == (4 if row["concurrency"] == 2 else 3)
+    assert [(row["temperature"], row["concurrency"]) for row in benchmark.rows] == [(0, 2), (0, 1), (1, 2), (1, 1)]
+    assert json.loads((tmp_path / "result.json").read_text())["headline"]["t1_ratio_at_1"] == pytest.approx(3.0)
 
 
-def test_a_further_contender_that_does_not_start_is_left_out(stub: Any, tmp_path: Path) -> None:
-    class Benchmark(EnginesBenchmark):
-        def __init__(self) -> None:
-            self.rows, self.settings, self.questions = [], {}, [[4]]
-            given = {
-                "also": [{"broken": True}, {"broken": False}],
-                "tokens": 2,
-                "device": "cuda",
-                "save": tmp_path / "r",
-            }
-            self.args = Namespace(**given, twin=tmp_path, beam="16x5:63", depth=4)
+def test_sampled_texts_of_an_engine_without_seeds_are_not_compared(tmp_path: Path, four_texts: None) -> None:
+    benchmark = Levels(tmp_path / "result.json")
+    plain, ours = (Counting(name, [], [1, 100, 100, 100] * 4) for name in ("plain", "ours"))
+    benchmark.levels("wide", KINDS["vllm"], plain, ours, [])  # type: ignore[arg-type]
+    assert [("equal" in row, row["temperature"]) for row in benchmark.rows] == [(True, 0)] * 2 + [(False, 1)] * 2
+    assert {"equal", "t1_ratio_at_1"} <= headline(benchmark.rows).keys()
+    assert "t1_equal" not in headline(benchmark.rows)
+
+
+def test_a_further_contender_that_fails_is_left_out(tmp_path: Path, four_texts: None) -> None:
+    class Failing(Counting):
+        def write(self, prompts: Any, sampling: Any, concurrency: int) -> Written:
+            if len(self.turns) > 8:
+                raise EngineFailed("the engine ended; the end of log:\nout of memory")
+            return super().write(prompts, sampling, concurrency)
+
+    benchmark, turns = Levels(tmp_path / "result.json"), list[str]()
+    plain, ours, other = (Counting(name, turns, [100] * 16) for name in ("plain", "ours", "other"))
+    failing = Failing("failing", turns, [100] * 16)
+    others = [({"depth": 1}, failing), ({"depth": 2}, other)]
+    benchmark.levels("wide", KINDS["vllm"], plain, ours, others)  # type: ignore[arg-type]
+    assert turns.count("failing") == 2
+    failed, *rows = benchmark.rows
+    assert (failed["settings"], failed["log"]) == ({"depth": 1}, ["out of memory"])
+    assert len(rows) == 4
+    for row in rows:
+        assert [also["settings"] for also in row["also"]] == [{"depth": 2}]
+
+
+def test_every_engine_is_closed_where_one_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[str]()
+
+    class Closing:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    class Benchmark(Levels):
+        def pair(self, kind: Any, pair: Pair, name: str) -> Any:
+            return Closing("plain"), Closing("ours")
+
+        def write_twin(self) -> None:
+            pass
 
         def other(self, pair: Pair, name: str) -> Any:
-            return stub(broken=pair.settings["broken"])
+            if pair.settings.get("depth") == 2:
+                raise OSError("no memory")
+            assert pair.settings == {"backend": "fa3", "timing": 5, "depth": 1}
+            return Closing(name)
 
-    benchmark = Benchmark()
-    assert [settings for settings, _ in benchmark.others()] == [{"broken": False}]
-    assert "no such model" in benchmark.rows[0]["log"]
-
-
-def test_sglang_decodes_plainly_with_another_attention(tmp_path: Path) -> None:
-    kind, asked = KINDS["sglang"], {"backend": "fa3"}
-    plain, speculative = kind.options(Pair(model=tmp_path, drafter="auto", settings=asked))
-    assert plain is not None
-    for started in (plain, speculative):
-        assert started.options["attention_backend"] == "fa3"
-        assert "backend" not in started.variables["REDRAFTER_SGLANG"]
-    assert kind.options(Pair(model=tmp_path, drafter="auto"))[1].options["attention_backend"] == "triton"
+    benchmark = Benchmark(tmp_path / "result.json")
+    benchmark.kind, benchmark.args.twin, benchmark.profile = KINDS["sglang"], tmp_path, {"timing": 5}
+    benchmark.args.also, benchmark.args.parts = [{"depth": 1}, {"depth": 2}], ["wide"]
+    with pytest.raises(OSError, match="no memory"):
+        benchmark.wide()
+    assert sorted(closed) == ["also-0", "ours", "plain"]
 
 
-def test_sglang_records_what_is_asked(tmp_path: Path) -> None:
-    kind, asked = KINDS["sglang"], {"batches": [1, 8], "prompts": [1, 64]}
-    for started in kind.options(Pair(model=tmp_path, drafter="auto", settings=asked)):
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_further_contender_drafts_or_decodes_plainly(
+    drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kind, "process", lambda _kind, given, *_rest: given)
+    settings = {"backend": "fa3", "drafts": drafts}
+    started: Any = KINDS["sglang"].other(Pair(model=tmp_path, drafter="d", settings=settings), tmp_path, "also-0", 1.0)
+    assert started.options["attention_backend"] == "fa3"
+    assert ("speculative_algorithm" in started.options) == drafts
+    expected = {"drafter": "d", "shape": "16x5:63"} if drafts else {}
+    assert json.loads(started.variables["REDRAFTER_SGLANG"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "option", "default"),
+    [
+        ("backend", "fa3", "attention_backend", "triton"),
+        ("batches", [1, 8], "cuda_graph_bs_decode", SIZES),
+        ("prompts", [1, 64], "cuda_graph_bs_prefill", PROMPTS),
+    ],
+)
+def test_settings_of_both_sglang_engines(setting: str, value: Any, option: str, default: Any, tmp_path: Path) -> None:
+    kind = KINDS["sglang"]
+    for started in kind.options(Pair(model=tmp_path, drafter="auto", settings={setting: value, "adaptive": False})):
         assert started is not None
-        assert started.options["cuda_graph_bs_decode"] == [1, 8]
-        assert started.options["cuda_graph_bs_prefill"] == [1, 64]
-        assert "batches" not in started.variables["REDRAFTER_SGLANG"]
-        assert "prompts" not in started.variables["REDRAFTER_SGLANG"]
-    recorded = kind.options(Pair(model=tmp_path, drafter="auto"))[1].options
-    assert recorded["cuda_graph_bs_decode"] == [1, 2, 4, 8, 16, 32]
-    assert recorded["cuda_graph_bs_prefill"][-1] == 2048
+        assert started.options[option] == value
+    assert started is not None
+    given = json.loads(started.variables["REDRAFTER_SGLANG"])
+    assert given == {"drafter": "auto", "shape": "16x5:63", "adaptive": False}, "the plug-in's settings alone"
+    for started in kind.options(Pair(model=tmp_path, drafter="auto")):
+        assert started is not None
+        assert started.options[option] == default
 
 
-def level(part: str, concurrency: int, ratio: float) -> dict[str, Any]:
-    figures = {"redrafter_tokens_per_step": 3.0, "equal": 7, "texts": 8, "temperature": 0.0}
+def level(part: str, concurrency: int, ratio: float, temperature: float = 0.0) -> dict[str, Any]:
+    figures = {"redrafter_tokens_per_step": 3.0, "equal": 7, "texts": 8, "temperature": temperature}
     return {"part": part, "concurrency": concurrency, "ratio": ratio} | figures
 
 
 def test_the_headline_takes_every_part_by_itself() -> None:
     rows = [level("wide", 1, 2.0), level("wide", 8, 0.9), level("own", 1, 3.0), {"part": "small", "failed": "no"}]
+    rows += [level("wide", 1, 1.7, 0.7), level("own", 2, 1.6, 0.7)]
     rows.append({"part": "arrivals", "requests_per_s": 0.5, "ratio": 1.5})
+    for settings, equal in (({"first": 1}, 0), ({"last": 1}, 1), ({"last": 1}, 2)):
+        parted = [5] * (2 - equal)
+        row = {"part": "small", "settings": settings, "equal": equal, "count": 2, "agreeing_tokens": 50}
+        rows.append(row | {"parted_at": parted})
+    also = [{"settings": {"backend": "fa3", "drafts": False}, "tokens_per_s": 80.0}]
+    rows[1] |= {"redrafter_tokens_per_s": 90.0, "also": [*also, {"settings": {"drafts": True}, "tokens_per_s": 100.0}]}
     assert headline(rows) == {
+        "small_equal": 3 / 4,
+        "small_partings_per_1000_tokens": 10.0,
         "ratio_at_1": 2.0,
         "ratio_at_8": 0.9,
+        "ratio_to_other_plain_at_8": 90 / 80,
         "tokens_per_step": 3.0,
         "min_ratio_to_plain": 0.9,
         "equal": 14 / 16,
@@ -379,6 +347,13 @@ def test_the_headline_takes_every_part_by_itself() -> None:
         "own_tokens_per_step": 3.0,
         "own_min_ratio_to_plain": 3.0,
         "own_equal": 7 / 8,
+        "t0.7_ratio_at_1": 1.7,
+        "t0.7_tokens_per_step": 3.0,
+        "t0.7_min_ratio_to_plain": 1.7,
+        "t0.7_equal": 7 / 8,
+        "own_t0.7_ratio_at_2": 1.6,
+        "own_t0.7_min_ratio_to_plain": 1.6,
+        "own_t0.7_equal": 7 / 8,
         "ratio_at_0.5_per_s": 1.5,
     }
 
@@ -390,3 +365,27 @@ def test_the_processes_of_other_engines_import_only_the_standard_library() -> No
             if line.startswith(("import ", "from ")):
                 module = line.split()[1]
                 assert module == "benchmarks.engines.process" or module.split(".")[0] in sys.stdlib_module_names
+
+
+def test_tables_show_one_temperature_and_leave_cells_empty() -> None:
+    def row(engine: str, concurrency: int, temperature: float, **figures: Any) -> dict[str, Any]:
+        speeds = {"plain_tokens_per_s": 100.0, "redrafter_tokens_per_s": 200.0, "plain_equal_to_first_level": 3}
+        given = level("wide", concurrency, 2.0, temperature) | speeds
+        return given | {"engine": engine, "model": "M", **figures}
+
+    sglang = "SGLang 0.5.16, Triton attention"
+    also = [{"settings": {"depth": 1}, "tokens_per_s": 1.0}, {"settings": {"drafts": False}, "tokens_per_s": 110.0}]
+    rows = [row(sglang, 8, 0, also=also), row(sglang, 1, 0, commit="0ld"), row(sglang, 1, 1, ratio=1.5)]
+    speeds, sampled = (
+        by_level({"rows": rows}, "at once", columns, temperature, "{:.1f}")
+        for columns, temperature in ((SPEEDS, 0), (SAMPLED, 1))
+    )
+    assert speeds[2:] == [
+        "| 1 |  |  |  | 100.0 | 200.0 |  |  |  |  |",
+        "| 8 |  |  | 110.0 | 100.0 | 200.0 |  |  |  |  |",
+    ]
+    assert sampled == ["| at once | SGLang: speedup | vLLM: speedup |", "|---|---|---|", "| 1 | 1.5 |  |"]
+    assert engine({"rows": rows}).splitlines()[2:] == [
+        "| 1 (commit 0ld) | 100 | 200 | **2.00×** | 3.00 | 7 of 8 | 3 of 8 |",
+        "| 8 | 100 | 200 | **2.00×** | 3.00 | 7 of 8 |  |",
+    ]
