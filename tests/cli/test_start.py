@@ -168,3 +168,11 @@ def test_a_user_without_a_home(capsys, monkeypatch, verb):
         assert "set REDRAFTER_CACHE" in " ".join(capsys.readouterr().out.split())
     else:
         assert "set REDRAFTER_CACHE" in refused(capsys, *verb)
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "redrafter", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("redrafter ")
+    failed = subprocess.run([sys.executable, "-m", "redrafter", "no-verb"], capture_output=True, check=False)
+    assert failed.returncode == 2

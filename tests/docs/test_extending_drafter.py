@@ -10,6 +10,7 @@ import torch
 
 import redrafter
 from redrafter import Shape
+from redrafter.core.accept import Accepted
 from redrafter.drafters import registry
 from redrafter.drafters.options import DrafterOptions
 from redrafter.drafters.training import LossInput
@@ -23,19 +24,60 @@ from tests.helpers.zoo import make_model
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
-@pytest.fixture
-def example(monkeypatch):
-    """The section's code, run as written. The kind it registers is gone afterwards."""
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
-    section = re.search(r"^## Add a drafter\n(.*?)(?=^## |\Z)", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert section is not None
-    blocks = re.findall(r"```python\n(.*?)```", section[1], flags=re.DOTALL)
-    assert len(blocks) == 2
+def blocks(section: str) -> list[str]:
+    """The Python blocks of a section."""
+    found = re.search(rf"^### {section}\n(.*?)(?=^##+ |\Z)", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return re.findall(r"```python\n(.*?)```", found[1], flags=re.DOTALL)
+
+
+def run(section: str) -> dict:
+    """The section's code, run as written."""
     torch.manual_seed(0)
     space: dict = {"__name__": "extending_example"}
-    for block in blocks:
+    for block in blocks(section):
         exec(compile(block, str(PAGE), "exec"), space)
     return space
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The section on trained kinds. The kind it registers is gone afterwards."""
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    assert len(blocks("With trained weights")) == 2
+    return run("With trained weights")
+
+
+def test_the_example_without_weights_drafts_and_the_text_is_plain():
+    assert len(blocks("Without trained weights")) == 2
+    example = run("Without trained weights")
+    engine = example["engine"]
+    for options in ({}, {"temperature": 1.0, "seed": 7}):
+        drafted = engine.generate([[3, 1, 4, 1, 5], [9, 2, 6]], max_new_tokens=60, **options)
+        plain = engine.plain().generate([[3, 1, 4, 1, 5], [9, 2, 6]], max_new_tokens=60, **options)
+        assert [c.tokens for c in drafted] == [c.tokens for c in plain]
+        assert sum(c.stats.accepted for c in drafted) > 0, "some guesses are right"
+
+
+def test_the_example_without_weights_guesses_what_followed_the_last_time():
+    drafter = run("Without trained weights")["FollowDrafter"]()
+    state = drafter.begin(torch.tensor([[5, 6, 7, 5, 8, 0], [1, 2, 3, 4, 0, 0]]), torch.tensor([5, 4]), None, 16)
+    new = torch.tensor([[6, 9], [4, 9]])  # after 6 came 7, then 5, then 8, then 6; nothing followed the only 4 before
+    accepted = Accepted(new, new, torch.tensor([1, 1]), new[:, 0], new[:, 0])
+    state = drafter.advance(state, accepted, None)
+    asked = {}
+
+    class Search:
+        shape = Shape(width=1, length=4)
+
+        def candidates(self, beam, scores, last):
+            asked.update(beam=beam, scores=scores, last=last)
+
+    drafter.draft(state, torch.tensor([6, 4]), Search())
+    assert asked["last"].tolist() == [6, 4]
+    assert asked["beam"][0].tolist() == [[7, 5, 8, 6]]
+    assert asked["scores"][0].tolist() == [[0.0] * 4]
+    assert asked["beam"][1, 0, 0] == 4, "4 followed 4"
 
 
 def test_the_example_drafts_and_the_text_is_plain(example):

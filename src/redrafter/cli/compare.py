@@ -245,7 +245,7 @@ def verdict(comparisons: list[Comparison], engine: "Engine") -> str:
     equal = sum(c.equality == "equal" for c in comparisons)
     stats = [c.speculative.stats for c in comparisons if c.speculative.stats]
     plain = sum(s.plain_steps for s in stats) / max(1, sum(s.steps for s in stats))
-    without = f" ({plain:.0%} of the steps plain, where a draft was expected to lose time)" if plain else ""
+    without = f" ({plain:.0%} of the steps verified no guess)" if plain else ""
     line = (
         f"speedup {figures['speedup']:.2f}×, {figures['tokens_per_step']:.2f} tokens/step{without}; "
         f"{equal} of {len(comparisons)} texts equal"

@@ -13,7 +13,7 @@ class Accepted:
     """What one step decided. The target chose entry j of `tokens` at node `path[:, j]`."""
 
     path: Tensor  # (B, L+1) node indices, root first; entries from `count` on are meaningless
-    tokens: Tensor  # (B, L+1) new tokens: the accepted ones, then the target's own next one
+    tokens: Tensor  # (B, L+1) new tokens: the accepted ones, then the target's own next one; also up to `count`
     count: Tensor  # (B,) new tokens: accepted + 1, fewer where the row ends
     drafted: Tensor  # (B,) how many of the leading tokens were drafted, even those past the row's end
     nodes: Tensor  # (B,) verified nodes that held a drafted token

@@ -29,7 +29,10 @@ class Rows:
 
 
 class Drafter(Protocol):
-    """What drafts. Its state may be anything: a context, a KV cache, a table, a memory."""
+    """What drafts. Its state is a dataclass of tensors of fixed shape whose first axis is rows.
+
+    What all rows share belongs in the drafter itself. A drafter may have a `name` to be shown by.
+    """
 
     @property
     def default_shape(self) -> Shape:
@@ -42,23 +45,27 @@ class Drafter(Protocol):
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         """Read the text so far: tokens (B, P) padded on the right, lengths (B,), hidden states (B, P, C).
 
-        The text is the prompt, or the prompt and what was written before the first draft. What is behind a row's length
-        has no meaning.
+        The text is the prompt, or the prompt and what was written before the first draft, without its last token: that
+        one comes by `advance`, which is always called before `draft`. What is behind a row's length has no meaning.
 
         No row ever becomes longer than `slots`, its tree included.
         """
 
     def draft(self, state: Any, last: Tensor, search: Search) -> Tree:
-        """Draft what follows `last` (B,), as a packed tree."""
+        """Draft what follows `last` (B,), the newest token that `advance` was given, as a packed tree.
+
+        `search` makes the tree. Give it `last` unchanged: it is the tree's root.
+        """
 
     def advance(self, state: Any, accepted: Accepted, hidden: Tensor) -> Any:
-        """Read the new tokens; `hidden[:, j]` (B, L+1, C) is the hidden state that chose `accepted.tokens[:, j]`.
+        """Read the new tokens; `hidden[:, j]` (B, n, C) is the hidden state that chose `accepted.tokens[:, j]`.
 
-        The given state may be overwritten.
+        n is L+1 after a draft and any number after steps without one, which may come together. Only the first `count`
+        tokens of a row are real. The given state may be overwritten.
         """
 
     def keep(self, state: Any, rows: Tensor) -> Any:
-        """Drop all rows but these."""
+        """Drop all rows but these: `core.rows.keep_rows`. The running batch moves the state's tensors by itself."""
 
 
 class Target(Protocol):

@@ -13,6 +13,7 @@ from redrafter.core.rules import BeamSearch, Search
 from redrafter.core.step import Drafter, Rows
 from redrafter.core.tree import Tree, root_tree
 from redrafter.drafters.copied import Copied, as_chain, as_tree
+from redrafter.errors import ConfigError
 
 
 class StepDrafter:
@@ -41,6 +42,11 @@ class StepDrafter:
         if self.copied is not None and isinstance(search, BeamSearch):
             search = replace(search, chain=as_chain(self.copied, last.device))
         tree = self.drafter.draft(state, last, search)
+        if last.device.type == "cpu" and not torch.equal(tree.tokens[:, 0], last):  # would change the text
+            raise ConfigError(
+                f"{type(self.drafter).__name__}.draft must give the search the last tokens as they came, and not "
+                "overwrite them: they are the root of the tree"
+            )
         tree = trimmed(tree) if self.trims else tree
         return tree if self.edit is None else self.edit(tree)
 

@@ -20,7 +20,7 @@ from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.drafters.recurrent.compiled import compiles
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
-from redrafter.interop.find import BUILT_IN
+from redrafter.interop.find import WITH_NGRAMS
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import library
 from redrafter.targets import Target, load_target
@@ -72,9 +72,10 @@ def describe(
     """For the seeded rule and no explicit shape, like `load` with these arguments."""
     where = torch.device(parse_device(device))
     packed = where.type == "cpu" and dtype in (None, "auto", *packed_load.BITS) and library.can_run()
-    if model is None and drafter in BUILT_IN and not _default_needs_weights(where, runtime, packed):
-        kind = parse_dtype(dtype, where.type)
-        found = _default_drafter(drafter, where, kind, packed)
+    kind = parse_dtype(dtype, where.type)
+    default = model is None and not _default_needs_weights(where, runtime, packed)
+    found = _default_drafter(drafter, where, kind, packed) if default else None
+    if found is not None:
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
     target = load_target(model, dtype=dtype, device=device)
     asked = resolve_drafter(drafter, target)
@@ -99,13 +100,15 @@ def _records(device: torch.device, runtime: str) -> bool:
     return device.type == "cuda" and resolve_runtime(device.type, runtime) != "eager"
 
 
-def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, packed: bool) -> Drafter:
-    """The default model's drafter, bound to a stand-in for the model."""
+def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, packed: bool) -> Drafter | None:
+    """The default model's drafter, bound to a stand-in for the model; None for a name that needs the model."""
     if drafter == "none":
         return NoDrafter()
-    folder = None if drafter == "ngram" else shipped_for(NAME)
-    if folder is None:
+    if drafter == "ngram":
         return NgramDrafter()
+    folder = shipped_for(NAME)
+    if folder is None or drafter not in ("auto", "recurrent", "recurrent" + WITH_NGRAMS):
+        return None
     net, _ = checkpoint.read(folder)
     alone = bind(net, _Unloaded(net.config.vocab_size, net.config.embedding_size, device, dtype))
     if isinstance(alone, RecurrentDrafter):

@@ -6,11 +6,15 @@ from typing import Any
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
+from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import folders
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
+
+PARTS = ("begin", "draft", "advance", "keep", "layers", "default_shape")
+"""Of `core.step.Drafter`."""
 
 
 def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
@@ -37,7 +41,13 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     if drafter in ("auto", "auto" + WITH_NGRAMS):
         drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
-        return WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma))
+        inner = WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma))
+        if not isinstance(inner.inner, NetDrafter | ModelDrafter):
+            raise ConfigError(
+                f"n-grams mix into a drafter that gives probabilities, which {type(inner.inner).__name__} does not: "
+                f"leave out {WITH_NGRAMS}"
+            )
+        return inner
     if drafter == "ngram":
         return NgramDrafter()
     if drafter == "recurrent" and (drafter := shipped.find(target)) is None:
@@ -49,6 +59,10 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
             return ModelDrafter(load_target(drafter), target, gamma=gamma)
         if not hasattr(drafter, "draft"):
             raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
+        if isinstance(drafter, type):
+            raise ConfigError(f"{drafter.__name__} is a class: give an instance, {drafter.__name__}()")
+        if missing := [part for part in PARTS if not hasattr(drafter, part)]:
+            raise ConfigError(f"{type(drafter).__name__} is no drafter: it lacks {', '.join(missing)}")
         return drafter  # type: ignore[no-any-return]
     folder = find(str(drafter))
     if net := folders.read_for(folder, target):

@@ -13,8 +13,8 @@ BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "ngram", "none")
 def find(drafter: str) -> Path:
     """A local folder, or the downloaded folder of a Hugging Face id."""
     missing = ModelNotFound(
-        f"no drafter {drafter!r}: no such folder here, and no Hugging Face id that can be reached; built in are auto, "
-        "recurrent, ngram and none"
+        f"no drafter {drafter!r}: no such folder here, and no Hugging Face id that can be reached; built in are "
+        f"{', '.join(BUILT_IN)}"
     )
     if not drafter:  # as a path, the current folder
         raise missing

@@ -137,6 +137,11 @@ class BatchState:
             room = [x.new_zeros(self.places, *x.shape[1:]) for x in tensors_of(state)]
             self.rows = replace(self.rows, state=with_tensors(state, room))
         for whole, value in zip(tensors_of(self.rows.state), tensors_of(state), strict=True):
+            if value.shape != (len(places), *whole.shape[1:]):
+                raise ConfigError(
+                    f"a drafter's state of {len(places)} rows holds a tensor of shape {tuple(value.shape)}: rows must "
+                    f"come first, and the other sizes stay as in its first state, {tuple(whole.shape[1:])}"
+                )
             whole[places] = value
 
     def swap(self, a: int, b: int, length: int) -> None:

@@ -86,6 +86,11 @@ class BeamSearch:
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
         if self.chain is not None:
             raise ConfigError("n-grams mix into a drafter that gives probabilities: leave out +ngram for this drafter")
+        if beam.ndim != 3 or beam.shape != scores.shape or len(beam) != len(last):
+            raise ConfigError(
+                f"candidates and their scores must be (B, W, L) with B = {len(last)}, got {tuple(beam.shape)} and "
+                f"{tuple(scores.shape)}"
+            )
         nodes, _ = candidate_nodes(beam, scores)
         return self._pack(nodes, last)
 

@@ -34,7 +34,11 @@ class Search(Protocol):
         """Search a network that advances token by token. A beam search may use `grow` instead of `advance`."""
 
     def candidates(self, beam: Tensor, scores: Tensor, last: Tensor) -> Tree:
-        """Pack candidate sequences (B, W, L) with node scores (B, W, L); -inf marks a missing node."""
+        """Pack candidate sequences (B, W, L) with node scores (B, W, L).
+
+        If the budget is smaller than W·L, nodes with higher scores are kept. A score above its parent's is lowered to
+        it. -inf marks a missing node. The rule `rejection` refuses candidates: they carry no probabilities.
+        """
 
     def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
         """Fill a fixed tree with the best tokens of each depth; logits (B, L, V') of all depths come at once."""
