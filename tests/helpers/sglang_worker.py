@@ -100,6 +100,7 @@ def server_args(**changes):
         "device": "cpu",
         "enable_return_hidden_states": True,
         "pp_size": 1,
+        "disaggregation_mode": "null",
         "served_model_name": None,
         "model_path": "toy",
         "speculative_num_draft_tokens": WIDTH,

@@ -285,6 +285,7 @@ class TestSpeculator:
         one.attach(runner)
         assert runner.model.asked == (1,)
         assert runner.use_aux_hidden_state_outputs
+        one.chains.slots.memory.fill_(1.0)  # of an earlier request in this slot
         runner.req_states.add_request(req_id="a", all_token_ids=prompt)
         tokens, lengths = runner.req_states.all_token_ids.gpu, runner.req_states.total_len.gpu
         start, decided = 0, len(prompt)

@@ -86,3 +86,19 @@ def test_plain_decoding_under_the_same_rule(target, monkeypatch):
             chosen = own.model_runner.sampler(output, batch.sampling_info, False, [], [], batch.seq_lens - 1)
             req.output_ids.append(int(chosen))
         assert req.output_ids == engine.generate(prompt, temperature=1.0, seed=seed, max_new_tokens=8).tokens
+
+
+def test_scores_alone_choose_nothing(target, monkeypatch):
+    """SGLang asks a sampler for log-probabilities without choosing: there are no positions then, or stale ones."""
+    stub.install(monkeypatch)
+    plugin.register()
+    sampler = stub.SAMPLERS["redrafter"]()
+    batch = sglang_engine.Engine(None)._batch(
+        stub.ForwardMode.EXTEND, [sglang_engine.Req("a", PROMPTS[0], asked(sampling_seed=1), 8)], [len(PROMPTS[0])]
+    )
+    few, many = torch.zeros(1, 50), torch.zeros(7, 50)
+    assert sampler._preprocess_logits(few, batch.sampling_info) is few, "before the first choice"
+    output = SimpleNamespace(next_token_logits=few)
+    sampler(output, batch.sampling_info, False, [], [], batch.seq_lens - 1)
+    monkeypatch.setattr("redrafter.interop.sglang.sampler.choose", lambda *_: pytest.fail("chosen by stale positions"))
+    assert sampler._preprocess_logits(many, batch.sampling_info) is many, "after a choice for fewer rows"

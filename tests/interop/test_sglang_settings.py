@@ -37,6 +37,18 @@ def test_pipeline_stages_are_refused(monkeypatch):
         checks.check(server_args(pp_size=2))
 
 
+def test_a_server_for_decoding_alone_is_refused(monkeypatch):
+    stub.install(monkeypatch)
+    with pytest.raises(ConfigError, match="leave out --disaggregation-mode"):
+        checks.check(server_args(disaggregation_mode="decode"))
+
+
+def test_a_tree_of_the_root_alone_is_refused():
+    assert settings.Settings().nodes(2) == 2
+    with pytest.raises(ConfigError, match="counts the tree's root: give 2 or more"):
+        settings.Settings().nodes(1)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

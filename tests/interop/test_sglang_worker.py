@@ -45,18 +45,26 @@ def replays(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_no_position_past_the_models_last(target, monkeypatch, adaptive):
-    """Texts up to the end of the context, and a short one: near it only the last token is verified, else trees are."""
+@pytest.mark.parametrize(("adaptive", "width", "sizes"), [(True, 4, {4, 1}), (False, 4, {4, 1}), (True, 8, {4, 1})])
+def test_no_position_past_the_models_last(target, monkeypatch, adaptive, width, sizes):
+    """Texts up to the end of the context, and a short one: near it the largest tree that fits is verified."""
     prompts = [*([i, *[j * 7 % VOCAB for j in range(71 + i)]] for i in range(4)), [7]]
     plain = plain_texts(target, prompts, 24)
     texts = [p + plain[0.0, seed] for seed, p in enumerate(prompts)]
-    made = make_worker(target, monkeypatch, width=4, adaptive=adaptive, **knowing(texts))
+    made = make_worker(target, monkeypatch, width=width, adaptive=adaptive, **knowing(texts))
     made.chooser.choose = lambda rows: 0
     requests, run = write(made, 0.0, prompts=prompts, tokens=24, slots=5, chunk=400)
     check(requests, plain)
     assert {len(r.origin_input_ids + r.output_ids) for r in requests[:4]} == {stub.CONTEXT}
-    assert set(run.sizes) == {4, 1}
+    assert set(run.sizes) == sizes
+
+
+def test_images_have_numbers_above_the_vocabulary(target, monkeypatch):
+    """SGLang puts such numbers in the place of an image; the drafter has no embeddings for them."""
+    made = make_worker(target, monkeypatch)
+    request = SimpleNamespace(full_untruncated_fill_ids=[1, 1_000_123, 2], req_pool_idx=1, rid="a")
+    piece = made._piece(SimpleNamespace(chunked_req=None), request, 0, 3)
+    assert piece.text.tolist() == [1, VOCAB - 1, 2]
 
 
 def test_every_size_of_tree_is_told_what_it_gave(target, plain, monkeypatch):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from redrafter import Engine, Shape
 from redrafter.core.beam import beam_search, candidates
-from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass
+from redrafter.drafters.recurrent.chain import ChainDrafter, RequestPass, picked
 from redrafter.drafters.recurrent.chain_search import ChainSearch
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
@@ -220,7 +220,7 @@ def test_a_recorded_step_is_the_same_step(target, drafter, ngrams):
 
         return [counted(action) for action in actions]
 
-    recorded.follow = RecordedChains(recorded, [1, 2], record)
+    recorded.follow = RecordedChains(recorded, [1, 4], record)  # 2 and 3 requests are padded
     made, seen = scheduler(target, drafter, 1), 0
     made.texts = {name: text[:12] * 3 for name, text in made.texts.items()}  # n-grams have something to copy
     wanted: dict[str, list[int]] = {}
@@ -380,3 +380,10 @@ def test_guesses_end_where_the_drafter_is_unsure(target, drafter):
     assert tree.tokens[0, 1:3].tolist() == [8, 5]
     with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
         chains(drafter, min_probability=1.0)
+
+
+def test_a_request_gets_no_hidden_states_of_another():
+    """0 times a state that is not a number is none either, and would reach the memory."""
+    hidden = torch.tensor([[1.0], [2.0], [torch.nan], [3.0]])
+    found = picked(hidden, torch.tensor([0, 3, 3]), torch.tensor([2, 1, 0]), 3)
+    assert found[:, :, 0].tolist() == [[1, 2, 2], [3, 3, 3], [3, 3, 3]]

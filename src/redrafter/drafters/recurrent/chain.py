@@ -144,12 +144,12 @@ class ChainDrafter:
             row[3 : 3 + len(tokens)] = tokens
         given = put(numbers, self.device)
         slots, begin, count = (given[:, i].contiguous() for i in range(3))
-        self.slots.read(slots, given[:, 3:].contiguous(), picked(hidden, begin, max(counts)), count)
+        self.slots.read(slots, given[:, 3:].contiguous(), picked(hidden, begin, count, max(counts)), count)
 
     def follow_eagerly(self, rows: int, hidden: Tensor, draft: bool) -> Tensor | None:
         """(rows, L) guesses; -1: none. Without `draft` the memories alone follow the text."""
         table = self.table[:rows].to(self.device, non_blocking=True)
-        given = inputs_of(table, picked(hidden, table[:, COLUMNS - 1].long(), self.slots.pairs))
+        given = inputs_of(table, picked(hidden, table[:, COLUMNS - 1].long(), table[:, 1].long(), self.slots.pairs))
         if draft:
             return self.slots.step(given)
         self.slots.remember(given)
@@ -176,10 +176,13 @@ class ChainDrafter:
         return self.free.pop()
 
 
-def picked(hidden: Tensor, first: Tensor, count: int) -> Tensor:
-    """(B, count, C): so many hidden states from `first` (B,) on, or repeated ones past the last."""
-    place = torch.arange(count, device=first.device)
-    return hidden[(first[:, None] + place).clamp(max=len(hidden) - 1)]
+def picked(hidden: Tensor, first: Tensor, count: Tensor, most: int) -> Tensor:
+    """(B, most, C): `count` (B,) hidden states from `first` (B,) on, and the last of them again.
+
+    Never those of another request: 0 times a state that is not a number is none either, and would reach the memory.
+    """
+    place = torch.minimum(torch.arange(most, device=first.device), (count - 1).clamp(min=0)[:, None])
+    return hidden[(first[:, None] + place).clamp(max=len(hidden) - 1)]  # rows that pad a recording may name any
 
 
 def inputs_of(table: Tensor, hidden: Tensor) -> ChainInputs:

@@ -1,7 +1,8 @@
-"""The recurrent drafter's trees inside SGLang: `--speculative-algorithm REDRAFTER`.
+r"""The recurrent drafter's trees inside SGLang: `--speculative-algorithm REDRAFTER`.
 
-    pip install 'redrafter[sglang]'
-    python -m sglang.launch_server --model-path MODEL --speculative-algorithm REDRAFTER --enable-return-hidden-states
+    pip install sglang==0.5.16; pip install --no-deps .
+    python -m sglang.launch_server --model-path MODEL --speculative-algorithm REDRAFTER --enable-return-hidden-states \
+        --attention-backend triton
     further, if need be: REDRAFTER_SGLANG='{"drafter": "FOLDER", "rule": "seeded"}' in the environment
 
 SGLang schedules, reads prompts, runs the target and keeps its KV cache. This package drafts trees, hands them to SGLang

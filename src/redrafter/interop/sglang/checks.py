@@ -17,6 +17,11 @@ def check(server_args: Any) -> None:
         raise UnsupportedTarget(
             f"{NAME} reads the target's hidden states; start SGLang with --enable-return-hidden-states"
         )
+    require(
+        server_args.disaggregation_mode == "null",
+        f"{NAME} drafts from the prompt's hidden states, which a server for decoding alone does not compute; leave out "
+        "--disaggregation-mode",
+    )
     require(server_args.pp_size == 1, f"{NAME} works on one pipeline stage; use tensor parallelism instead")
 
 

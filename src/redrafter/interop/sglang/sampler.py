@@ -13,17 +13,20 @@ def make_sampler() -> type:
     from sglang.srt.layers.sampler import Sampler
 
     class SeededSampler(Sampler):  # type: ignore[misc]
-        _positions: Tensor
+        _positions: Tensor | None = None  # of the last tokens, while tokens are chosen
         _chosen: Tensor
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             self._positions = kwargs["positions"] if "positions" in kwargs else args[5]
-            return super().forward(*args, **kwargs)
+            try:
+                return super().forward(*args, **kwargs)
+            finally:
+                self._positions = None
 
         def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
             # The last look at raw logits: afterwards SGLang overwrites them by probabilities.
             logits = super()._preprocess_logits(logits, sampling_info)
-            if not sampling_info.is_all_greedy:
+            if self._positions is not None and not sampling_info.is_all_greedy:  # None: only scores are asked for
                 sampling = sampling_of(sampling_info, logits.shape[1])
                 self._chosen = choose(logits, sampling, sampling_info.sampling_seed, self._positions.long())
             return logits

@@ -61,6 +61,7 @@ class Settings:
 
     def nodes(self, asked: int | None) -> int:
         """Nodes of the largest tree, its root included; `asked` is `--speculative-num-draft-tokens`."""
+        require(asked is None or asked >= 2, "--speculative-num-draft-tokens counts the tree's root: give 2 or more")
         if not self.shape:
             return NODES if asked is None else asked
         beam = Shape.of(self.shape)

@@ -180,6 +180,7 @@ def make_worker() -> type:
             text, end = req.full_untruncated_fill_ids, start + count
             following = text[end] if req is batch.chunked_req and len(text) > end else None
             tokens = torch.from_numpy(np.asarray(text[:end], dtype=np.int64))  # torch.tensor reads number by number
+            tokens = tokens.clamp(max=self.target.vocab_size - 1)  # SGLang numbers images above the vocabulary
             return Piece(req.req_pool_idx, req.rid, tokens, start, following)
 
         def _decode(self, batch: Any, on_publish: Any) -> Any:
@@ -187,8 +188,9 @@ def make_worker() -> type:
             size = self._usable_size(rows)
             # The host knows the texts as they were a step or two ago.
             lengths = [len(r.origin_input_ids) + len(r.output_ids) + 4 * self.depth for r in batch.reqs]
-            if max(lengths) + self.widths[size] > self.model_runner.model_config.context_len:
-                size = len(self.widths) - 1  # no node has a position past the model's last
+            # No node has a position past the model's last.
+            room, last = self.model_runner.model_config.context_len - max(lengths), len(self.widths) - 1
+            size = next((s for s in range(size, last) if self.widths[s] <= room), last)
             self.clock.began(rows, size)
             self.in_flight.append(size)
             n, before = self.widths[size], batch.seq_lens

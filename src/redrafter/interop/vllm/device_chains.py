@@ -112,7 +112,7 @@ class DeviceChains:
                 ends[r.row], steps[r.row] = r.count - 1, 0
             more = put([ends, steps], self.device)
             first, count = first + more[0], count * more[1]
-        states = picked(hidden, first, self.slots.pairs)
+        states = picked(hidden, first, count, self.slots.pairs)
         batch = min((b for b, _ in self.graphs if b >= rows), default=0)
         if batch == 0:
             found = self._follow(slots, count, states, draft)
@@ -153,4 +153,4 @@ class DeviceChains:
         slots, first, start, count = put([list(x) for x in columns], self.device)
         places = start[:, None] + 1 + torch.arange(longest, device=self.device)
         tokens = self.texts.tokens[slots[:, None], places.clamp(max=self.texts.tokens.shape[1] - 1)].long()
-        self.slots.read(slots.contiguous(), tokens, picked(hidden, first, longest), count.contiguous())
+        self.slots.read(slots.contiguous(), tokens, picked(hidden, first, count, longest), count.contiguous())

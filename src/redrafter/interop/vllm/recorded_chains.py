@@ -61,6 +61,7 @@ class RecordedChains:
         self.chains.rows[rows:batch, 0] = self.chains.slots.spare  # these rows would write to a request's slot
         table = self.tables[batch]
         table.copy_(self.chains.table[:batch], non_blocking=True)
-        self.hidden[batch].copy_(picked(hidden, table[:, COLUMNS - 1].long(), self.chains.slots.pairs))
+        first, count = table[:, COLUMNS - 1].long(), table[:, 1].long()
+        self.hidden[batch].copy_(picked(hidden, first, count, self.chains.slots.pairs))
         self.graphs[batch, draft].replay()
         return self.guesses[batch][:rows] if draft else None
