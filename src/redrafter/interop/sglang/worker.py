@@ -291,7 +291,9 @@ def make_worker() -> type:
         def _size(self, rows: int) -> int:
             for step in self.clock.times():
                 self.chooser.took(*step)
-            size = self.chooser.choose(rows) if self.settings.adaptive else self.chooser.usable(rows)[0]
+            if not self.settings.adaptive:
+                return self.chooser.usable(rows)[0]
+            size = self.chooser.choose(rows)
             if self.ranks.size > 1:  # times differ between ranks; the batch must not
                 size = int(self.ranks.values(torch.tensor([size], device=self.device)))
             return size
