@@ -383,7 +383,7 @@ def test_guesses_end_where_the_drafter_is_unsure(target, drafter):
 
 
 def test_a_request_gets_no_hidden_states_of_another():
-    """0 times a state that is not a number is none either, and would reach the memory."""
+    """The memory multiplies unused states by 0, and 0 times NaN is NaN."""
     hidden = torch.tensor([[1.0], [2.0], [torch.nan], [3.0]])
     found = picked(hidden, torch.tensor([0, 3, 3]), torch.tensor([2, 1, 0]), 3)
     assert found[:, :, 0].tolist() == [[1, 2, 2], [3, 3, 3], [3, 3, 3]]

@@ -179,7 +179,7 @@ class ChainDrafter:
 def picked(hidden: Tensor, first: Tensor, count: Tensor, most: int) -> Tensor:
     """(B, most, C): `count` (B,) hidden states from `first` (B,) on, and the last of them again.
 
-    Never those of another request: 0 times a state that is not a number is none either, and would reach the memory.
+    Never those of another request: the memory multiplies unused states by 0, and 0 times NaN is NaN.
     """
     place = torch.minimum(torch.arange(most, device=first.device), (count - 1).clamp(min=0)[:, None])
     return hidden[(first[:, None] + place).clamp(max=len(hidden) - 1)]  # rows that pad a recording may name any
