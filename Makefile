@@ -19,7 +19,7 @@ NEON := .venv-neon
 READY_NEON := .venv-neon/.ready
 DIST := dist
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf setup-neon test-neon check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-fuzz test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf setup-neon test-neon check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -75,6 +75,10 @@ test: setup-dev
 # What takes long and changes seldom.
 test-slow: setup-dev
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Thousands of damaged files and hostile inputs. Each test prints how many it tried.
+test-fuzz: setup-dev
+	$(BIN)/python -m pytest -m fuzz tests/fuzz -s
 
 # The drafter inside a real vLLM. REDRAFTER_PROMPTS=8 make test-vllm is quicker than all 80.
 test-vllm: setup-vllm
