@@ -45,9 +45,11 @@ def block(name: str) -> str:
         return text
     lines = []
     for result in results:
-        # Rows that another run measured carry that run's command.
-        measured = next((r for r in result["rows"] if r.get("kind") == name and "command" in r), result)
-        lines.append(f"<sub>{source(measured)}</sub>")
+        # Rows that another run measured carry that run's command, or the run itself.
+        rows = [r.get("run", r) for r in result["rows"] if name in (r.get("kind"), r.get("part"))]
+        measured = next((r for r in rows if "command" in r), result)
+        machine = {key: result[key] for key in ("hardware", "versions")}
+        lines.append(f"<sub>{source(machine | measured)}</sub>")
     return text + "\n\n" + "\n\n".join(lines)
 
 

@@ -54,7 +54,6 @@ BLOCKS: dict[str, Block] = {
     "cpu": (("cpu.json",), decoding.cpu),
     "gpu": (("gpu_7b.json", "gpu_13b.json", "gpu_33b.json"), decoding.gpu),
     "gpu_long": (("gpu_7b.json",), decoding.long_context),
-    "gpu_small": (("gpu_small.json",), decoding.gpu_small),
     "batch": (("gpu_7b_batch.json",), decoding.batch),
     "packing": (("packing.json", "gpu_7b.json"), decoding.packing),
     "equality": (("equality_cpu.json",), decoding.equality),

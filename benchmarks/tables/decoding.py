@@ -142,20 +142,6 @@ def long_context(result: Result) -> str:
     return "\n".join(lines)
 
 
-def gpu_small(result: Result) -> str:
-    rows = result["rows"]
-    names = {"ours, plain": "redrafter, plain", "ours, speculative": "**redrafter, speculative**"}
-    names["ours, useless drafter"] = "redrafter, with a drafter that is always wrong"
-    lines = ["| SmolLM2-135M, T = 0, batch 1, prompts included | tokens/s | speedup |", "|---|---|---|"]
-    for r in rows:
-        name = names.get(r["contender"]) or r["contender"].replace("transformers, ", "transformers `generate`, ")
-        lines.append(f"| {name} | {r['tokens_per_second']:.0f} | {r['against_ours_plain']:.2f}× |")
-    own = rows[1]
-    equal = f"{own['texts_equal_to_ours_plain']} of {own['texts']} speculative texts equal the plain ones"
-    lines += ["", f"{equal}, in bf16; medians of {own['rounds']} rounds over {own['texts']} prompts."]
-    return "\n".join(lines)
-
-
 def batch(result: Result) -> str:
     """Tokens per second of the whole batch; the best of each row is bold."""
     found = {(r["rows"], r["width"]): r["tokens_per_second"] for r in part(result, "batch")}

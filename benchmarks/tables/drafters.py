@@ -39,7 +39,7 @@ def drafter(result: Result) -> str:
     made = next(r for r in result["rows"] if r["kind"] == "training")
     lines += [
         "",
-        f"The first of three training runs, on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes to write "
+        f"The first of four training runs, on one {made['hardware']}: {made['minutes_of_data']:.1f} minutes to write "
         f"the data, {made['minutes_of_training_command']:.1f} minutes to train.",
     ]
     return "\n".join(lines)

@@ -293,8 +293,8 @@ def categories(result: Result) -> str:
     ]
     low, high = (f(rows, key=lambda r: float(r["speedup"])) for f in (min, max))
     return (
-        f"on a CPU, MT-Bench, T = 0: from {low['speedup']:.2f}× ({low['category']}) to {high['speedup']:.2f}× "
-        f"({high['category']})"
+        "on a CPU, an earlier version in fp32, MT-Bench, T = 0: "
+        f"from {low['speedup']:.2f}× ({low['category']}) to {high['speedup']:.2f}× ({high['category']})"
     )
 
 

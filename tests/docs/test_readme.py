@@ -35,6 +35,42 @@ def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
     assert readme.filled(page) != page.read_text()
 
 
+def test_a_table_names_the_run_that_measured_it():
+    """Rows that were kept from an earlier run carry that run; the line under their table shows it."""
+    rows = json.loads((readme.RESULTS / "gpu_7b.json").read_text())["rows"]
+    run = next(r["run"] for r in rows if r["part"] == "packing")
+    line = readme.block("packing").splitlines()[-1]
+    assert run["command"] in line
+    assert f"commit {run['commit']}." in line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_figures_lie_in_their_intervals(page):
+    """As in `1.09× (1.07 to 1.13)`."""
+    figure = r"(\d+\.\d+)[^|.;()\d]{0,40}\((\d+\.\d+)(?: to |–)(\d+\.\d+)[^()]*\)"
+    found = [tuple(map(float, values)) for values in re.findall(figure, page.read_text())]
+    assert [values for values in found if not values[1] <= values[0] <= values[2]] == []
+
+
+def test_prose_quotes_the_results():
+    """Sentences outside the tables that give figures of a results file."""
+    gpu_7b, sglang = (json.loads((readme.RESULTS / f"{n}.json").read_text())["rows"] for n in ("gpu_7b", "sglang_gpu"))
+    speed = {r["part"]: r for r in gpu_7b if r.get("contender") != "plain"}
+    recorded_steps = (ROOT / "docs/decisions/6-recorded-steps.md").read_text()
+    assert f"has {speed['profile']['kernels']:.0f} kernels" in recorded_steps
+    assert f"they take {speed['speed']['step_ms']:.1f} ms" in recorded_steps
+    exactness = (ROOT / "docs/decisions/9-exactness.md").read_text()
+    equal = [r["equal"] for r in gpu_7b if r["part"] in ("speed", "tasks", "long") and r["equal"] == r["texts"]]
+    assert f"\n{sum(equal)} in [gpu_7b.json]" in exactness
+    for key in ("plain_ms", "step_ms"):
+        assert f" {speed['speed'][key]:.2f} " in exactness
+    smaller = [r for r in sglang if r["part"] == "wide" and r["concurrency"] < 32]
+    plain, drafted, texts = (sum(r[key] for r in smaller) for key in ("plain_equal_to_first_level", "equal", "texts"))
+    engines = (ROOT / "docs/engines.md").read_text()
+    assert f"({plain} of {texts}, last column)" in engines
+    assert f"\n{drafted} of the same {texts} texts" in engines
+
+
 def test_every_table_is_on_a_page():
     shown = [name for page in readme.PAGES for name in re.findall(r"^<!-- (\w+) -->$", page.read_text(), re.MULTILINE)]
     assert set(shown) == set(readme.BLOCKS)
