@@ -1,4 +1,4 @@
-"""Fill the tables of README, docs and the drafter's card: python benchmarks/readme.py [--check].
+"""Fill the tables of README, docs and the drafter's card, and draw the plots: python benchmarks/readme.py [--check].
 
 A page marks the place of a table with <!-- name --> and <!-- /name -->; benchmarks/tables knows the names.
 """
@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 from benchmarks.tables import BLOCKS, MAPS
+from redrafter.bench.plot import plot_loads
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,6 +26,7 @@ PAGES = [
     ROOT / "docs/mlx.md",
     ROOT / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md",
 ]
+PLOTS = ("serve_cpu", "serve_gpu")
 
 
 def source(result: dict[str, Any]) -> str:
@@ -65,12 +67,18 @@ def filled(page: Path) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", fill, page.read_text(), flags=re.DOTALL)
 
 
+def drawn(name: str) -> str:
+    """A plot of the time per token over the load, made anew."""
+    rows = [r for r in json.loads((RESULTS / f"{name}.json").read_text())["rows"] if "concurrency" in r]
+    return plot_loads(rows[0]["target"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is out of date")
     args = parser.parse_args()
-    for page in PAGES:
-        text = filled(page)
+    texts = {page: filled(page) for page in PAGES} | {RESULTS / f"{name}.svg": drawn(name) for name in PLOTS}
+    for page, text in texts.items():
         if not args.check:
             page.write_text(text)
         elif text != page.read_text():

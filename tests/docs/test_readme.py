@@ -35,6 +35,12 @@ def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
     assert readme.filled(page) != page.read_text()
 
 
+@pytest.mark.parametrize("name", readme.PLOTS)
+def test_plots_show_the_results(name):
+    """A plot that an earlier run left behind differs."""
+    assert (readme.RESULTS / f"{name}.svg").read_text() == readme.drawn(name)
+
+
 def test_a_table_names_the_run_that_measured_it():
     """Rows that were kept from an earlier run carry that run; the line under their table shows it."""
     rows = json.loads((readme.RESULTS / "gpu_7b.json").read_text())["rows"]

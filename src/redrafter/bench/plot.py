@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 WIDE, HIGH, EDGE = 640, 320, 56
 COLOURS = ("#1d5fbf", "#0b7a4b", "#b3261e", "#8a6d00")
+
+
+def plot_loads(target: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Plot the time per token over the load, from the rows of `redrafter bench serve`."""
+    curves = {name: [(r["concurrency"], r[f"{name}_token_ms"]) for r in rows] for name in ("speculative", "plain")}
+    return plot(f"{target}: time per token", "requests at once", "ms", curves)
 
 
 def plot(

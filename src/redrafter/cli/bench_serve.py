@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redrafter.bench.load_test import MIN_ROUNDS, Client, Figures, Load, Timed, figures, offer, ratio
-from redrafter.bench.plot import plot
+from redrafter.bench.plot import plot_loads
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
@@ -163,9 +163,7 @@ class LoadTest:
         if args.save is not None:
             write_results(args.save, headline(self.rows), self.rows)
         if args.plot is not None:
-            names = {"speculative_token_ms": "speculative", "plain_token_ms": "plain"}
-            curves = {name: [(r["concurrency"], r[key]) for r in self.rows] for key, name in names.items()}
-            args.plot.write_text(plot(f"{args.label}: time per token", "requests at once", "ms", curves))
+            args.plot.write_text(plot_loads(args.label, self.rows))
 
 
 def own_prompts() -> list[str]:
