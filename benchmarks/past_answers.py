@@ -32,8 +32,8 @@ from redrafter.serve.scheduler import Scheduler
 from redrafter.serve.server import build, build_adaptive
 from redrafter.tuning.chooser import ShapeChooser
 
-ROOM = 100_000
-"""Tokens that the server remembers."""
+ROOM = 1_000_000
+"""Bytes of memory for the answers that the server remembers."""
 DOCUMENT = 1500
 """Characters of a document."""
 ASKED = ("Summarize the text above.", "List the three most important facts of the text above.")
@@ -78,7 +78,7 @@ class Measured:
                     raise event.error
                 text += event.part.tokens if event.part is not None else []
 
-            job = Job(request, listener, tokenizer=self.scheduler.batch.target.tokenizer, owner="")
+            job = Job(request, listener, tokenizer=self.scheduler.batch.target.tokenizer)
             began = time.process_time()
             self.scheduler.submit([job])
             while not self.scheduler.idle:

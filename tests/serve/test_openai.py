@@ -146,6 +146,17 @@ def test_a_conversation_skips_what_was_read(client: openai.OpenAI) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
 
 
+def test_a_key_learns_nothing_of_what_others_asked(url: str) -> None:
+    def cached(key: str) -> int:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as client:
+            asked = ask(client, max_tokens=2, messages=[{"role": "user", "content": "a secret that nobody else asks"}])
+            return int(asked.usage.prompt_tokens_details.cached_tokens)
+
+    assert cached("Ada") == 0
+    assert cached("Ada") > 20
+    assert cached("Bob") == 0
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).id == NAME

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 import urllib.request
 from typing import Any
 
@@ -16,7 +17,7 @@ from redrafter.runtime.batch import Batch
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.model import Served
-from redrafter.serve.past_answers import PastAnswers
+from redrafter.serve.past_answers import ENTRY, TOKEN, PastAnswers, size
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.serve.server import build, build_adaptive
 from redrafter.targets import Target
@@ -50,7 +51,7 @@ def requests(target: Target, count: int = 12) -> list[Request]:
     return made
 
 
-def make(target: Target, how: str, room: int | None = 10_000) -> Scheduler:
+def make(target: Target, how: str, room: int | None = 100_000) -> Scheduler:
     """eager, recorded: the n-grams of a batch's tensors; ngram: the same alone; policy: those of the host."""
     past = None if room is None else PastAnswers(room)
     inner = recurrent_drafter(target, memory_heads=2, memory_size=8)
@@ -62,9 +63,9 @@ def make(target: Target, how: str, room: int | None = 10_000) -> Scheduler:
     return Scheduler(batch, ShapeChooser(None, SHAPE), Limits(queue=500), policy, past)
 
 
-def answers(scheduler: Scheduler, every: list[Request], owner: str | None = "Ada") -> tuple[list[list[int]], int]:
+def answers(scheduler: Scheduler, every: list[Request], owner: str = "Ada", **options: Any) -> tuple[Any, int]:
     """The tokens of each answer, and the steps of all."""
-    group = jobs_of(scheduler.batch.target, every, owner=owner)
+    group = jobs_of(scheduler.batch.target, every, owner=owner, **options)
     scheduler.submit([job for job, _ in group])
     run(scheduler, 5000)
     assert all(heard.last is not None and heard.last.error is None for _, heard in group)
@@ -106,7 +107,7 @@ def test_another_owner_copies_nothing(target: Target, monkeypatch: pytest.Monkey
     scheduler = make(target, "eager")
     answers(scheduler, every, "Ada")
     assert answers(scheduler, every, "Bob") == expected, "as many steps as without a store"
-    assert answers(scheduler, every, None) == expected
+    assert answers(scheduler, every, "Ada", remembers=False) == expected
     assert scheduler.metrics.recalled == 0
     whole = PastAnswers.text
     monkeypatch.setattr(PastAnswers, "text", lambda self, owner, prompt: whole(self, "Ada", prompt))
@@ -131,28 +132,42 @@ def test_only_finished_answers_are_remembered(target: Target) -> None:
 
 
 def test_room_and_order() -> None:
-    past = PastAnswers(room=20)
-    for i in range(4):  # 5 tokens each
+    past = PastAnswers(room=4 * size([9] * 4))
+    for i in range(4):
         past.add("Ada", [i], [9] * 4)
-    assert past.tokens == 20
+    assert past.bytes == past.room
     assert past.text("Ada", [0]), "asked for: not the oldest any more"
     past.add("Bob", [0], [8] * 4)
-    assert list(past.kept) == [("Ada", (2,)), ("Ada", (3,)), ("Ada", (0,)), ("Bob", (0,))]
+    assert [past.text("Ada", [i])[1:] for i in range(4)] == [[9] * 4, [], [9] * 4, [9] * 4]
+    assert past.text("Bob", [0]) == [0, 8, 8, 8, 8]
     past.add("Ada", [3], [9, 9])  # a beginning of what is known
     assert past.text("Ada", [3]) == [3, 9, 9, 9, 9]
     past.add("Ada", [3], [9, 7])
     assert past.text("Ada", [3]) == [3, 9, 7]
-    assert past.tokens == 18
-    past.add("Ada", [5], [0] * 30)
-    assert (past.tokens, len(past.kept)) == (0, 0), "an answer without room is not kept"
-    assert PastAnswers(100).text("Ada", [1]) == []
+    assert past.bytes == past.room - 2 * TOKEN
+    past.add("Ada", [5], [0] * past.room)
+    assert (past.bytes, len(past.kept)) == (0, 0), "an answer without room is not kept"
+    assert PastAnswers(1000).text("Ada", [1]) == []
     past.add("Ada", list(range(10)), [50])
     assert past.text("Ada", list(range(10))) == [*range(10 - LONGEST, 10), 50]
 
 
+@pytest.mark.parametrize("length", [0, 1, 50, 1000])
+def test_bytes_are_those_of_the_memory(length: int) -> None:
+    """Owners and prompts of any length; the vocabulary's tokens are no small numbers, which Python keeps anyway."""
+    past = PastAnswers(room=2**20)
+    tracemalloc.start()
+    for i in range(6000):
+        past.add("Ada" * 20_000, [i] * 100, [50_000 + i] * length)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(past.kept) == past.room // (ENTRY + TOKEN * length)
+    assert 0.5 * past.bytes < used < 1.05 * past.room
+
+
 def make_served(target: Target, adapts: bool = False, rule: RuleConfig | None = None, **changes: Any) -> Served:
     engine = Engine(target, WithNgrams(recurrent_drafter(target)), shape=SHAPE, adapts=adapts, rule=rule)
-    config = ServeConfig(**({"rows": 4, "context": 90, "name": NAME, "remember_answers": 1000} | changes))
+    config = ServeConfig(**({"rows": 4, "context": 90, "name": NAME, "remember_answers": 10_000} | changes))
     if adapts:
         return build_adaptive(engine, config)
     return build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)
@@ -188,7 +203,7 @@ def test_over_http_each_key_has_its_own(target: Target, adapts: bool) -> None:
         with urllib.request.urlopen(f"{url}/metrics") as response:
             lines = response.read().decode().splitlines()
         assert f"redrafter_answers_recalled_total {metrics.recalled}" in lines
-        assert "redrafter_remembered_tokens 135" in lines, "three keys: 5 + 40 tokens each"
+        assert f"redrafter_remembered_bytes {3 * size([0] * 40)}" in lines, "three keys, 40 tokens each"
 
 
 def test_over_http_store_false_is_forgotten(target: Target) -> None:
@@ -212,6 +227,6 @@ def test_off_by_default_and_refused_where_it_cannot_work(target: Target) -> None
     with pytest.raises(ConfigError, match="rule seeded, got typical"):
         make_served(target, rule=RuleConfig(name="typical"))
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE)
-    config = ServeConfig(rows=2, context=90, remember_answers=100)
+    config = ServeConfig(rows=2, context=90, remember_answers=1000)
     with pytest.raises(ConfigError, match=r"add \+ngram"):
         build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)

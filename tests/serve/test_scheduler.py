@@ -223,6 +223,22 @@ def test_reading_takes_turns(target: Target) -> None:
     assert not slow.tokens
 
 
+def test_a_prefix_is_copied_from_rows_of_the_same_owner_only(target: Target) -> None:
+    plain = Engine(target, NoDrafter())
+    scheduler = make(target)
+    prompt = list(range(30))
+    alone = plain.complete(plain.requests([prompt], max_new_tokens=5, seed=1))[0].tokens
+
+    def reused(owner: str) -> int:
+        ((job, heard),) = jobs_of(target, plain.requests([prompt], max_new_tokens=5, seed=1), owner=owner)
+        scheduler.submit([job])
+        run(scheduler)
+        assert heard.tokens == alone
+        return job.reused
+
+    assert [reused(owner) for owner in ("Ada", "Bob", "Ada", "Bob", "")] == [0, 0, 29, 29, 0]
+
+
 def test_many_answers_to_one_request_do_not_bar_the_others(target: Target) -> None:
     plain = Engine(target, NoDrafter())
     scheduler = make(target, rows=1)

@@ -62,6 +62,7 @@ class Row:
         self.open = True
         self.live = False  # its prompt is read: it takes part in steps
         self.used = 0  # when it was last touched; the oldest closed row gives up its place first
+        self.owner = ""  # whose request it is: nothing is copied from rows of others
         self.error: Exception | None = None  # what its processor raised
         self.asks_prompt: int | None = None  # most probable tokens to tell at each place of the prompt; None: nothing
         self.prompt_logprobs: Logprobs = []  # of the prompt's tokens from the second on, as far as the prompt is read
@@ -136,7 +137,7 @@ def best_source(rows: Sequence[Row | None], row: Row) -> tuple[Row | None, int]:
     wanted = row.ids[: len(row.request.prompt) - 1]
     best, most = None, row.known + WORTH_COPYING - 1
     for other in rows:
-        if other is not None and other is not row:
+        if other is not None and other is not row and other.owner == row.owner:
             shared = common_prefix(other.ids[: other.shared], wanted)
             if shared > most:
                 best, most = other, shared

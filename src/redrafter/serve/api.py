@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
@@ -202,7 +203,7 @@ async def _answer(
         loop.call_soon_threadsafe(heard.put_nowait, (index, event))
 
     def prepare() -> Answer:
-        jobs = served.jobs(asked, listener, request.headers.get("authorization", ""))
+        jobs = served.jobs(asked, listener, owner_of(request))
         return make_answer(asked, jobs, served) if make is None else make(jobs)
 
     try:
@@ -221,6 +222,11 @@ async def _answer(
         chunks = _stream(served, answer, heard, asked.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     return await _whole(served, answer, heard, request)
+
+
+def owner_of(request: Request) -> str:
+    """Who asks: a hash of the key, since a key may be long."""
+    return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()
 
 
 def make_answer(asked: ChatAsked | CompletionAsked, jobs: list[Job], served: Served) -> Answer:

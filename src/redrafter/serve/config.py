@@ -17,8 +17,8 @@ class ServeConfig:
     kept: int = 4
     """Ended rows whose texts are kept, for prompts that begin like them."""
     remember_answers: int = 0
-    """Tokens of prompts and answers to remember in memory: a prompt that its API key has asked before copies from its
-    last answer. No text changes (0: nothing is remembered)."""
+    """Bytes of memory for answers to remember: a prompt that its API key has asked before copies from its last answer.
+    No text changes (0: nothing is remembered)."""
     queue: int = 64
     """Answers that may wait for a row; more are refused with status 429."""
     prompt_limit: int | None = None

@@ -41,11 +41,16 @@ class Job:
         prompt_logprobs: int | None = None,
         reuses: bool = True,
         processors: Sequence[Any] = (),
-        owner: str | None = None,
+        owner: str = "",
+        remembers: bool = True,
     ) -> None:
-        """owner: whose past answers may be copied from, and to whose this answer is added; None: nobody's."""
+        """owner: who asks; what others have asked is not reused.
+
+        remembers: the owner's past answers may be copied from, and this answer becomes one of them.
+        """
         self.request, self.listener, self.drafts, self.logprobs = request, listener, drafts, logprobs
-        self.reuses, self.prompt_logprobs, self.owner = reuses, prompt_logprobs, owner
+        self.reuses, self.prompt_logprobs = reuses, prompt_logprobs
+        self.owner, self.remembers = owner, remembers
         self.writer = RequestWriter(0, request, rule or RuleConfig(), tokenizer, promise or Promise("ties"))
         self.processor = self.writer.processor(processors)
         self.row: Row | None = None

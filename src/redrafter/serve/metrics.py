@@ -116,7 +116,7 @@ class Metrics:
         tell("prompt_tokens_reused_total", "counter", "Of these, taken over from another row.", str(self.reused_tokens))
         about = "Answers that could copy from an earlier answer to the same prompt."
         tell("answers_recalled_total", "counter", about, str(self.recalled))
-        tell("remembered_tokens", "gauge", "Tokens of remembered prompts and answers.", str(self.remembered))
+        tell("remembered_bytes", "gauge", "Memory that remembered answers take.", str(self.remembered))
         tell("tokens_total", "counter", "Tokens written.", str(self.tokens))
         tell("row_steps_total", "counter", "Steps, counted once for each row in them.", str(self.row_steps))
         tell("step_seconds_total", "counter", "Time spent in steps.", str(self.step_seconds))

@@ -40,12 +40,12 @@ class Served:
         return self.texts[token]
 
     def jobs(
-        self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None], owner: str | None = None
+        self, asked: ChatAsked | CompletionAsked, listener: Callable[[int, Event], None], owner: str = ""
     ) -> list[Job]:
         """One job for each answer to write; ConfigError and PromptTooLong say what is wrong with the request.
 
-        owner: the key that asks. A trace shows what was guessed, which may be another client's answer: nothing is
-        recalled for it.
+        owner: who asks. A trace shows what was guessed, which may be another client's answer: nothing is recalled for
+        it.
         """
         with self.lock:
             every = self._prompts(asked)
@@ -69,7 +69,8 @@ class Served:
                         logprobs=0 if ranked and asked.alternatives is None else asked.alternatives,
                         prompt_logprobs=asked.prompt_alternatives,
                         reuses=asked.reuse,
-                        owner=None if asked.trace or asked.store is False else owner,
+                        owner=owner,
+                        remembers=not asked.trace and asked.store is not False,
                     )
                 )
         return made

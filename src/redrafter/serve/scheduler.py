@@ -254,7 +254,7 @@ class Scheduler:
                 job.fail(error)
                 self._ended(job, "failed")
             else:
-                job.row = row
+                job.row, row.owner = row, job.owner
                 self.jobs[row] = job
                 self.reading.append(row)
             with self.lock:
@@ -328,7 +328,7 @@ class Scheduler:
             self._remember(job)
 
     def _recall(self, job: Job) -> Sequence[int]:
-        if self.past is None or job.owner is None or not job.drafts:
+        if self.past is None or not job.remembers or not job.drafts:
             return ()
         found = self.past.text(job.owner, job.request.prompt)
         self.metrics.recalled += bool(found)
@@ -336,9 +336,9 @@ class Scheduler:
 
     def _remember(self, job: Job) -> None:
         """An answer that came to its end; one that was cancelled or failed is not kept."""
-        if self.past is not None and job.owner is not None and job.writer.finish_reason is not None:
+        if self.past is not None and job.remembers and job.writer.finish_reason is not None:
             self.past.add(job.owner, job.request.prompt, job.writer.ids[len(job.request.prompt) :])
-            self.metrics.remembered = self.past.tokens
+            self.metrics.remembered = self.past.bytes
 
     def _close(self, row: Row, job: Job) -> None:
         self.batch.close(row)
