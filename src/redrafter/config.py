@@ -2,15 +2,19 @@
 
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Annotated, Any, Literal
 
+from redrafter.bounds import Bounds, Count, CountOrZero, NotNegative, Positive, Probability, check, check_value, shown
 from redrafter.errors import ConfigError
 
 GammaName = Literal["constant", "heuristic", "confidence"]
 
+MOST_NODES = 4096
+"""Of a tree that is searched or verified."""
 MOST_GRAMMAR = 2**18
 """Characters of a grammar: bounds the time to compile one."""
 
@@ -28,21 +32,19 @@ def require(ok: bool, message: str) -> None:
 class Shape:
     """How much is guessed in one step."""
 
-    width: int = 4
+    width: Annotated[int, Bounds(least=1, most=1024)] = 4
     """Beam width W: candidates followed at once."""
-    length: int = 4
+    length: Annotated[int, Bounds(least=1, most=256)] = 4
     """Beam length L: tokens guessed ahead."""
-    nodes: int | None = None
+    nodes: Count | None = None
     """Node budget N: how many of the W·L nodes are verified (all when not given)."""
-    until: float = field(default=0.0, repr=False)
+    until: Annotated[float, Bounds(least=0, below=1)] = field(default=0.0, repr=False)
     """A draft ends below a best path that is less probable than this, if the search can end (a CPU's compiled one)."""
 
     def __post_init__(self) -> None:
-        require(self.width >= 1, f"beam width must be at least 1, got {self.width}")
-        require(self.length >= 1, f"beam length must be at least 1, got {self.length}")
-        if self.nodes is not None:
-            require(self.nodes >= 1, f"node budget must be at least 1, got {self.nodes}")
-        require(0 <= self.until < 1, f"until is a probability below 1, got {self.until}")
+        check(self)
+        visited = self.width * self.length
+        require(visited <= MOST_NODES, f"width × length must be at most {MOST_NODES}, got {self.width} × {self.length}")
 
     @property
     def budget(self) -> int:
@@ -65,7 +67,7 @@ class Shape:
             width, length = beam.split("x")
             return cls(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
         except ValueError:
-            raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {text!r}") from None
+            raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {shown(text)}") from None
 
     @property
     def label(self) -> str:
@@ -81,41 +83,25 @@ class Shape:
 class SamplingParams:
     """How the target chooses a token: penalties, then temperature, then filters, then noise."""
 
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """0 is greedy; otherwise logits are divided by it."""
-    top_k: int = 0
+    top_k: CountOrZero = 0
     """Keep the k most probable tokens (0: all)."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Keep the smallest set of tokens whose probability reaches p."""
-    min_p: float = 0.0
+    min_p: Probability = 0.0
     """Keep tokens at least this probable relative to the best one."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Divide (or multiply, if negative) the logits of tokens already in prompt or text."""
     presence_penalty: float = 0.0
     """Subtract this from the logits of tokens already in prompt or text."""
     frequency_penalty: float = 0.0
     """Subtract this once for each earlier occurrence in prompt or text."""
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, Annotated[float, Bounds(least=-math.inf)]] = field(default_factory=dict)
     """Added to the logits of these token ids, before everything else."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name != "logit_bias":
-                require(isinstance(value, Real), f"{name} must be a number, got {value!r}")
-        for token in self.logit_bias:
-            require(isinstance(token, Integral), f"logit_bias is keyed by token ids, got {token!r}")
-        require(0 <= self.temperature < math.inf, f"temperature must be 0 or more, got {self.temperature}")
-        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
-        require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
-        require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
-        require(
-            0 < self.repetition_penalty < math.inf,
-            f"repetition_penalty must be positive, got {self.repetition_penalty}",
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            require(math.isfinite(getattr(self, name)), f"{name} must be a number, got {getattr(self, name)}")
-        for token, value in self.logit_bias.items():
-            require(value < math.inf, f"the logit_bias of token {token} must be a number or -inf, got {value}")
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -172,7 +158,7 @@ class Grammar:
 
 def check_text_options(max_new_tokens: int, stop: Sequence[str] = ()) -> None:
     """Raise ConfigError for a length or a stop string that no text can satisfy."""
-    require(max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    check_value("max_new_tokens", max_new_tokens, Count)
     require("" not in stop, "a stop string is empty: it would end every text at once")
 
 
@@ -182,26 +168,21 @@ class RuleConfig:
 
     name: str = "seeded"
     """`seeded` and `rejection` are lossless; `typical` is lossy."""
-    branching: tuple[int, ...] = ()
+    branching: Annotated[tuple[Annotated[int, Bounds(least=1, most=1024)], ...], Bounds(most=256)] = ()
     """`rejection` only: children drawn per node at each depth (empty: a chain of the beam's length)."""
-    epsilon: float = 0.3
+    epsilon: Positive = 0.3
     """`typical` only: accept above min(epsilon, delta · exp(−entropy))."""
-    delta: float = 0.09
+    delta: Positive = 0.09
     """`typical` only."""
 
     def __post_init__(self) -> None:
-        require(self.name in RULES, f"rule must be one of {', '.join(RULES)}, got {self.name!r}")
-        require(
-            all(b >= 1 for b in self.branching),
-            f"every branching factor must be at least 1, got {self.branching}",
-        )
+        check(self, name="rule")
+        require(self.name in RULES, f"rule must be one of {', '.join(RULES)}, got {shown(self.name)}")
+        nodes = sum(accumulate(self.branching, operator.mul))
+        require(nodes <= MOST_NODES, f"branching may draw at most {MOST_NODES} nodes, got {shown(self.branching)}")
         require(
             not self.branching or self.name == "rejection",
             f"branching belongs to the rejection rule, not to {self.name}",
-        )
-        require(
-            self.epsilon > 0 and self.delta > 0,
-            f"epsilon and delta must be positive, got {self.epsilon} and {self.delta}",
         )
 
     @property
@@ -217,16 +198,13 @@ class Gamma:
     name: GammaName = "constant"
     """`constant`: always the beam's length; `heuristic`: two more after a step that accepted all, one less after any
     other; `confidence`: a guess that the draft model itself thinks less probable than the threshold is the last."""
-    first: int = 5
+    first: Count = 5
     """`heuristic` only: how many in a row's first step."""
-    threshold: float = 0.4
+    threshold: Probability = 0.4
     """`confidence` only."""
 
     def __post_init__(self) -> None:
-        names = ("constant", "heuristic", "confidence")
-        require(self.name in names, f"gamma must be one of {', '.join(names)}, got {self.name!r}")
-        require(self.first >= 1, f"gamma must begin with at least 1, got {self.first}")
-        require(0 <= self.threshold <= 1, f"gamma's threshold must be in [0, 1], got {self.threshold}")
+        check(self, name="gamma", first="gamma's first length", threshold="gamma's threshold")
 
     @classmethod
     def of(cls, text: str) -> "Gamma":
@@ -242,5 +220,5 @@ class Gamma:
             if constant and name == "confidence":
                 return cls(name="confidence", threshold=float(constant))
         except ValueError:
-            raise ConfigError(f"gamma's constant must be a number, got {text!r}") from None
+            raise ConfigError(f"gamma's constant must be a number, got {shown(text)}") from None
         return cls(name=text)  # type: ignore[arg-type]

@@ -82,10 +82,10 @@ def test_corrupt_model(capsys, tmp_path, model_folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--length", "0"], "beam length must be at least 1"),
-        (["--nodes", "0"], "node budget must be at least 1"),
+        (["--length", "0"], "length must be at least 1"),
+        (["--nodes", "0"], "nodes must be at least 1"),
         (["--gamma", "confidence:much"], "gamma's constant must be a number"),
-        (["--gamma", "confidence:1.5"], "gamma's threshold must be in [0, 1]"),
+        (["--gamma", "confidence:1.5"], "gamma's threshold must be at most 1"),
         (["--rule", "rejection", "--branching", "2,x"], "--branching takes integers"),
         (["--branching", "2"], "branching belongs to the rejection rule"),
     ],

@@ -107,7 +107,7 @@ def test_command(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["--shapes", "4"], "WxL"), (["--shapes", "0x3"], "beam width"), (["--limit", "0"], "--limit must be")],
+    [(["--shapes", "4"], "WxL"), (["--shapes", "0x3"], "width must be"), (["--limit", "0"], "--limit must be")],
 )
 def test_bad_arguments(capsys, tmp_path, arguments, says):
     questions = tmp_path / "q.jsonl"

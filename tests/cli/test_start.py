@@ -58,8 +58,8 @@ def _nothing_is_loaded(monkeypatch):
 
 
 SAMPLING = [
-    (["--temperature", "-1"], "temperature must be 0 or more, got -1.0"),
-    (["--top-p", "0"], "top_p must be in (0, 1], got 0.0"),
+    (["--temperature", "-1"], "temperature must be at least 0, got -1.0"),
+    (["--top-p", "0"], "top_p must be above 0, got 0.0"),
     (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
     (["--stop", ""], "a stop string is empty"),
 ]
@@ -69,7 +69,7 @@ MODEL = [
     (["--drafter", "nobody/nothing"], "no drafter 'nobody/nothing'"),
     (["--drafter", __file__], "is a file"),
     (["--drafter", "./nowhere+ngram"], "no drafter './nowhere'"),
-    (["--width", "0"], "beam width must be at least 1, got 0"),
+    (["--width", "0"], "width must be at least 1, got 0"),
     (["--gamma", "often"], "gamma must be one of"),
     (["--gamma", "heuristic", "--drafter", "ngram"], "for a drafter that is a causal LM"),
     (["--rule", "wishful"], "rule must be one of"),
@@ -81,11 +81,11 @@ CASES = [
     *((verb, more, says) for verb in ("generate", "compare") for more, says in (*SAMPLING, *MODEL)),
     *(("chat", more, says) for more, says in SAMPLING),
     *(("eval", ["--questions", QUESTIONS, *more], says) for more, says in (SAMPLING[2], *MODEL[:2])),
-    ("eval", ["--questions", QUESTIONS, "--temperatures", "-1"], "temperature must be 0 or more"),
+    ("eval", ["--questions", QUESTIONS, "--temperatures", "-1"], "temperature must be at least 0"),
     *(("serve", ["--port", "0", *more], says) for more, says in MODEL[:2]),
     ("serve", ["--port", "0", "--rule", "guess"], "rule must be one of"),
     ("tune", ["--drafter", "./nowhere"], "no drafter './nowhere'"),
-    ("tune", ["--temperature", "-1"], "temperature must be 0 or more"),
+    ("tune", ["--temperature", "-1"], "temperature must be at least 0"),
     ("train", ["--out", "x", "--data", "./nowhere"], "--data: there is no folder nowhere"),
     ("train", ["--out", "x", "--init-from", "./nowhere"], "--init-from: there is no folder nowhere"),
     ("train", ["--out", "x", "--updates", "0"], "updates must be at least 1"),
@@ -95,7 +95,7 @@ CASES = [
     ("transcribe", ["x.wav"], "no audio file x.wav"),
     ("export", ["./nowhere", "--to", "apple", "--out", "x"], "no drafter './nowhere'"),
     ("bench", ["run", "--suite", QUESTIONS, "--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
-    ("bench", ["run", "--suite", QUESTIONS, "--temperatures", "-1"], "temperature must be 0 or more"),
+    ("bench", ["run", "--suite", QUESTIONS, "--temperatures", "-1"], "temperature must be at least 0"),
     ("bench", ["run", "--suite", QUESTIONS, "--batch", "0"], "--batch must be at least 1, got 0"),
     ("bench", ["sampling", "speech", "--data", ".", "--drafter", "./nowhere"], "no drafter './nowhere'"),
     ("bench", ["sampling", "speech", "--data", ".", "--batch", "2"], "--batch must be 1, got 2"),

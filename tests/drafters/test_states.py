@@ -72,9 +72,11 @@ def begun(target, drafter, texts: list[list[int]]):
     return state, new[:, 0], lengths + 2, tree
 
 
+RULE, GREEDY = make_rule(RuleConfig(), SHAPE, VOCAB, torch.float64), SamplingParams()
+
+
 def search(lengths: Tensor):
-    rule = make_rule(RuleConfig(), SHAPE, VOCAB, torch.float64)
-    return rule.search(Sampling.of([SamplingParams()] * len(lengths), VOCAB, "cpu"), 0 * lengths, lengths)
+    return RULE.search(Sampling.of([GREEDY] * len(lengths), VOCAB, "cpu"), 0 * lengths, lengths)
 
 
 @torch.no_grad()

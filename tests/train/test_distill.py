@@ -351,10 +351,10 @@ def test_selecting_and_joining():
     [
         ({"texts": 0}, "texts must be at least 1, got 0"),
         ({"shard": 0}, "shard must be at least 1"),
-        ({"temperatures": ()}, "at least one"),
-        ({"temperatures": (-1.0,)}, "0 or more, got -1.0"),
-        ({"local": -1}, "local must be 0"),
-        ({"tasks": 101}, "tasks must be a percentage, got 101"),
+        ({"temperatures": ()}, "at least 1"),
+        ({"temperatures": (-1.0,)}, "at least 0, got -1.0"),
+        ({"local": -1}, "local must be at least 0"),
+        ({"tasks": 101}, "tasks must be at most 100, got 101"),
     ],
 )
 def test_bad_settings(bad, says):

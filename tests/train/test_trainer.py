@@ -282,7 +282,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, target: Targ
     with pytest.raises(ConfigError, match="layers names hidden state 7"):
         train(target, texts, tmp_path / "layers", options=replace(OPTIONS, layers=(7,)), config=CONFIG)
     for bad, word in (
-        ({"lr": 0}, "lr must be positive"),
+        ({"lr": 0}, "lr must be above 0"),
         ({"loss": "kl"}, "loss must be one of"),
         ({"depth": 0}, "depth"),
     ):

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from redrafter import results
 from redrafter.bench.contenders import Contender, PromptBatch, TimedAnswer
 from redrafter.bench.specs import REFERENCE
 from redrafter.bench.statistics import Record
+from redrafter.bounds import Bounds, Count, NotNegative, check
 from redrafter.core.noise import fold
 from redrafter.engine import Engine
 from redrafter.engine.ties import explain
@@ -36,10 +37,10 @@ class RunConfig:
     contenders: tuple[str, ...]
     """Each as given on the command line, with a digest of its weights."""
     shapes: tuple[str, ...] = ()
-    temperatures: tuple[float, ...] = (0.0,)
-    max_new_tokens: int = 128
-    batch: int = 1
-    rounds: int = 1
+    temperatures: Annotated[tuple[NotNegative, ...], Bounds(least=1)] = (0.0,)
+    max_new_tokens: Count = 128
+    batch: Count = 1
+    rounds: Count = 1
     """Each question is answered this many times; times are medians per answer."""
     seed: int = 0
     dtype: str = "float32"
@@ -47,11 +48,7 @@ class RunConfig:
     runtime: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.temperatures:
-            raise ConfigError("give at least one temperature")
+        check(self)
 
 
 def environment() -> dict[str, Any]:

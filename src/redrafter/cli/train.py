@@ -4,10 +4,11 @@ import argparse
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from rich.console import Console
 
+from redrafter.bounds import kinds
 from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
 from redrafter.cli.live import LiveTraining
 from redrafter.cli.options import add_target, field_help
@@ -159,12 +160,8 @@ def add_fields(parser: argparse.ArgumentParser, title: str, cls: type) -> None:
 
 def _kind(annotation: Any) -> Any:
     """The type of an argument: int for `int | None`, str for a Literal, tuple for a tuple."""
-    if get_origin(annotation) is tuple:
-        return tuple
-    inner = [a for a in get_args(annotation) if a is not type(None)]
-    if inner and isinstance(inner[0], str):
-        return str
-    return _kind(inner[0]) if inner else annotation
+    kind = kinds(annotation)[0]
+    return {tuple: tuple, Literal: str}.get(get_origin(kind), kind)
 
 
 def from_fields(args: argparse.Namespace, cls: type) -> Any:

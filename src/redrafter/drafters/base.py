@@ -4,12 +4,13 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redrafter.bounds import Bounds, Count, Layer, Size, check, check_value
 from redrafter.config import Shape, require
 from redrafter.core.accept import Accepted
 from redrafter.core.rows import keep_rows
@@ -32,29 +33,21 @@ class DrafterConfig(ABC):
     training_options: ClassVar[tuple[str, ...]]
     """The fields of `DrafterOptions` that `for_target` reads. Training refuses the others for this kind."""
 
-    vocab_size: int
+    vocab_size: Count
     """Size of the target's vocabulary."""
-    context_size: int
+    context_size: Size
     """Width of the context h: the target's hidden size times the number of layers read."""
-    embedding_size: int
+    embedding_size: Size
     """Width of the target's token embeddings."""
-    draft_vocab_size: int | None = None
+    draft_vocab_size: Count | None = None
     """Guess only among this many token ids (all when not given)."""
-    layers: tuple[int, ...] = (-1,)
+    layers: Annotated[tuple[Layer, ...], Bounds(least=1)] = (-1,)
     """Hidden states the context is made of, as transformers numbers them (-1: after the final norm)."""
 
     def __post_init__(self) -> None:
-        self.require_positive("vocab_size", "context_size", "embedding_size")
-        require(len(self.layers) >= 1, "layers must name at least one hidden state")
+        check(self)
         if self.draft_vocab_size is not None:
-            require(
-                1 <= self.draft_vocab_size <= self.vocab_size,
-                f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}",
-            )
-
-    def require_positive(self, *names: str) -> None:
-        for name in names:
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+            check_value("draft_vocab_size", self.draft_vocab_size, Annotated[int, Bounds(most=self.vocab_size)])
 
     @property
     def guessable(self) -> int:

@@ -1,8 +1,9 @@
 """The drafter options of `redrafter train`. Importing this module does not import torch."""
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from redrafter.bounds import Bounds, CountOrZero, Layer, Size, check
 from redrafter.config import require
 from redrafter.drafters import registry
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 Cell = Literal["rnn", "gated", "none"]
 FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
+Blocks = Annotated[int, Bounds(least=0, most=1024)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,32 +27,29 @@ class DrafterOptions:
     """`rnn` (the papers'), `gated` or `none`."""
     first_state: FirstState = "context"
     """State after the last token: its `embedding` (the papers'), or one cell update from `zero` or the `context`."""
-    state_size: int | None = None
+    state_size: Size | None = None
     """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
-    exit_size: int | None = None
+    exit_size: Size | None = None
     """Width of the residual blocks (default: the state's; medusa: the hidden state's); eagle: of the MLP."""
-    blocks: int | None = None
+    blocks: Blocks | None = None
     """Residual blocks before the head (default: 4; medusa: 1 at each depth)."""
-    heads: int | None = None
+    heads: Size | None = None
     """medusa: how many networks, the same as --depth (default 6); eagle: attention heads (default: one for each 64)."""
     head: HeadKind = "tied"
     """`tied` to the target's output embedding, or `own` weights."""
-    draft_vocab: int = 16384
+    draft_vocab: CountOrZero = 16384
     """Guess only among the k tokens most frequent in the data (0: all)."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[Layer, ...] = ()
     """Hidden states the context is made of, -1 the last (default: an early, the middle and the last one)."""
-    memory_heads: int = 4
+    memory_heads: Annotated[int, Bounds(least=0, most=1024)] = 4
     """Heads of a memory over the accepted text (0: none)."""
-    memory_size: int = 128
+    memory_size: Size = 128
     """Width of the memory's keys and values."""
     normed: bool = True
     """Normalise hidden states, embeddings and the input of each block to unit size."""
 
     def __post_init__(self) -> None:
-        require(self.draft_vocab >= 0, f"draft_vocab must be 0 (all tokens) or more, got {self.draft_vocab}")
-        for name in ("state_size", "exit_size"):
-            size = getattr(self, name)
-            require(size is None or size >= 1, f"{name} must be at least 1, got {size}")
+        check(self)
         accepted = ("drafter", *registry.get(self.drafter).config.training_options)
         for field in fields(self):
             if field.name not in accepted and getattr(self, field.name) != field.default:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from redrafter.bounds import shown
 from redrafter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def names() -> tuple[str, ...]:
 
 def get(name: str) -> DrafterKind:
     if name not in names():
-        raise ConfigError(f"drafter must be one of {', '.join(names())}, got {name!r}")
+        raise ConfigError(f"drafter must be one of {', '.join(names())}, got {shown(name)}")
     if name not in _loaded:
         _loaded[name] = import_module(MODULES[name]).KIND
     return _loaded[name]

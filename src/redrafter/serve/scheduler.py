@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from redrafter.config import Shape, require
+from redrafter.bounds import Count, CountOrZero, check
+from redrafter.config import Shape
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flight import Kind, StepResult
@@ -59,17 +60,15 @@ class Chooses(Protocol):
 class Limits:
     """How much may wait, and how much of a prompt is read between two steps."""
 
-    queue: int = 64
+    queue: CountOrZero = 64
     """Answers that may wait for a row; more are refused."""
-    chunk: int = 64
+    chunk: Count = 64
     """Prompt tokens read between two steps of others, so that a long prompt does not stall them."""
-    idle_chunk: int = 512
+    idle_chunk: Count = 512
     """The same while nobody else is waiting for a step."""
 
     def __post_init__(self) -> None:
-        require(self.queue >= 0, f"the queue must have 0 or more places, got {self.queue}")
-        require(self.chunk >= 1, f"chunk must be at least 1, got {self.chunk}")
-        require(self.idle_chunk >= 1, f"idle_chunk must be at least 1, got {self.idle_chunk}")
+        check(self)
 
 
 class Scheduler:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from redrafter.bounds import Positive, Size
 from redrafter.config import require
 from redrafter.drafters.base import DrafterConfig, require_matching_output, target_sizes
 from redrafter.drafters.options import DrafterOptions
@@ -16,20 +17,18 @@ class EagleConfig(DrafterConfig):
     kind: ClassVar[str] = "eagle"
     training_options: ClassVar[tuple[str, ...]] = ("exit_size", "heads", "draft_vocab", "layers")
 
-    heads: int
+    heads: Size
     """Attention heads."""
-    head_size: int = 64
+    head_size: Size = 64
     """Width of each attention head."""
-    exit_size: int
+    exit_size: Size
     """Width of the layer's MLP."""
-    rotary_base: float = 10_000.0
+    rotary_base: Positive = 10_000.0
     """Base of the rotary position embedding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("exit_size", "heads", "head_size")
         require(self.head_size % 2 == 0, f"head_size must be even, got {self.head_size}")
-        require(self.rotary_base > 0, f"rotary_base must be positive, got {self.rotary_base}")
         require(self.layers == (-1,), f"an EAGLE drafter reads the last hidden state, layers -1, got {self.layers}")
 
     @classmethod

@@ -1,11 +1,12 @@
 """Sizes of a Medusa drafter."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
+from redrafter.bounds import Bounds, Size
 from redrafter.config import require
 from redrafter.drafters.base import DrafterConfig, require_matching_output, target_sizes
-from redrafter.drafters.options import DrafterOptions
+from redrafter.drafters.options import Blocks, DrafterOptions
 from redrafter.targets import Target
 
 
@@ -16,17 +17,12 @@ class MedusaConfig(DrafterConfig):
     kind: ClassVar[str] = "medusa"
     training_options: ClassVar[tuple[str, ...]] = ("exit_size", "blocks", "heads", "draft_vocab", "layers")
 
-    exit_size: int
+    exit_size: Size
     """Width of the blocks."""
-    heads: int = 6
+    heads: Annotated[int, Bounds(least=1, most=256)] = 6
     """How many tokens ahead it guesses: one network for each."""
-    blocks: int = 1
+    blocks: Blocks = 1
     """Residual blocks of each network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_positive("exit_size", "heads")
-        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
 
     @classmethod
     def for_target(cls, options: DrafterOptions, target: Target) -> Self:

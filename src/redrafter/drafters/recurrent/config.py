@@ -1,11 +1,12 @@
 """Sizes of a recurrent drafter."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
+from redrafter.bounds import Bounds, Size
 from redrafter.config import require
 from redrafter.drafters.base import DrafterConfig, target_sizes
-from redrafter.drafters.options import Cell, DrafterOptions, FirstState, HeadKind
+from redrafter.drafters.options import Blocks, Cell, DrafterOptions, FirstState, HeadKind
 from redrafter.targets import Target
 
 
@@ -16,11 +17,11 @@ class RecurrentConfig(DrafterConfig):
     kind: ClassVar[str] = "recurrent"
     training_options: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(DrafterOptions) if f.name != "heads")
 
-    state_size: int
+    state_size: Size
     """Width of the recurrent state s."""
-    exit_size: int
+    exit_size: Size
     """Width of the blocks; an input projection is used when it differs from state + context."""
-    blocks: int = 2
+    blocks: Blocks = 2
     """Residual blocks between [s, h] and the head."""
     cell: Cell = "rnn"
     """`rnn`: s = silu(U s + W e + b); `gated`: the same, mixed with the old s by a gate; `none`: s = e + s."""
@@ -30,23 +31,13 @@ class RecurrentConfig(DrafterConfig):
     """`own` weights, or `tied` to the target's output embedding through a projection."""
     normed: bool = False
     """Normalise hidden states, embeddings and block inputs to unit size: layers differ by orders of magnitude."""
-    memory_heads: int = 0
+    memory_heads: Annotated[int, Bounds(least=0, most=1024)] = 0
     """Heads of a memory that persists over the accepted text (0: none)."""
-    memory_size: int = 64
+    memory_size: Size = 64
     """Width of its keys and values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("state_size", "exit_size", "memory_size")
-        require(self.blocks >= 0, f"blocks must be 0 or more, got {self.blocks}")
-        require(self.memory_heads >= 0, f"memory_heads must be 0 or more, got {self.memory_heads}")
-        for name, allowed in (
-            ("cell", ("rnn", "gated", "none")),
-            ("first_state", ("embedding", "zero", "context")),
-            ("head", ("own", "tied")),
-        ):
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if self.first_state == "embedding" or self.cell == "none":
             require(
                 self.state_size == self.embedding_size,

@@ -8,13 +8,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Literal
 
+from redrafter.bounds import Name, check
 from redrafter.config import Shape, require
 from redrafter.errors import ConfigError
 from redrafter.interop.find import WITH_NGRAMS
 
 VARIABLE = "REDRAFTER_SGLANG"
-RULES = ("seeded", "sglang")
 EXAMPLE = '{"drafter": "my-drafter+ngram"}'
 NODES = 64
 """Nodes of the largest tree, its root included, unless the user gives a number or a shape."""
@@ -24,10 +25,10 @@ NODES = 64
 class Settings:
     """The fields of the JSON object in REDRAFTER_SGLANG."""
 
-    drafter: str = "auto"
+    drafter: Name = "auto"
     """`auto` (`recurrent+ngram`), `recurrent` (the drafter that comes with the package for this model), or a folder or
     Hub id of a recurrent drafter. `+ngram` at the end mixes the text's n-grams into the tree."""
-    rule: str = "seeded"
+    rule: Literal["seeded", "sglang"] = "seeded"
     """`seeded`: a seed gives the same text with and without speculation. `sglang`: SGLang's own rule."""
     shape: str = ""
     """Beam of the largest tree, such as 16x5. The tree's nodes are `--speculative-num-draft-tokens` (64)."""
@@ -39,10 +40,7 @@ class Settings:
     """Copy the requests' lengths to the host in every step, for attention backends that need it."""
 
     def __post_init__(self) -> None:
-        require(isinstance(self.drafter, str) and self.drafter != "", f"drafter must be a name, got {self.drafter!r}")
-        require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        for name in ("adaptive", "graphs", "host_lengths"):
-            require(isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}")
+        check(self)
         if self.shape:
             Shape.of(self.shape)
 

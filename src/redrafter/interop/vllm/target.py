@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from redrafter.bounds import Bounds, CountOrZero, Name, check
 from redrafter.config import require
 from redrafter.drafters import RecurrentDrafter
 from redrafter.errors import UnsupportedTarget
@@ -28,34 +29,24 @@ LAYERS = "layers"
 class ProposerConfig:
     """What can be set in `--additional-config '{"redrafter": {...}}'`."""
 
-    drafter: str = "auto"
+    drafter: Name = "auto"
     """`auto` (`recurrent+ngram`), `recurrent` (the drafter that comes with the package for this model), or a folder or
     Hub id of a recurrent drafter. `+ngram` at the end mixes the text's n-grams into the chain."""
-    width: int = 1
+    width: Annotated[int, Bounds(least=1, most=1024)] = 1
     """Beam width: vLLM verifies one chain, which is the best path of so many."""
-    least: float = 0.0
+    least: Annotated[float, Bounds(least=0, below=1)] = 0.0
     """Guess only as far as the whole path is at least this probable (0: always to the full depth)."""
     graphs: bool = True
     """On a GPU, record drafting as CUDA graphs."""
     adaptive: bool = True
     """Stop drafting where measured step times say that drafting loses."""
-    runner: int | str = "auto"
+    runner: Literal["auto", 1, 2] = "auto"
     """1 or 2: vLLM's first or second runner. `auto`: the second where it is known to work (`speculator.py`)."""
-    timing: int = 0
+    timing: CountOrZero = 0
     """Log where the time of so many steps goes (0: never)."""
 
     def __post_init__(self) -> None:
-        require(isinstance(self.drafter, str), f"drafter must be a name or a folder, got {self.drafter!r}")
-        require(isinstance(self.width, int) and self.width >= 1, f"width must be at least 1, got {self.width!r}")
-        require(
-            isinstance(self.least, int | float) and 0 <= self.least < 1, f"least must be in [0, 1), got {self.least!r}"
-        )
-        for name in ("graphs", "adaptive"):
-            require(isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}")
-        require(self.runner in ("auto", 1, 2), f"runner must be 'auto', 1 or 2, got {self.runner!r}")
-        require(
-            isinstance(self.timing, int) and self.timing >= 0, f"timing must be a number of steps, got {self.timing!r}"
-        )
+        check(self)
 
     @classmethod
     def of(cls, additional: Any) -> "ProposerConfig":
