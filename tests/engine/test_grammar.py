@@ -272,6 +272,7 @@ def test_a_guess_that_the_matcher_fails_at_does_not_end_the_text(target: Target)
         def is_error(self) -> bool:
             return self.failed
 
+    made.check()  # takes in the text so far
     made.matcher = Fails(made.matcher)
     assert made.guess(drafted, room=9) == Branches([5], [0])
     assert target.tokenizer.decode(made.guess(drafted, room=9).tokens[1:]) == "xxname", "and it guesses again"

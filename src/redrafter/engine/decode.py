@@ -1,8 +1,9 @@
 """Requests in, text out: open all requests in the running batch, step until they are done."""
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redrafter.config import RuleConfig, Shape
@@ -11,7 +12,7 @@ from redrafter.engine.exactness import Promise
 from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
-from redrafter.errors import PromptTooLong
+from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
@@ -29,6 +30,8 @@ class RequestWriter:
         self.text = TextWriter(tokenizer, request.stop, request.shown)
         self.stats = Stats(rule=rule.name, lossless=rule.lossless, exactness=promise.exactness)
         self.finish_reason: FinishReason | None = None
+        self.forbidden = {token for token, bias in request.sampling.logit_bias.items() if bias == -math.inf}
+        self.checks: list[Callable[[], None]] = []  # each raises if a token was chosen where none was left
 
     def take(self, output: RowOutput, elapsed: float) -> Part:
         """Take new tokens, up to where a stop string or a stopping criterion ends the text."""
@@ -41,6 +44,7 @@ class RequestWriter:
                 self.finish_reason = "stop"
                 break
         kept = len(pieces)
+        self._check(output.tokens[:kept])
         if output.done and self.finish_reason is None:
             ended = bool(output.tokens) and output.tokens[-1] in self.request.eos
             self.finish_reason = "stop" if ended else "length"
@@ -64,9 +68,24 @@ class RequestWriter:
 
     def processor(self, processors: Sequence[Any]) -> Processor | None:
         """A user's logits processors and the request's grammar, each node seeing its own path."""
-        own = PathProcessors(processors, lambda: [self.ids]) if processors else None
+        users = PathProcessors(processors, lambda: self.ids) if processors else None
+        if users is not None:
+            self.checks.append(users.dead_ends.check)
         constraint: Constraint | None = self.request.constraint
-        return own if constraint is None else constraint.guide(lambda: self.ids, own)
+        if constraint is None:
+            return users
+        guide = constraint.guide(lambda: self.ids, users)
+        self.checks.append(guide.check)
+        return guide
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """Raise ConfigError if these new tokens were chosen though no token could be."""
+        for check in self.checks:
+            check()
+        for count, token in enumerate(tokens):
+            if token in self.forbidden:
+                cause = "logit_bias leaves" if self.request.constraint is None else "the grammar and logit_bias leave"
+                raise ConfigError(f"{cause} no token to choose at token {self.stats.tokens + count + 1} of the text")
 
 
 def decode(

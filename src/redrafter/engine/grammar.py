@@ -22,6 +22,7 @@ from torch import Tensor
 from redrafter.config import Grammar
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree
+from redrafter.engine.processors import DeadEnds, dead_nodes
 from redrafter.errors import ConfigError
 from redrafter.runtime.guide import DEEPEST, Branches, by_depth, forbidden
 from redrafter.targets import Target
@@ -198,6 +199,7 @@ class GrammarGuide:
         self.spent = 0.0  # CPU seconds for decided tokens
         self.cost = 0.0  # CPU seconds for the root of the last call: what a guess may cost
         self.guessed: Branches | None = None  # the tree that is being verified, if it went through `guess`
+        self.dead_ends = DeadEnds(ids)
 
     def guess(self, tree: Branches, room: int) -> Branches:
         """Drop guesses that the grammar forbids, and plant the tokens that it forces.
@@ -248,8 +250,26 @@ class GrammarGuide:
         if self.before is not None:
             logits = self.before(logits, tree)
         words = np.full((logits.shape[1], -(-self.vocab_size // 32)), -1, dtype=np.int32)
-        self.mask(self.guessed or read(tree), words)
-        return logits.masked_fill_(unpacked(words, logits.shape[2], logits.device), -torch.inf)
+        branches = self.guessed or read(tree)
+        self.mask(branches, words)
+        logits.masked_fill_(unpacked(words, logits.shape[2], logits.device), -torch.inf)
+        if self.before is not None:
+            self._note(dead_nodes(logits[:, : len(branches.tokens)]), branches)
+        return logits
+
+    def check(self) -> None:
+        self.dead_ends.check()
+        self._follow()
+
+    def _note(self, nodes: list[int], tree: Branches) -> None:
+        """Remember where processor and grammar together leave no token; the token chosen there may be allowed."""
+        self.dead_ends.begin()
+        for node in nodes:
+            path, at = [], node
+            while at:
+                path.append(tree.tokens[at])
+                at = tree.parents[at]
+            self.dead_ends.add(path[::-1], "the grammar and a logits processor leave no token to choose")
 
     def mask(self, tree: Branches, words: NDArray[np.int32]) -> None:
         """Write into `words` (N+1, V/32) which tokens may follow each node; nodes that the grammar forbids are left."""
@@ -277,8 +297,14 @@ class GrammarGuide:
         ids, began = self.ids(), time.thread_time()
         new, self.known = ids[self.known :], len(ids)
         if new:
-            self.matcher.consume_tokens(new)
+            ends = new[-1] in self.eos  # a matcher that has stopped takes no token, not even this one
+            inner = new[:-1] if ends else new
+            taken = self.matcher.try_consume_tokens(inner)
             self._check()
+            if taken < len(inner) or (ends and not self.matcher.is_accepting()):
+                at = self.known - self.prompt - len(new) + taken + 1
+                cause = "logit_bias" if self.before is None else "logit_bias or a logits processor"
+                raise ConfigError(f"the grammar and {cause} leave no token to choose at token {at} of the text")
             self._spend(time.thread_time() - began)
 
     def _check(self) -> None:

@@ -49,6 +49,9 @@ class Guide(Protocol):
     def mask(self, tree: Branches, words: NDArray[np.int32]) -> None:
         """Write into `words` (N+1, V/32) which tokens may follow each node: a bit for each, the lowest first."""
 
+    def check(self) -> None:
+        """Raise if the text has a token that may not follow: none that may was left to choose."""
+
 
 class RowProcessors:
     """Each row's processor on its own nodes, which it may change in place. An error ends that row alone."""
