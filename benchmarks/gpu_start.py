@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from redrafter.targets.default import cache_folder
+from redrafter.cache_folder import cache_folder
 from redrafter.targets.verdicts import folder as verdicts_folder
 
 

@@ -9,6 +9,7 @@ import torch
 
 from redrafter import Engine
 from redrafter.cli import options
+from redrafter.cache_folder import cache_folder
 from redrafter.cli.main import main
 from redrafter.config import SamplingParams
 from redrafter.targets import default, load_target
@@ -32,7 +33,7 @@ def _loaded_once(monkeypatch):
     """The default model, for all commands that run in this process; those that must not find it have other caches."""
 
     def load(model=None, **given):
-        key = default.cache_folder(), repr(given)
+        key = cache_folder(), repr(given)
         if model is not None:
             return load_target(model, **given)
         if key not in LOADED:

@@ -1,10 +1,12 @@
 """`redrafter doctor` prints what would run: model, drafter, shape, runtime, kernels and exactness."""
 
+import json
 import sys
 
 import pytest
 import torch
 
+from redrafter import cache_folder
 from redrafter.cli.main import main
 from redrafter.engine import describe
 from redrafter.kernels.cpu import library
@@ -75,8 +77,11 @@ def test_compiled_kernels_are_found(monkeypatch, tmp_path):
     monkeypatch.delenv("REDRAFTER_NATIVE", raising=False)
     monkeypatch.setattr(library, "find_compiler", lambda: sys.executable)  # anything that answers --version
     assert library.status() == "not compiled yet (done at first use)"
-    library.compiled(sys.executable, library.chosen()).write_bytes(b"")
+    path = library.compiled(sys.executable, library.chosen())
+    cache_folder.keep(path, lambda folder: (folder.mkdir(), (folder / "library.so").write_bytes(b"code")))
     assert library.status() == "compiled"
+    (path / "library.so").write_bytes(b"")
+    assert library.status() == "not compiled yet (done at first use)"
 
 
 def test_earlier_checks_are_counted_and_forgotten(capsys, monkeypatch, tmp_path):
@@ -84,3 +89,34 @@ def test_earlier_checks_are_counted_and_forgotten(capsys, monkeypatch, tmp_path)
     (tmp_path / "one.json").write_text("{}")
     assert "passed checks 1 kept in" in doctor(capsys, "--device", "cpu", "--drafter", "none")
     assert "passed checks 0 kept" in doctor(capsys, "--device", "cpu", "--drafter", "none", "--recheck")
+
+
+def test_damaged_files_are_a_finding(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    cache_folder.keep(tmp_path / "native" / "one", lambda f: (f.mkdir(), (f / "one.so").write_bytes(b"machine code")))
+    cache_folder.write_json(tmp_path / "profiles" / "two.json", {})
+    none = "--device", "cpu", "--drafter", "none"
+    assert "ok kept files 2, all as they were written" in doctor(capsys, *none)
+    (tmp_path / "native" / "one" / "one.so").write_bytes(b"machine")
+    for options in (none, (*none, "--recheck")):
+        assert "!! kept files 2, damaged or of an earlier version: native/one — the next use" in doctor(
+            capsys, *options
+        )
+
+
+def test_damage_that_changes_neither_size_nor_times_is_found_by_a_recheck(capsys, monkeypatch, tmp_path):
+    """As a disk does it: here, the stamp of the last check is made to agree with the damaged file."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache_folder, "LARGE", 1)
+    path = cache_folder.keep(
+        tmp_path / "native" / "one", lambda f: (f.mkdir(), (f / "one.so").write_bytes(b"machine code"))
+    )
+    (path / "one.so").write_bytes(b"Machine code")
+    whole = cache_folder.sha256_of
+    expected = json.loads((path / "manifest.json").read_text())["files"]["one.so"]["sha256"]
+    monkeypatch.setattr(cache_folder, "sha256_of", lambda _: expected)
+    assert cache_folder.is_intact(path)
+    monkeypatch.setattr(cache_folder, "sha256_of", whole)
+    assert "kept files 2, all as they were written" in doctor(capsys, "--device", "cpu", "--drafter", "none")
+    out = doctor(capsys, "--device", "cpu", "--drafter", "none", "--recheck")
+    assert "damaged or of an earlier version: native/one" in out

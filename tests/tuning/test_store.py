@@ -1,6 +1,5 @@
 """Profiles on disk: written atomically, ignored when damaged, and picked up by `load` for the same combination only."""
 
-import json
 import logging
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import redrafter
 from redrafter import RuleConfig, Shape
+from redrafter.cache_folder import read_json, write_json
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.errors import CacheUnavailable
 from redrafter.targets import load_target
@@ -34,11 +34,22 @@ def test_a_saved_profile_is_read_back(profiles):
     assert list(saved_profiles()) == [again]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"version": "VERSION", "odd": 1}', "half"])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "half", "one digit"])
 def test_a_damaged_profile_is_ignored_with_one_line(profiles, caplog, content):
     path = save_profile(make_profile())
-    text = content.replace("VERSION", store.PROFILE_VERSION)
-    path.write_text(path.read_text()[:100] if content == "half" else text)
+    texts = {"half": path.read_text()[:100], "one digit": path.read_text().replace("8", "9", 1)}
+    path.write_text(texts.get(content, content))
+    check_ignored(path, caplog)
+
+
+@pytest.mark.parametrize("content", [{}, [1], {"version": store.PROFILE_VERSION, "odd": 1}])
+def test_an_odd_profile_is_ignored_with_one_line(profiles, caplog, content):
+    path = save_profile(make_profile())
+    write_json(path, content)
+    check_ignored(path, caplog)
+
+
+def check_ignored(path, caplog):
     with caplog.at_level(logging.INFO):
         assert read_profile(path) is None
     assert len(caplog.records) == 1
@@ -108,7 +119,6 @@ def test_a_file_with_the_key_of_another_combination_is_ignored(profiles, caplog)
     drafter = recurrent_drafter(target)
     key = profile_key(target, drafter, "auto")
     path = save_profile(make_profile(key=key, target_name=target.name))
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"key": key | {"dtype": "other"}}))
+    write_json(path, read_json(path) | {"key": key | {"dtype": "other"}})
     assert find_profile(target, drafter, "auto") is None
     assert "belongs to another combination" in caplog.text

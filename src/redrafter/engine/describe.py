@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter.cache_folder import cache_folder
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, shipped
@@ -26,7 +27,7 @@ from redrafter.kernels.cpu import library
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.packed_target import PackedTarget
-from redrafter.targets.default import FOLDER, NAME, cache_folder
+from redrafter.targets.default import FOLDER, NAME
 from redrafter.targets.load import parse_device, parse_dtype
 from redrafter.tuning.store import apply_profile, resolve_runtime, saved_profiles
 

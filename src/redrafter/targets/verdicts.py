@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from redrafter.errors import CacheUnavailable
+from redrafter.cache_folder import MANIFEST, VERDICTS, cache_folder, read_json, write_json
+from redrafter.errors import CacheUnavailable, CorruptCheckpoint
 from redrafter.kernels.cpu import library
 from redrafter.results import versions
 from redrafter.targets.cpu import passes
 from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS
-from redrafter.targets.default import MANIFEST, cache_folder, replace_text
 from redrafter.targets.fingerprint import fingerprint
 from redrafter.targets.selfcheck import use_attention
 from redrafter.targets.target import Target
@@ -40,7 +40,7 @@ VARIABLES = ("CUBLAS", "NVIDIA_TF32", "TRITON_")
 
 
 def folder() -> Path:
-    return cache_folder() / "selfcheck"
+    return cache_folder() / VERDICTS
 
 
 def check_once(target: Target, check: Callable[[Target], None]) -> None:
@@ -143,8 +143,8 @@ def read(path: Path | None) -> Any:
     if path is None:
         return None
     try:
-        return json.loads(path.read_text())["verdict"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(path)
+    except (OSError, CorruptCheckpoint):
         return None
 
 
@@ -152,8 +152,7 @@ def write(path: Path | None, verdict: Any) -> None:
     """Keep the verdict, if there is a file for it."""
     if path is not None:
         with contextlib.suppress(OSError):  # a cache folder that cannot be written: the next start checks again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, json.dumps({"verdict": verdict}))
+            write_json(path, verdict)
 
 
 def _path(target: Target, about: dict[str, str]) -> Path | None:

@@ -1,11 +1,9 @@
 """Profiles on disk: one JSON file for each combination of target, drafter and machine, and how `load` finds it."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +11,16 @@ from typing import Any
 
 import torch
 
+from redrafter.cache_folder import PROFILES, cache_folder, read_json, write_json
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity
-from redrafter.errors import CacheUnavailable, ConfigError
+from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint
 from redrafter.kernels.threads import thread_count
 from redrafter.results import hardware
 from redrafter.targets import Target
-from redrafter.targets.default import cache_folder
 from redrafter.tuning.profile import (
     PROFILE_VERSION,
     BestShape,
@@ -86,7 +84,7 @@ def drafter_identity(drafter: Drafter) -> str:
 
 
 def profile_folder() -> Path:
-    return cache_folder() / "profiles"
+    return cache_folder() / PROFILES
 
 
 def profile_path(target_name: str, key: dict[str, str]) -> Path:
@@ -96,16 +94,11 @@ def profile_path(target_name: str, key: dict[str, str]) -> Path:
 
 
 def save_profile(profile: Profile) -> Path:
-    """Write the file atomically. Replaces an older profile of the same combination."""
+    """Write the file. Replaces an older profile of the same combination."""
     path = profile_path(profile.target_name, profile.key)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n")
-        scratch.replace(path)
+        write_json(path, dataclasses.asdict(profile))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
         reason = error.strerror or error
         raise CacheUnavailable(
             f"cannot write the profile to {path.parent} ({reason}); set REDRAFTER_CACHE to a writable folder"
@@ -116,7 +109,7 @@ def save_profile(profile: Profile) -> Path:
 def read_profile(path: Path) -> Profile | None:
     """None, with one line in the log, for a file that is damaged or written by another version."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if content["version"] != PROFILE_VERSION:
             log.warning(
                 "%s was written by redrafter %s and is ignored: run redrafter tune again", path, content["version"]
@@ -127,7 +120,7 @@ def read_profile(path: Path) -> Profile | None:
         return profile
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (OSError, CorruptCheckpoint, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.warning("%s is damaged and is ignored (%s): run redrafter tune again", path, type(error).__name__)
         return None
 

@@ -9,12 +9,13 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from redrafter.cache_folder import LIBRARIES, cache_folder, is_intact, keep
+from redrafter.errors import CacheUnavailable
 from redrafter.kernels.cpu.build import FLAGS, INSTRUCTIONS, compile_library
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def load(instructions: str) -> ctypes.CDLL | None:
     """The functions for one set of instructions: from the wheel, or compiled at first use."""
     try:
         made = _load_prebuilt(instructions) or _compile(instructions)
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # RuntimeError: no home folder
+    except (OSError, CacheUnavailable, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         log.info("no C++ for %s: %s", instructions, said[0] if said else error)
         return None
@@ -151,16 +152,16 @@ def _compile(instructions: str) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
         return None
-    path = compiled(compiler, instructions)
-    if not path.exists():
+    kept = compiled(compiler, instructions)
+
+    def compile_into(folder: Path) -> None:
         log.info("compiling the C++ for CPUs (%s), once", instructions)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            fresh = Path(scratch, path.name)
-            compile_library([compiler], HERE, instructions, fresh)
-            subprocess.run([sys.executable, "-c", TRY, str(fresh)], check=True, capture_output=True, text=True)
-            fresh.replace(path)
-    return ctypes.CDLL(str(path))
+        folder.mkdir()
+        fresh = folder / f"{kept.name}.so"
+        compile_library([compiler], HERE, instructions, fresh)
+        subprocess.run([sys.executable, "-c", TRY, str(fresh)], check=True, capture_output=True, text=True)
+
+    return ctypes.CDLL(str(keep(kept, compile_into) / f"{kept.name}.so"))
 
 
 def prebuilt(instructions: str) -> Path:
@@ -169,17 +170,15 @@ def prebuilt(instructions: str) -> Path:
 
 
 def compiled(compiler: str, instructions: str) -> Path:
-    """Where the library is kept that was compiled here, by this compiler for this CPU."""
+    """The folder of the library that was compiled here, by this compiler for this CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     flags = [*FLAGS, *INSTRUCTIONS[instructions]]
-    return folder() / f"{instructions}-{_digest(version, *flags, platform.machine(), cpu_features())}.so"
+    return folder() / f"{instructions}-{_digest(version, *flags, platform.machine(), cpu_features())}"
 
 
 def folder() -> Path:
-    """Where compiled libraries are kept: beside the converted default model, whose code is in a higher layer."""
-    if chosen := os.environ.get("REDRAFTER_CACHE"):
-        return Path(chosen) / "native"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter" / "native"
+    """Where compiled libraries are kept."""
+    return cache_folder() / LIBRARIES
 
 
 def built() -> str:
@@ -213,8 +212,8 @@ def status() -> str:
     if compiler is None:
         return "not available (no C++ compiler: install g++ or clang++)"
     try:
-        return "compiled" if compiled(compiler, chosen()).exists() else "not compiled yet (done at first use)"
-    except (OSError, RuntimeError) as error:
+        return "compiled" if is_intact(compiled(compiler, chosen())) else "not compiled yet (done at first use)"
+    except (OSError, CacheUnavailable) as error:
         return f"not available ({error})"
 
 

@@ -4,20 +4,18 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from redrafter.cache_folder import TOKENIZERS, cache_folder, is_intact, keep
 from redrafter.errors import CacheUnavailable
 from redrafter.results import versions
-from redrafter.targets.default import cache_folder
 from redrafter.targets.gguf.file import GGUFFile
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Counts changes of the conversion, so that tokenizers kept from an earlier one are not used."""
 BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe")
 """Values of tokenizer.ggml.pre with which llama.cpp begins texts with BOS unless the file says otherwise."""
@@ -29,8 +27,8 @@ def tokenizer_of(file: GGUFFile) -> Any:
         log.info("%s has no tokenizer: give token ids, or a tokenizer", file.path)
         return None
     kept = _kept(file)
-    if kept is not None and kept.exists():
-        with contextlib.suppress(Exception):  # damaged: convert it again
+    if kept is not None and is_intact(kept):
+        with contextlib.suppress(Exception):  # transformers cannot read what it wrote: convert again
             return _read(kept)
     from transformers import AutoTokenizer
 
@@ -42,7 +40,8 @@ def tokenizer_of(file: GGUFFile) -> Any:
         log.info("%s has no tokenizer that transformers can convert (%s)", file.path, text[0] if text else error)
         return None
     if kept is not None:
-        _keep(made, kept)
+        with contextlib.suppress(OSError):  # a cache folder that cannot be written
+            keep(kept, made.save_pretrained)
     return made
 
 
@@ -75,15 +74,6 @@ def _kept(file: GGUFFile) -> Path | None:
     made_by = [FORMAT, file.metadata.get("general.architecture"), versions().get("transformers")]
     digest = hashlib.sha256(repr([about, made_by]).encode()).hexdigest()
     try:
-        return cache_folder() / "tokenizers" / digest[:16]
+        return cache_folder() / TOKENIZERS / digest[:16]
     except CacheUnavailable:
         return None
-
-
-def _keep(tokenizer: Any, folder: Path) -> None:
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):  # a cache folder that cannot be written, or another process was first
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(scratch)
-        scratch.rename(folder)
-    shutil.rmtree(scratch, ignore_errors=True)
