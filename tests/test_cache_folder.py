@@ -38,7 +38,7 @@ def test_a_folder_is_written_once(root, written):
     path = root / "native" / "one"
     assert cache.keep(path, write) == cache.keep(path, write) == path
     assert len(places) == 1
-    assert [p.name for p in path.parent.iterdir() if p.suffix != ".lock"] == ["one"], "no scratch folder is left"
+    assert [p.name for p in path.parent.iterdir()] == ["one"], "no scratch folder is left"
     assert (path / "library.so").read_bytes() == b"machine code"
 
 
@@ -128,6 +128,27 @@ def test_other_programs_files_are_left_alone(root, written):
     assert all(path.read_text() == "mine" for path in others)
 
 
+def test_a_lock_keeps_threads_and_processes_apart(root):
+    """Its file goes at each release, and is made anew at each acquisition."""
+    root.mkdir()
+    inside, most = [], []
+
+    def work():
+        for _ in range(50):
+            with cache.process_lock(root / ".lock"):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert max(most) == 1
+    assert list(root.iterdir()) == []
+
+
 def test_several_at_once_write_once(root, written):
     write, places = written
     threads = [threading.Thread(target=cache.keep, args=(root / "one", write)) for _ in range(4)]
@@ -143,7 +164,7 @@ def test_json_is_read_as_it_was_written(root, content):
     path = root / "profiles" / "one.json"
     cache.write_json(path, content)
     assert cache.read_json(path) == content
-    assert [p.name for p in path.parent.iterdir() if p.suffix != ".lock"] == ["one.json"]
+    assert [p.name for p in path.parent.iterdir()] == ["one.json"]
 
 
 def test_every_damaged_byte_of_a_json_file_is_noticed(root):

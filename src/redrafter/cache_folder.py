@@ -83,7 +83,7 @@ def keep(path: Path, write: Callable[[Path], Any], intact: Callable[[Path], bool
     remove_left_over(path.parent)
     if not intact(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(_lock(path)):
+        with process_lock(_lock(path)):
             if not intact(path):  # another process may have been first
                 if path.exists():
                     log.warning("%s is damaged; making it again", path)
@@ -93,6 +93,19 @@ def keep(path: Path, write: Callable[[Path], Any], intact: Callable[[Path], bool
 
 def _lock(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
+
+
+@contextlib.contextmanager
+def process_lock(path: Path, wait: bool = True) -> Iterator[None]:
+    """Keep other processes and threads out; a killed process's lock is free. filelock's Timeout if one is not to wait.
+
+    The file goes while it is still locked: filelock does not take a lock whose file is gone.
+    """
+    with FileLock(path, timeout=-1 if wait else 0):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
@@ -136,7 +149,7 @@ def remove_left_over(parent: Path) -> None:
     with contextlib.suppress(OSError):  # a cache that cannot be written
         for scratch in parent.glob(f".*{SCRATCH}"):
             lock = _lock(parent / scratch.name.removeprefix(".").removesuffix(SCRATCH))
-            with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
+            with contextlib.suppress(Timeout), process_lock(lock, wait=False):
                 _remove(scratch)
 
 
@@ -145,7 +158,7 @@ def write_json(path: Path, content: Any) -> None:
     text = json.dumps({"sha256": _digest(content), "content": content}, indent=1) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_left_over(path.parent)
-    with FileLock(_lock(path)):
+    with process_lock(_lock(path)):
         _replace(path, lambda scratch: scratch.write_text(text))
 
 
@@ -185,7 +198,7 @@ def forget_checks() -> None:
 
 def entries() -> Iterator[tuple[Path, bool]]:
     """Each file and folder in the folders of the cache, and whether it is as it was written."""
-    for name in (LIBRARIES, TOKENIZERS, VERDICTS, PROFILES, CHECKS):
+    for name in (LIBRARIES, TOKENIZERS, VERDICTS, PROFILES):
         folder = cache_folder() / name
         remove_left_over(folder)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

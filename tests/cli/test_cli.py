@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from redrafter import Engine
-from redrafter.cli import options
 from redrafter.cache_folder import cache_folder
+from redrafter.cli import options
 from redrafter.cli.main import main
 from redrafter.config import SamplingParams
 from redrafter.targets import default, load_target

@@ -25,6 +25,7 @@ from redrafter.train import dataset as texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.dataset import read_texts
 from redrafter.train.distill import Remembered, _Writer, distill
+from redrafter.train.lock import only_writer
 from redrafter.train.self_prompts import Piece, SelfPrompts, user_turn
 from redrafter.train.task_prompts import FOLLOW_UPS, STARTS, TASKS, TaskPrompts
 from tests.helpers.letters import ALPHABET, END, FILE, SMALL, files, make_target, plain, rows, tokenizer
@@ -278,10 +279,29 @@ def test_data_of_another_tokenizer(target, tmp_path, caplog):
     other = load_target(make_model(), tokenizer=tokenizer(ALPHABET[::-1]))
     with pytest.raises(DrafterMismatch, match=r"the data in .* was made for the tokenizer of llama .* has another"):
         read_texts(tmp_path, other)
-    smaller = load_target(make_model("llama", vocab_size=12))
-    with pytest.raises(CorruptCheckpoint, match="outside the vocabulary of 12"):
-        read_texts(tmp_path, smaller)
+    fine_tune = load_target(make_model("qwen2"), tokenizer=tokenizer())
+    read_texts(tmp_path, fine_tune)
     assert "has other weights" in caplog.text
+
+
+@pytest.mark.parametrize("size", [12, 2000])
+def test_data_of_another_vocabulary(target, tmp_path, size):
+    """Neither model need have a tokenizer that tells them apart."""
+    distill(target, tmp_path, SMALL, prompts=FILE)
+    other = load_target(make_model("llama", vocab_size=size))
+    with pytest.raises(DrafterMismatch, match=rf"a vocabulary of {target.vocab_size} tokens, but llama has {size}"):
+        read_texts(tmp_path, other)
+
+
+@pytest.mark.parametrize("rollouts", [False, True])
+def test_data_with_tokens_outside_the_vocabulary(target, tmp_path, rollouts):
+    made = folders.Folder(tmp_path, {}, {})
+    tokens = [1, 2] if rollouts else [1, target.vocab_size]
+    ahead = [torch.tensor([[3], [target.vocab_size]])] if rollouts else None
+    made.open()
+    made.add(0, Texts.of([tokens], [1], [0.0], [0], ahead), [5], [0], {})
+    with pytest.raises(CorruptCheckpoint, match=f"outside the vocabulary of {target.vocab_size}"):
+        read_texts(tmp_path, target)
 
 
 def test_folders_without_texts(target, tmp_path, caplog):
@@ -398,3 +418,37 @@ def test_scratch_files_are_the_only_ones_removed(tmp_path):
         (tmp_path / name).write_text("")
     texts.remove_scratch(tmp_path)
     assert sorted(files(tmp_path)) == [".other.part", "texts-00000.safetensors"]
+
+
+def test_a_second_writer_is_refused(target, tmp_path):
+    with only_writer(tmp_path / "data"):
+        with pytest.raises(ConfigError, match=r"another process writes to .*data: wait"):
+            distill(target, tmp_path / "data", SMALL, prompts=FILE)
+        assert files(tmp_path / "data").keys() <= {".lock"}
+    assert distill(target, tmp_path / "data", SMALL, prompts=FILE).rows == 4
+
+
+def test_the_lock_of_a_killed_writer_is_free(tmp_path):
+    hold = "import sys; from pathlib import Path; from redrafter.train.lock import only_writer\n"
+    hold += "with only_writer(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process"), only_writer(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.communicate()
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path):
+    with only_writer(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RedrafterError, match="cannot write to"), only_writer(tmp_path / "file" / "new"):
+        pass

@@ -22,6 +22,7 @@ from redrafter.train import trainer
 from redrafter.train.batches import epoch_groups, make_batch, sum_positions
 from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import StateSource, read_layers
+from redrafter.train.lock import only_writer
 from redrafter.train.run import TrainingFailed
 from redrafter.train.setup import make_net
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
@@ -341,3 +342,9 @@ def test_minutes_replace_updates(target, texts, tmp_path):
     assert rates[-1] < 0.2 * config.lr
     assert [r["update"] for r in done.records if "held_out" in r][-1] == done.updates
     assert train(target, texts, tmp_path, options=OPTIONS, config=config).updates == done.updates
+
+
+def test_a_second_trainer_is_refused(tmp_path: Path, target: Target, texts: Texts) -> None:
+    with only_writer(tmp_path), pytest.raises(ConfigError, match="another process writes to"):
+        train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
+    assert train(target, texts, tmp_path, options=OPTIONS, config=CONFIG).updates == CONFIG.updates

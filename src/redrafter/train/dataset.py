@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from redrafter.drafters.checkpoint import compare
-from redrafter.errors import CorruptCheckpoint, RedrafterError
+from redrafter.drafters.checkpoint import compare, identity
+from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError
 from redrafter.targets import Target
 from redrafter.texts import Texts, concatenate
 
@@ -125,12 +125,23 @@ def write_errors(folder: Path) -> Iterator[None]:
         raise RedrafterError(f"cannot write to {folder} ({reason}); choose another folder") from error
 
 
+def target_entry(target: Target) -> dict[str, str]:
+    """What a manifest says of the target that wrote the texts."""
+    return identity(target) | {"vocabulary": str(target.vocab_size)}
+
+
 def read_texts(folder: Path, target: Target) -> Texts:
     """All texts of a folder that `redrafter distill` made with this target's tokenizer."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise CorruptCheckpoint(f"{folder} is no folder of training data: it has no {MANIFEST}; see redrafter distill")
     compare(manifest["target"], target, f"the data in {folder}", "it teaches that model's ways")
+    size, wanted = manifest["target"].get("vocabulary"), str(target.vocab_size)
+    if size not in (None, wanted):  # None: of an earlier version
+        raise DrafterMismatch(
+            f"the data in {folder} was made for a vocabulary of {size} tokens, but {target.name} has {wanted}; "
+            "make the data with this target"
+        )
     if not manifest["shards"]:
         raise CorruptCheckpoint(f"{folder} holds no texts; run redrafter distill first")
     if not manifest["complete"]:
@@ -139,10 +150,19 @@ def read_texts(folder: Path, target: Target) -> Texts:
     parts = []
     for entry in manifest["shards"]:
         texts, _ = read_shard(folder, entry)
-        if len(texts.tokens) and not 0 <= int(texts.tokens.min()) <= int(texts.tokens.max()) < target.vocab_size:
+        if not _known(texts, target.vocab_size):
             raise CorruptCheckpoint(
                 f"{folder / entry['file']} has token ids outside the vocabulary of {target.vocab_size} of "
                 f"{target.name}; make the data with this target"
             )
         parts.append(texts)
     return concatenate(parts)
+
+
+def _known(texts: Texts, size: int) -> bool:
+    """Whether all tokens are in the vocabulary; rollouts have -1 where they hold nothing."""
+    rollouts = torch.empty(0) if texts.rollouts is None else texts.rollouts
+    return all(
+        not x.numel() or least <= int(x.min()) <= int(x.max()) < size
+        for x, least in ((texts.tokens, 0), (rollouts, -1))
+    )

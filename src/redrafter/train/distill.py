@@ -12,7 +12,6 @@ import torch
 from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
-from redrafter.drafters.checkpoint import identity
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.bulk import write_texts
@@ -22,7 +21,9 @@ from redrafter.targets.tokenizer import has_chat_template
 from redrafter.texts import Texts
 from redrafter.train.config import DistillConfig
 from redrafter.train.data_folder import Begun, Distilled, Folder, check_disk, digest, settled
+from redrafter.train.dataset import target_entry
 from redrafter.train.local_rollouts import roll_out_rows
+from redrafter.train.lock import only_writer
 from redrafter.train.self_prompts import Piece, SelfPrompts, mark, messages
 from redrafter.train.task_prompts import TaskPrompts
 
@@ -102,38 +103,39 @@ def distill(
         raise ConfigError("texts that the target did not write teach only through its rollouts: set local to 1 or more")
     if documents is None and prompts is None and not self_prompt:
         raise ConfigError("there is nothing to start from: give prompts or texts, or let the target write its own")
-    config = _settled(config, folder, target)
-    assert config.shard is not None
-    made = Folder(
-        folder,
-        identity(target),
-        _settings(config) | {"prompts": digest(prompts), "self_prompt": self_prompt, "text": digest(documents)},
-    )
-    writer = _Writer(target, config, progress)
-    sources = writer.sources(prompts, self_prompt, documents)
-    total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
-    longest = config.longest_prompt + config.max_new_tokens
-    if made.finished < total:
-        check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
-    made.open()
-    begun = Begun(0, [0] * len(sources), set())
-    began, slowest = time.perf_counter(), 0.0
-    while begun.rows < total:
-        now = time.perf_counter()
-        if begun.rows and seconds is not None and now - began + slowest / 2 > seconds:
-            break
-        index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
-        rows = made.read(index, begun)
-        if rows is None:
-            texts, marks, dropped = writer.shard(sources, begun, wanted)
-            rows = made.add(index, texts, marks, begun.used, dropped)
-        begun.rows += rows
-        slowest = max(slowest, time.perf_counter() - now)
-        if progress is not None:
-            progress(rows, 0)
-        if rows < wanted:  # the file ran out
-            break
-    return made.close()
+    with only_writer(folder):
+        config = _settled(config, folder, target)
+        assert config.shard is not None
+        made = Folder(
+            folder,
+            target_entry(target),
+            _settings(config) | {"prompts": digest(prompts), "self_prompt": self_prompt, "text": digest(documents)},
+        )
+        writer = _Writer(target, config, progress)
+        sources = writer.sources(prompts, self_prompt, documents)
+        total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
+        longest = config.longest_prompt + config.max_new_tokens
+        if made.finished < total:
+            check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
+        made.open()
+        begun = Begun(0, [0] * len(sources), set())
+        began, slowest = time.perf_counter(), 0.0
+        while begun.rows < total:
+            now = time.perf_counter()
+            if begun.rows and seconds is not None and now - began + slowest / 2 > seconds:
+                break
+            index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
+            rows = made.read(index, begun)
+            if rows is None:
+                texts, marks, dropped = writer.shard(sources, begun, wanted)
+                rows = made.add(index, texts, marks, begun.used, dropped)
+            begun.rows += rows
+            slowest = max(slowest, time.perf_counter() - now)
+            if progress is not None:
+                progress(rows, 0)
+            if rows < wanted:  # the file ran out
+                break
+        return made.close()
 
 
 def _settled(config: DistillConfig, folder: Path, target: Target) -> DistillConfig:

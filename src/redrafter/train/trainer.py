@@ -25,6 +25,7 @@ from redrafter.train.batches import all_groups, make_batch, micro_batches, sum_p
 from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import open_states
 from redrafter.train.journal import Journal, Record
+from redrafter.train.lock import only_writer
 from redrafter.train.objective import Objective, Score, States
 from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.setup import check, make_net, split
@@ -91,15 +92,15 @@ def train(
     whole = settings(target, planned, config, shape, init_from, accelerator.num_processes)
     whole |= {"texts": len(texts), "tokens": len(texts.tokens)}
     run.check(whole)
-    training = _Training(target, texts, run, net, config, shape, accelerator, held, learn, watcher)
-    try:
+    with contextlib.ExitStack() as stack:
         if accelerator.is_main_process:
+            stack.enter_context(only_writer(folder))
+        training = _Training(target, texts, run, net, config, shape, accelerator, held, learn, watcher)
+        if training.journal is not None:
+            stack.callback(training.journal.close)
             run.begin(whole)
         accelerator.wait_for_everyone()
         return training.finish()
-    finally:
-        if training.journal is not None:
-            training.journal.close()
 
 
 def settings(
