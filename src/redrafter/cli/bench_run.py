@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from redrafter.bench.specs import CONTENDERS, REFERENCE, names_of, split_shape
 from redrafter.bench.suites import SUITES, questions
 from redrafter.cli.bench_report import console_table
 from redrafter.cli.options import RUNTIMES, add_exact, add_target
+from redrafter.cli.progress import progress_bar, waiting
 from redrafter.config import SamplingParams, Shape, check_text_options, require
 from redrafter.results import check_new, write_results
 
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.targets.default import default_model
 
     console = Console(highlight=False)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
         setup = TargetSetup(target, args.model or str(default_model()), args.runtime, args.exact)
         contenders = make(setup, args.contenders, shapes)
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     left_out = [c.name for c in contenders if config.batch > 1 and c.one_row]
     if left_out:
         console.print(f"[dim]left out, because they cannot answer a batch: {', '.join(left_out)}[/dim]")
-    with console.status("warming up"):
+    with waiting(console, "warming up"):
         for contender in contenders:
             contender.answer(PromptBatch([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
     watch(bench, contenders, asked, engine, console)
@@ -159,7 +160,7 @@ def watch(
         max(len(q.turns) for q in asked[i : i + bench.config.batch]) for i in range(0, len(asked), bench.config.batch)
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
+    with progress_bar(console, *columns) as bar:
         task = bar.add_task("turns answered by every contender", total=total)
         for _ in bench.play(contenders, asked, engine):
             bar.advance(task)

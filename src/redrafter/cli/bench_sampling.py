@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from redrafter.cli.options import find_drafter
+from redrafter.cli.progress import progress_bar, waiting
 from redrafter.config import check_text_options
 from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.bench import sampling
 
     console = Console(highlight=False)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         task = load(args)
     todo = sampling.tables(task, args.texts // args.batch or 1, args.fewer // args.batch or 1, args.samples)
     about = {"task": args.task, "batch": args.batch, "temperature": args.temperature, "drafter": name_of(args.drafter)}
     rows: list[dict[str, Any]] = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with progress_bar(Console(stderr=True), transient=True) as bar:
         whole = bar.add_task("texts", total=sum(sampling.total(task, part) for part in todo))
         for part in todo:
             for found in sampling.measure(task, part, args.seed):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from redrafter.bench.load_test import MIN_ROUNDS, Client, Figures, Load, Timed, figures, offer, ratio
 from redrafter.bench.plot import plot_loads
+from redrafter.cli.progress import waiting
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
@@ -122,7 +123,7 @@ class LoadTest:
         rate = args.pressure * concurrency / alone
         runs: dict[bool, list[list[Timed]]] = {True: [], False: []}
         began = time.perf_counter()
-        with self.console.status(f"{concurrency} at once") as status:
+        with waiting(self.console, f"{concurrency} at once") as say:
             for speculative in (True, False):  # warm up this number of rows
                 await offer(
                     self.client, Load(concurrency=concurrency, rate=1e6), self._bodies(concurrency, 0, speculative)
@@ -132,7 +133,7 @@ class LoadTest:
                     break
                 load = Load(concurrency=concurrency, rate=rate, seed=round_)
                 for speculative in (True, False) if round_ % 2 else (False, True):
-                    status.update(f"{concurrency} at once, round {round_ + 1} of {args.rounds}")
+                    say(f"{concurrency} at once, round {round_ + 1} of {args.rounds}")
                     runs[speculative].append(await offer(self.client, load, self._bodies(count, round_, speculative)))
         flat = {kind: [t for run in every for t in run] for kind, every in runs.items()}
         found, low, high = ratio(runs[False], runs[True])

@@ -5,6 +5,7 @@ import argparse
 from rich.console import Console
 
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
+from redrafter.cli.progress import waiting
 from redrafter.cli.show import awaited, coloured, figures
 from redrafter.errors import ConfigError, PromptTooLong
 
@@ -20,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False, soft_wrap=True)
     options = sampling_options(args)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         engine = load_engine(args)
     messages = [{"role": "system", "content": args.system}] if args.system else []
     while True:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
+from redrafter.cli.progress import plain_lines, waiting
 from redrafter.cli.show import coloured
 from redrafter.results import check_new, write_results
 
@@ -138,13 +139,13 @@ def run(args: argparse.Namespace) -> None:
         check_new(args.save, args.overwrite)
     console = Console(highlight=False)
     options = sampling_options(args)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         engine = load_engine(args)
     comparisons = []
     for prompt in args.prompts or DEMO_PROMPTS:
         [request] = engine.requests([as_prompt(engine, prompt, args.raw)], **options)
         console.print(Text(f"\n{prompt}", style="bold"))
-        with console.status("warming up; the first use on a GPU compiles for a minute or two"):
+        with waiting(console, "warming up; the first use on a GPU compiles for a minute or two"):
             warm_up(engine, request)
         comparisons.append(compare(engine, request, prompt, console))
     console.print(summary(comparisons, console.width))
@@ -181,7 +182,12 @@ def compare(engine: "Engine", request: "Request", prompt: str, console: Console)
     speculative = TimedRun("speculative", engine.run([request]), tokenizer, synchronize)
     runs = (plain, speculative)
     # Drawn between steps, because a thread that draws would take its time from the steps.
-    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+    with (
+        Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live,
+        plain_lines(
+            console, lambda: f"tokens so far: {len(plain.tokens)} plain, {len(speculative.tokens)} speculative"
+        ),
+    ):
         drawn = 0.0
         while not all(r.done for r in runs):
             min((r for r in runs if not r.done), key=lambda r: r.seconds).advance()

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from redrafter.cli.options import add_target, field_help
+from redrafter.cli.progress import progress_bar, waiting
 from redrafter.questions import read_questions
 from redrafter.train.config import DistillConfig
 
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.targets import load_target
 
     console = Console(highlight=False)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
     console.print(table(*make_texts(target, args.out, config, sources, console), args.out))
 
@@ -116,7 +117,7 @@ def make_texts(
         console.print(
             f"[yellow]{total} texts may take days on a CPU: give --texts N, or redrafter train --minutes N[/]"
         )
-    with Progress(*Progress.get_default_columns(), "{task.fields[speed]}", console=console) as bar:
+    with progress_bar(console, *Progress.get_default_columns(), "{task.fields[speed]}") as bar:
         task = bar.add_task("writing texts", total=total, speed="")
 
         def progress(rows: int, tokens: int) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
+from redrafter.cli.progress import waiting
 from redrafter.errors import CacheUnavailable, RedrafterError
 from redrafter.tuning.profile import Profile
 from redrafter.version import __version__
@@ -56,7 +57,9 @@ def run(args: argparse.Namespace) -> None:
             forget_checks()
     console = Console(highlight=False)
     table = Table(show_header=False, box=None)
-    for name, state, advice in [*installation(), *storage(), *run_findings(args)]:
+    with waiting(Console(stderr=True, highlight=False), "checking"):
+        findings = [*installation(), *storage(), *run_findings(args)]
+    for name, state, advice in findings:
         mark = "[yellow]!![/yellow]" if advice else "[green]ok[/green]"
         table.add_row(mark, name, Text(f"{state} — {advice}" if advice else state))
     console.print(table)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from redrafter.cli.options import add_model, as_prompt, load_engine
+from redrafter.cli.progress import progress_bar, waiting
 from redrafter.config import SamplingParams, Shape, check_text_options
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.train.evaluate import evaluate
 
     console = Console(highlight=False)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         # A profile could replace the drafter by plain decoding, and then there would be nothing to evaluate.
         engine = load_engine(args, tuned=False)
     shapes = shapes or [engine.shape]
     prompts = [as_prompt(engine, question.text, args.raw) for question in questions]
     categories = [question.category for question in questions]
     rows: list[DraftQuality] = []
-    with Progress(console=console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("answering", total=len(questions) * len(shapes) * len(args.temperatures))
         for temperature in args.temperatures:
             requests = engine.requests(

@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+from rich.console import Console
+
+from redrafter.cli.progress import waiting
 from redrafter.errors import ConfigError
 from redrafter.interop.find import find
 
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
         if args.model is None and made_for.get("name") != NAME:
             name = made_for.get("name", "an unnamed target")
             raise ConfigError(f"the drafter was trained for {name}; give that model with --model")
-        name, architectures = args.model or NAME, _architectures(args.model or str(default_model()))
+        with waiting(Console(stderr=True, highlight=False), "reading the model's configuration"):
+            name, architectures = args.model or NAME, _architectures(args.model or str(default_model()))
         speculators.write(args.out, net, made_for, name, architectures, args.depth, overwrite=args.overwrite)
     print(f"{args.out}: {sum(p.numel() for p in net.parameters()) / 1e6:.1f} M parameters for {args.to}")
 

@@ -14,6 +14,7 @@ from redrafter.cli.options import (
     read_grammar,
     sampling_options,
 )
+from redrafter.cli.progress import waiting
 from redrafter.cli.show import awaited, coloured, figures
 from redrafter.errors import ConfigError
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     if any("\ud800" <= c <= "\udfff" for c in text):  # Python decodes invalid bytes to these
         raise ConfigError("the prompt is not UTF-8 text; convert it first")
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
-    with err.status("loading"):
+    with waiting(err, "loading"):
         engine = load_engine(args)
     part = None
     parts = engine.stream([as_prompt(engine, text, args.raw)], **options)

@@ -1,5 +1,6 @@
 """The terminal display of `redrafter train`."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -11,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from redrafter.cli.progress import plain_lines
 from redrafter.train.journal import Record, best
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 class LiveTraining:
-    """A progress bar with the latest figures in a terminal, one line per evaluation elsewhere.
+    """A progress bar with the latest figures in a terminal; elsewhere a line per evaluation and every ten seconds.
 
     A resumed run passes the journal's `records`, so that the best value and the sparkline include earlier evaluations.
     """
@@ -45,9 +47,12 @@ class LiveTraining:
     def __enter__(self) -> Self:
         if self._live:
             self._live.start()
+        self._lines = contextlib.ExitStack()
+        self._lines.enter_context(plain_lines(self.console, self._now))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._lines.close()
         if self._live:
             self._live.stop()
 
@@ -66,6 +71,10 @@ class LiveTraining:
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
+
+    def _now(self) -> str:
+        shown = "  ".join(f"{name} {value}" for name, value in self._training() if value)
+        return f"training: update {self.latest.get('update', 0)} of {self.total}" + (f", {shown}" if shown else "")
 
     def _line(self, record: Record) -> list[tuple[str, str]]:
         update = f"{record['update']}/{self.total}"

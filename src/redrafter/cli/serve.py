@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from redrafter.cli.options import add_model, field_help, find_drafter, load_engine
-from redrafter.cli.show import stages
+from redrafter.cli.progress import stages, waiting
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.serve.config import GuardConfig, ServeConfig
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     if args.api_key is None and not is_loopback(args.host):
         warning = f"warning: everybody who reaches {args.host}:{port} can use the model; --api-key asks for a key"
         Console(stderr=True, highlight=False).print(warning, style="yellow", soft_wrap=True)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         engine = load_engine(args, tuned=False, adapts=True)
         if engine.target.tokenizer is None:
             raise ConfigError(f"{engine.target.name} has no tokenizer, and clients send text")

@@ -12,6 +12,7 @@ from redrafter.bounds import kinds
 from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
 from redrafter.cli.live import LiveTraining
 from redrafter.cli.options import add_target, field_help
+from redrafter.cli.progress import waiting
 from redrafter.config import Shape
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     if device is None and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     console = Console(highlight=False, quiet=rank > 0)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=device)
     planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
     processes = int(os.environ.get("WORLD_SIZE", 1))

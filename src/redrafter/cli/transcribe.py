@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
 
 from redrafter.cli.options import find_drafter
+from redrafter.cli.progress import progress_bar, waiting
 from redrafter.config import Gamma, Shape
 from redrafter.errors import ConfigError
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.engine.speech import load_speech
 
     err = Console(stderr=True, highlight=False)
-    with err.status("loading"):
+    with waiting(err, "loading"):
         transcriber = load_speech(
             args.model,
             drafter,
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
             device=args.device,
         )
     began = time.perf_counter()
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+    with progress_bar(err, transient=True) as bar:
         task = bar.add_task("windows of 30 seconds", total=None)
         done = transcriber.transcribe(
             sounds, batch_size=args.batch, progress=lambda n, of: bar.update(task, completed=n, total=of)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
-from redrafter.cli.show import stages
+from redrafter.cli.progress import stages, waiting
 from redrafter.config import SamplingParams, Shape
 from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.tuning.store import save_profile
 
     console = Console(highlight=False)
-    with console.status("loading"):
+    with waiting(console, "loading"):
         # Any explicit shape will do: without one, an older profile could replace the drafter by plain decoding.
         engine = load(
             args.model, args.drafter, dtype=args.dtype, device=args.device, runtime=args.runtime, shape=Shape()

@@ -32,9 +32,8 @@ from redrafter.train.setup import check, make_net, split
 from redrafter.train.teacher import Teacher
 from redrafter.tuning.simulate import SimulatedSteps, simulate
 
-SHOW_EVERY = 20
-"""Updates between two looks at the loss: each look waits for the GPU."""
-
+SHOW_EVERY, SHOW_SECONDS = 20, 5.0
+"""Updates between two looks at the loss, fewer if they take longer: each look waits for the GPU."""
 
 CALIBRATION_TEXTS = 64
 """Training texts that `DrafterKind.calibrate` sees before each evaluation."""
@@ -182,8 +181,9 @@ class _Training:
             last = self._over()
             saves = self.update % config.checkpoint_every == 0 or last
             evaluates = self.update % config.evaluation_interval == 0 or last
-            if self.update - shown >= SHOW_EVERY or saves or evaluates:
-                self._show(time.perf_counter() - shown_at)
+            waited = time.perf_counter() - shown_at
+            if self.update - shown >= SHOW_EVERY or waited >= SHOW_SECONDS or saves or evaluates:
+                self._show(waited)
                 shown, shown_at = self.update, time.perf_counter()
             if evaluates:
                 self._evaluate()
