@@ -36,7 +36,7 @@ from benchmarks.at_once import run_at_once
 from benchmarks.common import arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
-from redrafter.drafters import WithNgrams, checkpoint
+from redrafter.drafters import WithNgrams, checkpoint, files
 from redrafter.drafters.load import load_drafter
 from redrafter.drafters.options import DrafterOptions
 from redrafter.results import check_new, write_results
@@ -161,7 +161,7 @@ def train_drafter(name: str, target: Target, texts: Texts, args: argparse.Namesp
         "options": {k: v for k, v in dataclasses.asdict(options).items() if v is not None},
         "lr": lr,
         **last_records(done),
-        "bytes": (args.out / name / checkpoint.WEIGHTS_FILE).stat().st_size,
+        "bytes": (args.out / name / files.WEIGHTS_FILE).stat().st_size,
     }
     print(json.dumps(row), flush=True)
     return row

@@ -32,6 +32,7 @@ from redrafter import Shape  # noqa: E402
 from redrafter.drafters import (  # noqa: E402
     RecurrentNet,
     checkpoint,
+    files,
     shipped,
 )
 from redrafter.errors import ConfigError  # noqa: E402
@@ -258,9 +259,9 @@ def test_served_as_the_guide_says(own, prompts, plain):
 
 def test_a_drafter_for_another_model_is_refused(own, tmp_path):
     trained, made_for = checkpoint.read(shipped.find(own.target))
-    config = json.loads((shipped.find(own.target) / checkpoint.CONFIG_FILE).read_text())
+    config = json.loads((shipped.find(own.target) / files.CONFIG_FILE).read_text())
     config["target"] = made_for | {"name": "another", "tokenizer": "0" * 16}
-    checkpoint.write_files(tmp_path, config, trained.state_dict())
+    files.write_files(tmp_path, config, trained.state_dict())
     line = refused("--additional-config", json.dumps({"redrafter": {"drafter": str(tmp_path)}}))
     assert "was made for the tokenizer of another" in line
 

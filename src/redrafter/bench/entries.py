@@ -65,7 +65,7 @@ def _drafter(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Con
 def _load_theirs(setup: TargetSetup, folder: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=setup.target.dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=setup.target.dtype)
     return model.to(setup.target.device).eval()
 
 

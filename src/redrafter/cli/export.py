@@ -57,6 +57,6 @@ def _architectures(model: str) -> list[str]:
     from redrafter.errors import first_line
 
     try:
-        return list(AutoConfig.from_pretrained(model).architectures or [])
+        return list(AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or [])
     except Exception as error:
         raise ConfigError(f"cannot read the configuration of {model!r} ({first_line(error)})") from error

@@ -10,22 +10,29 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from redrafter.bounds import shown
 from redrafter.drafters import int8, registry
 from redrafter.drafters.base import DrafterConfig, DrafterNet
+from redrafter.drafters.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_token_ids,
+    read_config,
+    read_target,
+    read_tensors,
+    write_files,
+)
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets import TargetInfo
+from redrafter.targets.budget import Budget
 from redrafter.targets.embedding import embedding_rows, embedding_shape
 
 log = logging.getLogger(__name__)
 
 PREFIX = "redrafter_"
 """A checkpoint's `model_type` is this and the kind's name."""
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 OTHERWISE = "the text stays exact, guesses may be fewer"
 """What a drafter costs on a target with other weights."""
 
@@ -118,21 +125,6 @@ def write(folder: Path, net: DrafterNet, target: TargetInfo, overwrite: bool = F
     write_files(folder, config, int8.pack(tensors) if storage == "int8" else tensors, overwrite)
 
 
-def write_files(
-    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], overwrite: bool = False
-) -> None:
-    """Write both files, each moved into place when complete. Replaces existing files only with `overwrite`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    taken = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if (folder / name).exists()]
-    if taken and not overwrite:
-        raise ConfigError(f"{folder} already holds {' and '.join(taken)}; choose another folder or say overwrite")
-    parts = {name: folder / f".{name}.part" for name in (WEIGHTS_FILE, CONFIG_FILE)}
-    save_file({k: v.contiguous() for k, v in tensors.items()}, parts[WEIGHTS_FILE])
-    parts[CONFIG_FILE].write_text(json.dumps(config, indent=2) + "\n")
-    for name, part in parts.items():
-        part.replace(folder / name)
-
-
 def read(folder: Path) -> tuple[DrafterNet, dict[str, str]]:
     """The network and the identity of the target it was made for."""
     config = read_config(folder)
@@ -140,13 +132,13 @@ def read(folder: Path) -> tuple[DrafterNet, dict[str, str]]:
     if kind is None:
         known = " or ".join(repr(PREFIX + name) for name in registry.names())
         raise CorruptCheckpoint(
-            f"{folder / CONFIG_FILE} is not a redrafter checkpoint: model_type is {config.get('model_type')!r}, "
+            f"{folder / CONFIG_FILE} is not a redrafter checkpoint: model_type is {shown(config.get('model_type'))}, "
             f"expected {known}"
         )
-    return build(config, registry.get(kind).config, folder), dict(config.get("target", {}))
+    return build(config, registry.get(kind).config, folder), read_target(config, folder)
 
 
-class _Uninitialised(TorchFunctionMode):
+class _Uninitialised(Budget):
     """Modules made within it keep the memory they got: random weights would take as long as reading the real ones.
 
     torch's meta device would do the same, but its arithmetic imports SymPy and torch._dynamo, which takes seconds.
@@ -155,48 +147,44 @@ class _Uninitialised(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
         if getattr(func, "__module__", None) == nn.init.__name__:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else (kwargs or {})["tensor"]
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def build(config: dict[str, Any], kind: type[DrafterConfig], folder: Path) -> DrafterNet:
     """The network that the `drafter` entry of a configuration describes, with the folder's weights."""
+    described = config.get("drafter")
     try:
-        shape = dict(config["drafter"])
-        shape["layers"] = tuple(shape["layers"])
-        with _Uninitialised():
-            net = make(kind(**shape))
-    except (KeyError, TypeError, ConfigError) as error:
-        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {error}") from error
-    load_weights(net, int8.unpack(read_tensors(folder)), folder)
+        if not isinstance(described, dict):
+            raise ConfigError(f"drafter must be an object, got {shown(described)}")
+        sizes = kind(**described)
+    except (TypeError, ConfigError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} does not describe a drafter: {reason}") from error
+    tensors = read_tensors(folder)
+    net = network(sizes, tensors, folder)
+    load_weights(net, tensors, folder)
     return net
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def network(sizes: DrafterConfig, tensors: dict[str, Tensor], folder: Path) -> DrafterNet:
+    """A network of these sizes for these tensors, which `load_weights` puts into it."""
+    check_token_ids(tensors.get("token_ids"), sizes.draft_vocab_size, sizes.vocab_size, str(folder / WEIGHTS_FILE))
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-    except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{folder} is no drafter folder: it has no {CONFIG_FILE}") from error
-    except (ValueError, OSError) as error:
-        raise CorruptCheckpoint(f"cannot read {folder / CONFIG_FILE}: {error}") from error
-    if not isinstance(config, dict):
-        raise CorruptCheckpoint(f"{folder / CONFIG_FILE} holds no JSON object")
-    return config
+        with _Uninitialised(sum(tensor.numel() for tensor in tensors.values())):
+            return make(sizes)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"the drafter {folder} is damaged: {error}") from error
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+def load_weights(net: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    own = net.state_dict()
     try:
-        return load_file(folder / WEIGHTS_FILE)
-    except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}") from error
-    except (SafetensorError, OSError) as error:
-        raise CorruptCheckpoint(f"cannot read {folder / WEIGHTS_FILE}: {error}; copy it again") from error
-
-
-def load_weights(net: DrafterNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    try:
+        for name, tensor in own.items():
+            given = tensors.get(name, tensor).dtype
+            if not (given == tensor.dtype or (given.is_floating_point and tensor.is_floating_point())):
+                raise RuntimeError(f"{name} is of the type {given} and must be {tensor.dtype}")
         net.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]

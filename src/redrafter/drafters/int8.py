@@ -48,9 +48,12 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse, up to rounding; tensors that were never packed pass through."""
     whole = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
-    for name in whole:
-        if name + SCALE in tensors:
-            whole[name] = whole[name].float() * tensors[name + SCALE][:, None]
+    for name, matrix in whole.items():
+        scale = tensors.get(name + SCALE)
+        if scale is not None:
+            if matrix.dim() != 2 or matrix.dtype != torch.int8 or scale.shape != matrix.shape[:1]:
+                raise ValueError(f"{name} is no int8 matrix with a scale for each row")
+            whole[name] = matrix.float() * scale[:, None]
     return whole
 
 

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from redrafter.drafters.checkpoint import CONFIG_FILE, identity, same_weights
+from redrafter.drafters.checkpoint import identity, same_weights
+from redrafter.drafters.files import CONFIG_FILE
 from redrafter.targets import TargetInfo
 
 FOLDER = Path(__file__).parent / "shipped"

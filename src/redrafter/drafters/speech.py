@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from redrafter.drafters import checkpoint, int8
+from redrafter.drafters import checkpoint, files, int8
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch
 from redrafter.targets.speech import SpeechTarget, install_cpu_linears
 
@@ -66,24 +66,19 @@ def write(folder: Path, draft: SpeechTarget, target: SpeechTarget, overwrite: bo
         "layers": draft.layer_count,
         "guessable": draft.vocab_size,
     }
-    checkpoint.write_files(folder, config, int8.pack(trained_parts(draft).state_dict()), overwrite)
+    files.write_files(folder, config, int8.pack(trained_parts(draft).state_dict()), overwrite)
 
 
 def read(folder: Path, target: SpeechTarget) -> SpeechTarget:
-    config = checkpoint.read_config(folder)
-    try:
-        layers, guessable, made_for = int(config["layers"]), int(config["guessable"]), dict(config["target"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptCheckpoint(f"{folder / checkpoint.CONFIG_FILE} does not describe a speech drafter") from error
+    config = files.read_config(folder)
+    layers, guessable = (files.read_number(config, name, folder) for name in ("layers", "guessable"))
+    made_for = files.read_target(config, folder)
     checkpoint.compare(made_for, target, f"the drafter {folder}", checkpoint.OTHERWISE)
     if layers > target.layer_count:
         raise DrafterMismatch(f"the drafter {folder} has {layers} layers, its target {target.layer_count}")
     draft = shorten(target, range(layers), guessable)
-    tensors = int8.unpack(checkpoint.read_tensors(folder))
     try:
-        trained_parts(draft).load_state_dict({name: t.to(target.dtype) for name, t in tensors.items()})
-    except RuntimeError as error:
-        raise DrafterMismatch(
-            f"the drafter {folder} does not fit {target.name}: {str(error).splitlines()[1]}"
-        ) from error
+        checkpoint.load_weights(trained_parts(draft), files.read_tensors(folder), folder)
+    except CorruptCheckpoint as error:
+        raise DrafterMismatch(f"the drafter does not fit {target.name}: {error}") from error
     return draft

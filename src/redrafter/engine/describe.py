@@ -14,7 +14,7 @@ from torch import Tensor
 from redrafter.cache_folder import cache_folder
 from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, shipped
+from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams, checkpoint, files, shipped
 from redrafter.drafters.int8 import usable_for
 from redrafter.drafters.load import bind
 from redrafter.drafters.recurrent import RecurrentDrafter
@@ -119,8 +119,8 @@ def _default_drafter(drafter: str, device: torch.device, dtype: torch.dtype, pac
 
 def shipped_for(name: str) -> Path | None:
     """The folder of the shipped drafter that names this model as its target."""
-    for config in sorted(shipped.FOLDER.glob(f"*/{checkpoint.CONFIG_FILE}")):
-        if checkpoint.read_config(config.parent)["target"]["name"] == name:
+    for config in sorted(shipped.FOLDER.glob(f"*/{files.CONFIG_FILE}")):
+        if files.read_config(config.parent)["target"]["name"] == name:
             return config.parent
     return None
 

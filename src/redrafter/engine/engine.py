@@ -85,7 +85,8 @@ def load(
         use_threads(threads)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     use_rounding(target, kv_dtype, activations)
-    guesses = resolve_drafter(drafter, target, gamma)
+    trusts = bool(model_kwargs.get("trust_remote_code"))
+    guesses = resolve_drafter(drafter, target, gamma, trust_remote_code=trusts)
     adapts = shape is None and gamma is None
     if adapts and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
         guesses, shape = apply_profile(target, guesses, runtime)

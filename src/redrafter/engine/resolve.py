@@ -17,16 +17,19 @@ PARTS = ("begin", "draft", "advance", "keep", "layers", "default_shape")
 """Of `core.step.Drafter`."""
 
 
-def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = None) -> Drafter:
+def resolve_drafter(
+    drafter: Any, target: Target, gamma: Gamma | str | None = None, *, trust_remote_code: bool = False
+) -> Drafter:
     """None or "none", "auto", "recurrent", "ngram", a folder or Hub id (of a drafter or a causal LM), or a drafter.
 
     "recurrent" is the drafter that comes with the package. A name that ends in "+ngram" mixes n-grams into that
     drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram".
     `gamma` says how far a causal LM guesses, and no other drafter has it.
+    `trust_remote_code` lets a causal LM's folder run Python code of its own.
     """
     if isinstance(gamma, str):
         gamma = Gamma.of(gamma)
-    found = _resolve(drafter, target, gamma)
+    found = _resolve(drafter, target, gamma, trust_remote_code)
     inner = found.inner if isinstance(found, WithNgrams) else found
     if gamma is not None and not isinstance(inner, ModelDrafter):
         raise ConfigError(
@@ -35,13 +38,13 @@ def resolve_drafter(drafter: Any, target: Target, gamma: Gamma | str | None = No
     return found
 
 
-def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
+def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) -> Drafter:
     if drafter is None or drafter == "none":
         return NoDrafter()
     if drafter in ("auto", "auto" + WITH_NGRAMS):
         drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
-        inner = WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma))
+        inner = WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma, trusts))
         if not isinstance(inner.inner, NetDrafter | ModelDrafter):
             raise ConfigError(
                 f"n-grams mix into a drafter that gives probabilities, which {type(inner.inner).__name__} does not: "
@@ -67,4 +70,6 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None) -> Drafter:
     folder = find(str(drafter))
     if net := folders.read_for(folder, target):
         return bind_own(net, target)
-    return ModelDrafter(load_target(str(folder), dtype=target.dtype, device=str(target.device)), target, gamma=gamma)
+    options = {"trust_remote_code": True} if trusts else {}
+    model = load_target(str(folder), dtype=target.dtype, device=str(target.device), **options)
+    return ModelDrafter(model, target, gamma=gamma)

@@ -16,7 +16,7 @@ from redrafter.core.rows import keep_rows
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, first_tokens, step
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint, files
 from redrafter.drafters import speech as drafts
 from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
@@ -103,7 +103,7 @@ def _from_pretrained(source: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer, WhisperForConditionalGeneration
 
     try:
-        kind = AutoConfig.from_pretrained(source).model_type
+        kind = AutoConfig.from_pretrained(source, trust_remote_code=False).model_type
     except Exception as error:
         raise ModelNotFound(
             f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
@@ -112,7 +112,9 @@ def _from_pretrained(source: str) -> tuple[Any, Any]:
     if kind != "whisper":
         raise ConfigError(f"{source!r} is a {kind} model; speech needs a Whisper")
     try:
-        return WhisperForConditionalGeneration.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+        return WhisperForConditionalGeneration.from_pretrained(source), AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False
+        )
     except Exception as error:
         raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {first_line(error)}") from error
 
@@ -126,7 +128,7 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
-    config = checkpoint.read_config(folder) if ours else {}
+    config = files.read_config(folder) if ours else {}
     if config.get("model_type") == drafts.MODEL_TYPE:
         return drafts.read(folder, target)
     if checkpoint.is_drafter(config):

@@ -11,34 +11,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint
+from redrafter.bounds import shown
+from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint, files
 from redrafter.errors import ConfigError, CorruptCheckpoint
 
 MODEL_TYPE = "recurrent_drafting_drafter"
 
 
 def read(folder: Path) -> RecurrentNet:
-    config = checkpoint.read_config(folder)
+    config = files.read_config(folder)
     if config.get("model_type") != MODEL_TYPE:
-        raise CorruptCheckpoint(f"{folder} is not an Apple drafter: model_type is {config.get('model_type')!r}")
+        raise CorruptCheckpoint(f"{folder} is not an Apple drafter: model_type is {shown(config.get('model_type'))}")
+    numbers = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
+    vocab_size, hidden, exit_size, blocks = (files.read_number(config, name, folder) for name in numbers)
+    if not isinstance(config.get("rnn"), bool):
+        raise CorruptCheckpoint(f"{folder / files.CONFIG_FILE}: rnn must be true or false")
     try:
-        hidden = int(config["hidden_size"])
         shape = RecurrentConfig(
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=vocab_size,
             context_size=hidden,
             embedding_size=hidden,
             state_size=hidden,
-            exit_size=int(config["exit_dim"]),
-            blocks=int(config["num_draft_layers"]),
+            exit_size=exit_size,
+            blocks=blocks,
             cell="rnn" if config["rnn"] else "none",
             first_state="zero",
         )
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise CorruptCheckpoint(f"{folder / checkpoint.CONFIG_FILE} does not describe a drafter: {error}") from error
-    net = RecurrentNet(shape)
-    tensors = checkpoint.read_tensors(folder)
-    names = _names(net)
-    foreign = {apple: own for own, apple in names.items()}
+    except ConfigError as error:
+        raise CorruptCheckpoint(f"{folder / files.CONFIG_FILE} does not describe a drafter: {error}") from error
+    tensors = files.read_tensors(folder)
+    net = checkpoint.network(shape, tensors, folder)
+    assert isinstance(net, RecurrentNet)
+    foreign = {apple: own for own, apple in _names(net).items()}
     renamed = {foreign.get(name, name): tensor for name, tensor in tensors.items()}
     checkpoint.load_weights(net, _swap(renamed, hidden), folder)
     return net
@@ -70,7 +74,7 @@ def write(folder: Path, net: RecurrentNet, overwrite: bool = False) -> None:
         "num_draft_layers": config.blocks,
         "rnn": config.cell == "rnn",
     }
-    checkpoint.write_files(folder, described, tensors, overwrite)
+    files.write_files(folder, described, tensors, overwrite)
 
 
 def _names(net: RecurrentNet) -> dict[str, str]:
@@ -88,7 +92,7 @@ def _swap(tensors: dict[str, Tensor], hidden: int) -> dict[str, Tensor]:
     projected = "input_proj.weight" in tensors
 
     def halves(x: Tensor, dim: int) -> Tensor:
-        return torch.roll(x, hidden, dims=dim) if x.shape[dim] == 2 * hidden else x
+        return torch.roll(x, hidden, dims=dim) if x.shape[dim : dim + 1] == (2 * hidden,) else x
 
     swapped = {}
     for name, tensor in tensors.items():

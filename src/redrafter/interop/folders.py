@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from redrafter.drafters import checkpoint
+from redrafter.drafters import checkpoint, files
 from redrafter.drafters.base import DrafterNet
 from redrafter.interop import apple, speculators
 from redrafter.targets import TargetInfo
@@ -10,7 +10,7 @@ from redrafter.targets import TargetInfo
 
 def read(folder: Path) -> tuple[DrafterNet, dict[str, str]] | None:
     """The network and what is known of its target: ours, Apple's, or as `speculators` has it. None: no such drafter."""
-    config = checkpoint.read_config(folder)
+    config = files.read_config(folder)
     if "speculators_model_type" in config:
         return speculators.read(folder)
     if checkpoint.is_drafter(config):

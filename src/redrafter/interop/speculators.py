@@ -9,7 +9,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint
+from redrafter.bounds import shown
+from redrafter.drafters import RecurrentConfig, RecurrentNet, checkpoint, files
 from redrafter.errors import ConfigError, CorruptCheckpoint
 
 MODEL_TYPE = "redrafter"
@@ -44,17 +45,17 @@ def write(
         "target": made_for,
         "drafter": dataclasses.asdict(net.config),
     }
-    checkpoint.write_files(folder, described, net.state_dict(), overwrite)
+    files.write_files(folder, described, net.state_dict(), overwrite)
 
 
 def read(folder: Path) -> tuple[RecurrentNet, dict[str, str]]:
     """The network and the identity of the target it was made for."""
-    config = checkpoint.read_config(folder)
+    config = files.read_config(folder)
     kind = config.get("speculators_model_type")
     if kind != MODEL_TYPE:
         raise CorruptCheckpoint(
-            f"{folder} holds no recurrent drafter: speculators_model_type is {kind!r}, expected {MODEL_TYPE!r}"
+            f"{folder} holds no recurrent drafter: speculators_model_type is {shown(kind)}, expected {MODEL_TYPE!r}"
         )
     net = checkpoint.build(config, RecurrentConfig, folder)
     assert isinstance(net, RecurrentNet)
-    return net, dict(config.get("target", {}))
+    return net, files.read_target(config, folder)

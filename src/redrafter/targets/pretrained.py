@@ -1,5 +1,6 @@
 """Models that transformers runs, checked: those that a name or a folder loads, and those of a user."""
 
+import contextlib
 import logging
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget, first_line
+from redrafter.targets.budget import folder_budget
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.default import NAME, default_model
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 
 HUB_KWARGS = ("revision", "subfolder", "token", "trust_remote_code", "cache_dir", "local_files_only", "force_download")
 """Keywords of `from_pretrained` that locate files. They go to the config's and tokenizer's loading too."""
+
+NO_CODE = {"trust_remote_code": False}
+"""Without this, transformers asks on the terminal whether to run a folder's Python code (`auto_map`)."""
 
 _checked: WeakKeyDictionary[Any, tuple[str, torch.dtype]] = WeakKeyDictionary()
 """Users' models that passed the self-check, with the attention implementation and dtype they had."""
@@ -87,7 +92,7 @@ def load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: di
 
     module = load_module(source, dtype, model_kwargs)
     if tokenizer is None:
-        where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
+        where = NO_CODE | {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **where)
         except Exception as error:  # token ids in and out still work; asking for text says what is missing
@@ -98,16 +103,27 @@ def load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: di
 def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    model_kwargs = NO_CODE | model_kwargs
     where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
+    folder = Path(source) / str(model_kwargs.get("subfolder", ""))
     try:
+        budget = folder_budget(folder) if folder.is_dir() else contextlib.nullcontext()
         AutoConfig.from_pretrained(source, **where)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"cannot load {source!r}: {error}") from error
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"{source!r} brings Python code of its own, which loading it would run: give load the option "
+                "trust_remote_code=True if you trust this code"
+            ) from error
         raise ModelNotFound(
             f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
             f"({first_line(error)})"
         ) from error
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+        with budget:
+            module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
     except TypeError as error:
         unknown = [k for k in model_kwargs if f"'{k}'" in str(error)]
         if not unknown:

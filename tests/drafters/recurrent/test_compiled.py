@@ -14,6 +14,7 @@ from redrafter.core.sampling import Sampling
 from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.drafters.recurrent import compiled as module
 from redrafter.drafters.recurrent.drafter import RecurrentState
+from redrafter.errors import ConfigError
 from redrafter.kernels.cpu import library
 from redrafter.kernels.cpu.matrices import Floats, quantise
 from tests.helpers.zoo import VOCAB
@@ -187,3 +188,39 @@ def test_scores_that_are_no_numbers_give_some_tokens(monkeypatch, chained):
     assert parents.min() >= 0
     assert parents.max() < 4
     assert not scores.isnan().any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**12])
+def test_tokens_outside_the_vocabulary_are_refused_before_they_become_addresses(monkeypatch, token):
+    made = drafter(monkeypatch)
+    state = RecurrentState(made.net.context(torch.randn(ROWS, 64)), torch.randn(ROWS, 2, 32, 32))
+    last, wrong = torch.tensor([1, 2, VOCAB - 1]), torch.tensor([1, 2, token])
+    how = {"width": 2, "length": 2, "temperature": torch.zeros(ROWS), "noise": None}
+    odds = torch.zeros(ROWS, 3)
+    ids, hidden, count = torch.zeros(ROWS, 4).long(), torch.randn(ROWS, 4, 64), torch.tensor([4, 0, 2])
+
+    def copied(chain):
+        return made.compiled.search(state.context, state.memory, last, **how, chain=(chain, odds))
+
+    def taken(tokens):
+        return made.compiled.take(hidden, tokens, count, state.context, state.memory)
+
+    def rebuilt(token_ids):
+        made.net.token_ids = token_ids
+        return module.compile_network(made.net, made.target, made.vocabulary)
+
+    before = state.context.clone()
+    for call in (
+        lambda: made.compiled.search(state.context, state.memory, wrong, **how),
+        lambda: copied(wrong[:, None].expand(-1, 3)),
+        lambda: taken(ids.index_fill(1, torch.tensor([3]), token)),
+        lambda: rebuilt(made.net.token_ids.index_fill(0, torch.tensor([3]), token)),
+    ):
+        with pytest.raises(ConfigError, match=f"got a token outside the model's vocabulary of {VOCAB} tokens"):
+            call()
+    assert torch.equal(state.context, before), "nothing was run"
+    copied(last[:, None].expand(-1, 3))
+    taken(ids.index_fill(1, torch.tensor([3]), VOCAB - 1))
+    with pytest.raises(ConfigError):
+        rebuilt(torch.arange(23))

@@ -115,6 +115,26 @@ def test_a_prompt_has_the_same_bits_in_pieces_of_any_length(kind, kv_dtype):
         assert torch.equal(torch.cat(found, 1)[0], wanted)
 
 
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**12])
+def test_tokens_outside_the_vocabulary_are_refused_before_they_become_addresses(token):
+    target = packed("llama")
+    wrong, cache = torch.tensor([[1, token]]), KVCache(slots=8)
+    cache.extent = 8
+    tree = chain_tree(torch.tensor([1]), [[token, 2]])
+    for call in (
+        lambda: target.input_embedding(wrong),
+        lambda: target.output_embedding.rows(wrong[0]),
+        lambda: target.read(wrong, 0, cache, (), torch.tensor([1])),
+        lambda: target.verify(tree, torch.tensor([0]), cache, ()),
+        lambda: target.verify(replace(tree, valid=torch.tensor([[True, True, False]])), torch.tensor([0]), cache, ()),
+    ):
+        with pytest.raises(ConfigError, match=f"got a token outside the model's vocabulary of {VOCAB} tokens"):
+            call()
+    assert target.input_embedding(torch.tensor([[0, VOCAB - 1]])).isfinite().all()
+    empty = replace(tree, valid=torch.tensor([[True, False, False]]))
+    assert target.verify(empty, torch.tensor([0]), cache, ())[0].isfinite().all(), "an empty node's token is not read"
+
+
 def test_empty_nodes_are_not_run(monkeypatch):
     """Rows with guesses of different lengths pay for the guesses that there are."""
     target = packed("llama")
@@ -122,7 +142,7 @@ def test_empty_nodes_are_not_run(monkeypatch):
     tree, lengths = chain_tree(last, chains), torch.tensor([0, 0, 0])
     run, ran = target.packed.lib.run_pass, []
     counted = mock.Mock(wraps=target.packed.lib)
-    counted.run_pass = lambda model, call: (ran.append(call._obj.real_count), run(model, call))
+    counted.run_pass = lambda model, call: (ran.append(call._obj.real_count), run(model, call))[1]
     monkeypatch.setattr(target.packed, "lib", counted)
     cache = KVCache(slots=8)
     cache.extent = 8
@@ -273,7 +293,7 @@ def test_rotations_that_another_thread_replaces_stay_while_a_pass_uses_them(monk
             rotations.up_to(len(table()))  # another thread
             gc.collect()
             seen.append(table() is not None)
-            run(*arguments)
+            return run(*arguments)
 
     monkeypatch.setattr(target.packed, "lib", Lib())
     wanted = trees(packed("llama"))

@@ -252,4 +252,11 @@ class Drafter {
 
 }  // namespace
 
-extern "C" void run_draft(const Network* network, const Draft* draft) { Drafter(*network, *draft).run(); }
+// Returns whether all tokens are in the vocabulary; if not, nothing is run.
+extern "C" long run_draft(const Network* network, const Draft* draft) {
+  const Draft& d = *draft;
+  if (!has_rows(network->embedding, d.last, d.rows)) return 0;
+  if (d.chain && !has_rows(network->embedding, d.chain, d.rows * d.chain_length)) return 0;
+  Drafter(*network, d).run();
+  return 1;
+}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, Matrix, fields
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, Matrix, fields, require_known
 from redrafter.kernels.cpu.packed import PackedMatrix
 from redrafter.kernels.threads import thread_count
 
@@ -73,6 +73,10 @@ class DraftModel:
         memory_heads = 0 if log_decay is None else len(log_decay)
         log_decay = None if log_decay is None else log_decay.detach().float().contiguous()
         self.layers = layers
+        if token_ids is not None:
+            guesses, known = matrices["vocabulary"].shape[0], matrices["embedding"].shape[0]
+            token_ids = token_ids.long().contiguous()
+            require_known(len(token_ids) == guesses and bool(((token_ids >= 0) & (token_ids < known)).all()), known)
         kept_biases = [b.detach().contiguous() for b in block_biases]
         named = {name: b.detach().contiguous() for name, b in biases.items()}
         block_matrices = (Matrix * len(blocks))(*(b.fields for b in blocks))
@@ -148,7 +152,8 @@ class DraftModel:
             found=ctypes.addressof(found),
             until=until,
         )
-        self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
+        known = self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
+        require_known(known, self.network.embedding.rows)
         if found.value < length:  # what would follow is too unlikely, the rest of a chain too
             tokens, parents, scores = (x.narrow(1, 0, found.value) for x in (tokens, parents, scores))
             return tokens, parents, scores, None
@@ -176,4 +181,5 @@ class DraftModel:
             layers=self.layers,
             threads=thread_count(),
         )
-        self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
+        known = self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
+        require_known(known, self.network.embedding.rows)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from redrafter.cache_folder import LIBRARIES, cache_folder, is_intact, keep
-from redrafter.errors import CacheUnavailable
+from redrafter.errors import CacheUnavailable, ConfigError
 from redrafter.kernels.cpu.build import FLAGS, INSTRUCTIONS, compile_library
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ SIGNATURES: dict[str, list[Any]] = {
     "move_path": [POINTER] * 3 + [LONG] * 8,
     "uniform": [POINTER, POINTER, LONG, LONG, FLOAT],
 }
-"""What the functions take. `packed_bytes` returns a number."""
+"""What the functions take."""
+RETURNING = ("packed_bytes", "take_rows", "run_pass", "run_draft", "run_take")
+"""Those that return a number: all but the first, whether the token ids they were given are in the vocabulary."""
 
 
 def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -119,6 +121,12 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
+def require_known(known: int, rows: int) -> None:
+    """Raise if a function found a token id, from a file or a user, that the matrix of embeddings has no row for."""
+    if not known:
+        raise ConfigError(f"got a token outside the model's vocabulary of {rows} tokens")
+
+
 @functools.cache
 def load(instructions: str) -> ctypes.CDLL | None:
     """The functions for one set of instructions: from the wheel, or compiled at first use."""
@@ -131,7 +139,7 @@ def load(instructions: str) -> ctypes.CDLL | None:
     if made is not None:
         for name, types in SIGNATURES.items():
             function = getattr(made, name)
-            function.argtypes, function.restype = types, LONG if name == "packed_bytes" else None
+            function.argtypes, function.restype = types, LONG if name in RETURNING else None
     return made
 
 

@@ -272,7 +272,7 @@ class PassModel:
             cache=CACHE_KINDS.index(first.dtype),
             rounds=rounded,
         )
-        self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call))
+        library.require_known(self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call)), self.embedding.shape[0])
         return logits, hidden
 
 

@@ -57,9 +57,10 @@ class PackedMatrix:
 
     def take(self, ids: Tensor) -> Tensor:
         """Rows of the matrix in fp32: ids (...) -> (..., columns)."""
-        ids = ids.contiguous()
+        ids = ids.long().contiguous()
         made = torch.empty(*ids.shape, self.shape[1])
-        self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
+        known = self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
+        library.require_known(known, self.shape[0])
         return made
 
     def multiply(self, x: Tensor, *, rounded: bool = False) -> Tensor:

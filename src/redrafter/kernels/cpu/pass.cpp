@@ -254,4 +254,12 @@ class Runner {
 
 }  // namespace
 
-extern "C" void run_pass(const Model* model, const Pass* pass) { Runner(*model, *pass).run(); }
+// Returns whether all tokens are in the vocabulary; if not, nothing is run.
+extern "C" long run_pass(const Model* model, const Pass* pass) {
+  const Pass& p = *pass;
+  for (long i = 0; p.real && i < p.real_count; i++)
+    if (!has_rows(model->embedding, p.tokens + p.real[i], 1)) return 0;
+  if (!p.real && !has_rows(model->embedding, p.tokens, p.rows * p.nodes)) return 0;
+  Runner(*model, p).run();
+  return 1;
+}

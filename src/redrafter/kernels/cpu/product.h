@@ -31,3 +31,10 @@ static inline void outputs(const Matrix& w, long group, const Rows& input, Span 
 static inline void outputs(const Matrix& w, long group, const Rows& input, const float* bias, float* y, float* part) {
   outputs(w, group, input, {0, input.tokens}, bias, y, part);
 }
+
+// Whether the matrix has all rows `ids` (count,). Ids come from files and users, and each becomes an address.
+static inline bool has_rows(const Matrix& m, const int64_t* ids, long count) {
+  for (long i = 0; i < count; i++)
+    if (ids[i] < 0 || ids[i] >= m.rows) return false;
+  return true;
+}

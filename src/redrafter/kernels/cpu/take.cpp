@@ -73,4 +73,9 @@ class Taker {
 
 }  // namespace
 
-extern "C" void run_take(const Network* network, const Taken* taken) { Taker(*network, *taken).run(); }
+// Returns whether all tokens are in the vocabulary; if not, nothing is run.
+extern "C" long run_take(const Network* network, const Taken* taken) {
+  if (!has_rows(network->embedding, taken->ids, taken->rows * taken->tokens)) return 0;
+  Taker(*network, *taken).run();
+  return 1;
+}

@@ -33,7 +33,7 @@ def tokenizer_of(file: GGUFFile) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+        made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name, trust_remote_code=False)
         _begin_with_bos(made, file)
     except Exception as error:  # whatever transformers meets in the file
         text = str(error).strip().splitlines()
