@@ -24,7 +24,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 
 import redrafter
@@ -32,6 +31,7 @@ from benchmarks.common import arguments, parse
 from benchmarks.cpu_writers import transformers_generate
 from benchmarks.smoke import TinyFiles
 from redrafter.cli.compare import DEMO_PROMPTS, Comparison, compare, headline, warm_up
+from redrafter.cli.console import Console
 from redrafter.results import check_new, write_results
 from redrafter.targets.default import default_model
 

@@ -58,7 +58,7 @@ Positive = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(least=0)]
 Probability = Annotated[float, Bounds(least=0, most=1)]
 
-_TYPES = {bool: "true or false", tuple: "a tuple or a list", dict: "a mapping", Mapping: "a mapping"}
+_TYPES = {bool: "true or false", tuple: "a tuple or a list", list: "a list", dict: "a mapping", Mapping: "a mapping"}
 
 
 def check(config: Any, **names: str) -> None:
@@ -142,7 +142,7 @@ def _items(value: Any, annotation: Any) -> Iterator[tuple[Any, Any, Any]]:
     """What a tuple or a mapping holds: where, what, and the item's annotation."""
     for kind in kinds(annotation):
         inner = get_args(kind)
-        if get_origin(kind) is tuple and isinstance(value, tuple):
+        if get_origin(kind) in (tuple, list) and isinstance(value, tuple | list):
             yield from ((at, item, inner[0]) for at, item in enumerate(value))
         if get_origin(kind) in (dict, Mapping) and isinstance(value, Mapping):
             yield from ((key, key, inner[0]) for key in value)

@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,6 +14,8 @@ from redrafter.errors import ConfigError
 
 GammaName = Literal["constant", "heuristic", "confidence"]
 
+Threads = Annotated[int, Bounds(least=1, most=max(64, os.cpu_count() or 1))]
+"""More than the machine has are of no use, and thousands end the process."""
 MOST_NODES = 4096
 """Of a tree that is searched or verified."""
 MOST_GRAMMAR = 2**18

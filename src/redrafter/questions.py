@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from redrafter.bounds import Bounds, Name, check_value
 from redrafter.errors import ConfigError
 
 
@@ -31,7 +33,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     try:
         content = path.read_bytes()
         raw = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"cannot read the questions {path}: {error}") from error
     found = []
     for number, line in enumerate(raw.splitlines(), start=1):
@@ -39,7 +41,9 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
             continue
         try:
             found.append(_question(json.loads(line), number))
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: expected an object with 'turns', 'prompt' or 'conversations' ({error!r})"
             ) from error
@@ -50,12 +54,14 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     return [found[i * len(found) // limit] for i in range(limit)]
 
 
-def _question(entry: dict[str, Any], number: int) -> Question:
-    name = str(entry.get("question_id", number))
-    category = str(entry.get("category", "uncategorised"))
+def _question(entry: Any, number: int) -> Question:
+    if not isinstance(entry, dict):
+        raise TypeError("it is no object")
     if "turns" in entry:
-        return Question((str(entry["turns"][0]), *map(str, entry["turns"][1:])), category, name)
-    if "conversations" in entry:
-        turn = next(t for t in entry["conversations"] if t["from"] in ("human", "user"))
-        return Question((str(turn["value"]),), category, name)
-    return Question((str(entry["prompt"]),), category, name)
+        turns = entry["turns"]
+    elif "conversations" in entry:
+        turns = [next(turn for turn in entry["conversations"] if turn["from"] in ("human", "user"))["value"]]
+    else:
+        turns = [entry["prompt"]]
+    check_value("turns", turns, Annotated[list[Name], Bounds(least=1)])
+    return Question(tuple(turns), str(entry.get("category", "uncategorised")), str(entry.get("question_id", number)))

@@ -173,7 +173,7 @@ def test_bytes_that_are_no_text(capsys, monkeypatch):
 
     stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe bad"), encoding="utf-8", errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert "not UTF-8" in bad(capsys, "generate", "-")
+    assert "not utf-8" in bad(capsys, "generate", "-")
 
 
 def test_interrupt_while_importing_is_one_line_too(capsys, monkeypatch):

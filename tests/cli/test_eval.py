@@ -81,7 +81,18 @@ def test_questions_of_every_form(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("", "holds no questions"), ("{", "line 1"), ('{"prompt": "a"}\n[]', "line 2"), ('{"turns": []}', "line 1")],
+    [
+        ("", "holds no questions"),
+        ("{", "line 1"),
+        ('{"prompt": "a"}\n[]', "line 2"),
+        ('{"turns": []}', "line 1: turns must have a length of at least 1"),
+        ('{"turns": [1, 2]}', r"line 1: turns\[0\] must be text, got 1"),
+        ('{"turns": "text"}', "line 1: turns must be a list, got 'text'"),
+        ('{"turns": ["\\ud800"]}', "must be UTF-8 text"),
+        ('{"prompt": null}', "must be text, got None"),
+        ('{"conversations": [{"from": "human", "value": 3}]}', "must be text, got 3"),
+        ("[" * 100_000, "line 1"),
+    ],
 )
 def test_bad_question_files(tmp_path, content, says):
     (tmp_path / "q.jsonl").write_text(content)

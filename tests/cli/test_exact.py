@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from redrafter.cli import bench_run, compare
+from redrafter.cli.console import Console
 from redrafter.cli.main import main
 from redrafter.engine.ties import Difference
 from redrafter.targets import load_target

@@ -2,14 +2,15 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from redrafter.bench.specs import REFERENCE
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
+from redrafter.cli.paths import InputFile, InputFolder, OutputFile
 from redrafter.errors import ConfigError
 from redrafter.page import write_page
 from redrafter.results import check_new, write_results
@@ -20,18 +21,18 @@ EPILOG = """examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="FOLDER", help="a folder that `redrafter bench run` wrote"
+    add_value(
+        parser, "runs", tuple[InputFolder, ...], metavar="FOLDER", help="a folder that `redrafter bench run` wrote"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first folder)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables (default: tables.md beside the page)")
-    parser.add_argument("--save", type=Path, metavar="JSON", help="write the figures as a results JSON too")
+    add_value(parser, "--out", OutputFile, help="the page (default: report.html in the first folder)")
+    add_value(parser, "--markdown", OutputFile, help="the tables (default: tables.md beside the page)")
+    add_value(parser, "--save", OutputFile, metavar="JSON", help="write the figures as a results JSON too")
     parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
-    parser.add_argument(
+    add_value(
+        parser,
         "--results",
-        nargs="+",
+        tuple[InputFile, ...],
         default=[],
-        type=Path,
         metavar="JSON",
         help="results of scripts in benchmarks/ to plot too: gpu.py (part batch), packing.py, peers.py, family.py, "
         "lengths.py, rules.py",
@@ -66,10 +67,10 @@ def run(args: argparse.Namespace) -> None:
         whole = summaries(records, REFERENCE, by_category=True)
         made = [{"part": "run", "hash": f["hash"], "command": f.get("command")} | f["environment"] for f, _ in runs]
         write_results(args.save, headline(whole, REFERENCE), made + whole)
-    console = Console(highlight=False)
+    console = Console()
     for table in console_table(rows):
         console.print(table)
-    console.print(f"[dim]page: {out}   tables: {tables}[/dim]")
+    console.note(f"page: {out}   tables: {tables}")
 
 
 def console_table(rows: list[dict[str, Any]]) -> list[Table]:

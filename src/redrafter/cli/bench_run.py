@@ -7,15 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from redrafter.bench.specs import CONTENDERS, REFERENCE, names_of, split_shape
 from redrafter.bench.suites import SUITES, questions
+from redrafter.bounds import Count, NotNegative
 from redrafter.cli.bench_report import console_table
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import RUNTIMES, add_exact, add_target
+from redrafter.cli.paths import OutputFile, OutputFolder
 from redrafter.cli.progress import progress_bar, waiting
-from redrafter.config import SamplingParams, Shape, check_text_options, require
+from redrafter.config import Shape
 from redrafter.results import check_new, write_results
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ To resume a run that was stopped, give the same command again. Then: redrafter b
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", required=True, help="a suite listed below, or a file of JSON lines with 'turns'")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the answers (default: bench-SUITE)")
+    add_value(parser, "--out", OutputFolder, metavar="FOLDER", help="folder for the answers (default: bench-SUITE)")
     parser.add_argument("--quick", action="store_true", help="a few short answers: takes minutes on two cores")
     parser.add_argument(
         "--contenders",
@@ -67,21 +70,25 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes", nargs="+", default=[], metavar="WxL[:N]", help="a grid of shapes (default: each drafter's own)"
     )
-    parser.add_argument(
-        "--temperatures", type=float, nargs="+", default=[0.0], metavar="T", help="sampling temperatures (default 0)"
+    add_value(
+        parser,
+        "--temperatures",
+        tuple[NotNegative, ...],
+        default=[0.0],
+        metavar="T",
+        help="sampling temperatures (default 0)",
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="questions answered at once (default 1)")
-    parser.add_argument("--limit", type=int, metavar="K", help="only K questions, spread evenly over the suite")
-    parser.add_argument("--turns", type=int, metavar="K", help="only the first K turns of each question")
-    parser.add_argument("--max-new-tokens", type=int, metavar="M", help="per answer (default 128)")
-    parser.add_argument(
-        "--rounds", type=int, default=1, metavar="R", help="ask every question R times; times are medians"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of answers at temperatures above 0 (default 0)")
+    add_value(parser, "--batch", Count, default=1, metavar="B", help="questions answered at once (default 1)")
+    add_value(parser, "--limit", Count, metavar="K", help="only K questions, spread evenly over the suite")
+    add_value(parser, "--turns", Count, metavar="K", help="only the first K turns of each question")
+    add_value(parser, "--max-new-tokens", Count, metavar="M", help="per answer (default 128)")
+    help_ = "ask every question R times; times are medians"
+    add_value(parser, "--rounds", Count, default=1, metavar="R", help=help_)
+    add_value(parser, "--seed", int, default=0, help="seed of answers at temperatures above 0 (default 0)")
     parser.add_argument(
         "--runtime", default="auto", choices=RUNTIMES, help="(default: compiled on a GPU, eager on a CPU)"
     )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON too")
+    add_value(parser, "--save", OutputFile, help="write the results as JSON too")
     parser.add_argument("--overwrite", action="store_true", help="allow --save to replace a file")
     add_exact(parser)
     add_target(parser)
@@ -95,12 +102,6 @@ def run(args: argparse.Namespace) -> None:
             setattr(args, name, value)
     shapes = [Shape.of(text) for text in args.shapes]
     names_of(args.contenders, shapes)
-    check_text_options(args.max_new_tokens)
-    for temperature in args.temperatures:
-        SamplingParams(temperature=temperature)
-    for name in ("batch", "rounds", "limit", "turns"):
-        value = getattr(args, name)
-        require(value is None or value >= 1, f"--{name} must be at least 1, got {value}")
     asked = questions(args.suite, args.limit, args.turns)
     folder = args.out or Path(f"bench-{Path(args.suite).stem}")
     from redrafter.bench.contenders import PromptBatch
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.targets import load_target
     from redrafter.targets.default import default_model
 
-    console = Console(highlight=False)
+    console = Console()
     with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
         setup = TargetSetup(target, args.model or str(default_model()), args.runtime, args.exact)
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     engine = reference_engine(contenders)
     left_out = [c.name for c in contenders if config.batch > 1 and c.one_row]
     if left_out:
-        console.print(f"[dim]left out, because they cannot answer a batch: {', '.join(left_out)}[/dim]")
+        console.note(f"left out, because they cannot answer a batch: {', '.join(left_out)}")
     with waiting(console, "warming up"):
         for contender in contenders:
             contender.answer(PromptBatch([engine.encode([{"role": "user", "content": "Hello!"}])], [0], 0.0, 4))
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
         write_results(args.save, headline(rows, REFERENCE), rows)
     for table in console_table(rows):
         console.print(table)
-    console.print(f"[dim]answers in {folder}; a page of them: redrafter bench report {folder}[/dim]")
+    console.note(f"answers in {folder}; a page of them: redrafter bench report {folder}")
 
 
 def watch(

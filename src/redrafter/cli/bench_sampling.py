@@ -4,12 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from redrafter.bounds import Count, Positive
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import find_drafter
+from redrafter.cli.paths import OutputFile
 from redrafter.cli.progress import progress_bar, waiting
-from redrafter.config import check_text_options
 from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
 
@@ -28,38 +30,32 @@ one prompt count separately."""
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", choices=["summaries", "speech"], help="summarise articles, or transcribe clips")
-    parser.add_argument("--data", type=Path, required=True, help="articles (JSON lines), or a folder of clips")
+    add_value(parser, "--data", Path, required=True, help="articles (JSON lines), or a folder of clips")
     parser.add_argument("--drafter", default="auto", help="as for the other commands; speech needs a folder")
     parser.add_argument("--model", help="the target (default: SmolLM2-135M-Instruct, or Whisper tiny.en)")
-    parser.add_argument("--texts", type=int, default=80, help="maximum number of texts in tables 1, 5, 6 (default 80)")
-    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt in tables 1, 5, 6 (default 1)")
-    parser.add_argument("--fewer", type=int, default=8, help="maximum number of texts in the other tables (default 8)")
-    parser.add_argument("--batch", type=int, default=1, help="summaries written at once (default 1, as in the paper)")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=96, metavar="M", help="maximum length of a summary (default 96)"
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, help="above 0 (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampled texts (default 0)")
+    add_value(parser, "--texts", Count, default=80, help="maximum number of texts in tables 1, 5, 6 (default 80)")
+    add_value(parser, "--samples", Count, default=1, help="texts for each prompt in tables 1, 5, 6 (default 1)")
+    add_value(parser, "--fewer", Count, default=8, help="maximum number of texts in the other tables (default 8)")
+    add_value(parser, "--batch", Count, default=1, help="summaries written at once (default 1, as in the paper)")
+    help_ = "maximum length of a summary (default 96)"
+    add_value(parser, "--max-new-tokens", Count, default=96, metavar="M", help=help_)
+    add_value(parser, "--temperature", Positive, default=1.0, help="above 0 (default 1)")
+    add_value(parser, "--seed", int, default=0, help="of the sampled texts (default 0)")
     parser.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_value(parser, "--save", OutputFile, help="write the figures as JSON")
     parser.add_argument("--overwrite", action="store_true", help="let --save replace a file")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.save:
         check_new(args.save, args.overwrite)
-    if args.temperature <= 0:
-        raise ConfigError(f"rejection sampling needs a temperature above 0, got {args.temperature}")
-    if min(args.texts, args.samples, args.fewer, args.batch) < 1:
-        raise ConfigError("--texts, --samples, --fewer and --batch must be at least 1")
     if args.task == "speech" and args.batch != 1:
         raise ConfigError(f"clips are transcribed one by one: --batch must be 1, got {args.batch}")
-    check_text_options(args.max_new_tokens)
     find_drafter(args.drafter)
     from redrafter.bench import sampling
 
-    console = Console(highlight=False)
+    console = Console()
     with waiting(console, "loading"):
         task = load(args)
     todo = sampling.tables(task, args.texts // args.batch or 1, args.fewer // args.batch or 1, args.samples)
@@ -77,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
                 if args.save:
                     write_results(args.save, sampling.headline(rows, task.metric), rows)
     if args.save:
-        console.print(f"[dim]written to {args.save}[/dim]")
+        console.note(f"written to {args.save}")
 
 
 def load(args: argparse.Namespace) -> Any:

@@ -5,17 +5,18 @@ import asyncio
 import dataclasses
 import os
 import time
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from redrafter.bench.load_test import MIN_ROUNDS, Client, Figures, Load, Timed, figures, offer, ratio
 from redrafter.bench.plot import plot_loads
+from redrafter.bounds import Bounds, Count, NotNegative, Positive, Seconds
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
+from redrafter.cli.paths import InputFile, OutputFile
 from redrafter.cli.progress import waiting
-from redrafter.errors import ConfigError
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 
@@ -28,43 +29,43 @@ plain answer. At most C requests run at once. Both contenders get the same promp
 The ratio compares the time per token after the first, with a 95 % bootstrap interval over rounds (over answers if there
 are fewer than five rounds). Run nothing else on the machine."""
 
+Concurrency = Annotated[int, Bounds(least=1, most=2**14)]
+Tokens = Annotated[int, Bounds(least=2, most=2**31 - 1)]
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server's address (default %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get("REDRAFTER_API_KEY"), help="default: $REDRAFTER_API_KEY")
-    parser.add_argument(
+    add_value(
+        parser,
         "--concurrency",
-        type=int,
-        nargs="+",
+        tuple[Concurrency, ...],
         default=[1, 2, 4, 8, 16, 32],
         metavar="C",
         help="requests at once (default 1 2 4 8 16 32)",
     )
-    parser.add_argument("--tokens", type=int, default=64, help="maximum number of tokens of an answer (default 64)")
-    parser.add_argument(
-        "--answers", type=int, default=2, metavar="K", help="K times C answers in each round (default 2)"
+    add_value(parser, "--tokens", Tokens, default=64, help="maximum number of tokens of an answer (default 64)")
+    help_ = "K times C answers in each round (default 2)"
+    add_value(parser, "--answers", Annotated[int, Bounds(least=1, most=2**16)], default=2, metavar="K", help=help_)
+    add_value(
+        parser,
+        "--least",
+        Annotated[int, Bounds(least=1, most=2**20)],
+        default=8,
+        help="minimum number of answers in a round (default 8)",
     )
-    parser.add_argument("--least", type=int, default=8, help="minimum number of answers in a round (default 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds for each concurrency (default 3)")
-    parser.add_argument(
-        "--seconds", type=float, default=600, help="start no further round after this time (default 600)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default 0)")
-    parser.add_argument("--pressure", type=float, default=2.0, help="arrival rate (default 2; see below)")
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="a file of questions as for eval (default: a built-in list)"
-    )
+    add_value(parser, "--rounds", Count, default=3, help="rounds for each concurrency (default 3)")
+    add_value(parser, "--seconds", Seconds, default=600, help="start no further round after this time (default 600)")
+    add_value(parser, "--temperature", NotNegative, default=0.0, metavar="T", help="sampling temperature (default 0)")
+    add_value(parser, "--pressure", Positive, default=2.0, help="arrival rate (default 2; see below)")
+    add_value(parser, "--prompts", InputFile, help="a file of questions as for eval (default: a built-in list)")
     parser.add_argument("--label", default="", help="name for the results (default: the model's name)")
-    parser.add_argument("--save", type=Path, metavar="JSON", help="write the results, after each concurrency")
-    parser.add_argument("--plot", type=Path, metavar="SVG", help="plot the time per token over the concurrency")
+    add_value(parser, "--save", OutputFile, metavar="JSON", help="write the results, after each concurrency")
+    add_value(parser, "--plot", OutputFile, metavar="SVG", help="plot the time per token over the concurrency")
     parser.add_argument("--overwrite", action="store_true", help="allow replacing these files")
 
 
 def run(args: argparse.Namespace) -> None:
-    if min(args.concurrency) < 1 or args.rounds < 1 or args.tokens < 2 or args.answers < 1 or args.pressure <= 0:
-        raise ConfigError(
-            "--concurrency, --rounds and --answers must be at least 1, --tokens at least 2 and --pressure above 0"
-        )
     for path in (args.save, args.plot):
         if path is not None:
             check_new(path, args.overwrite)
@@ -77,7 +78,7 @@ class LoadTest:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.client = Client(args.url, args.api_key)
-        self.console = Console(highlight=False)
+        self.console = Console()
         self.prompts = [q.text for q in read_questions(args.prompts)] if args.prompts else own_prompts()
         self.rows: list[dict[str, Any]] = []
 

@@ -1,38 +1,46 @@
 """`redrafter chat`: a conversation in the terminal."""
 
 import argparse
+import io
+import sys
 
-from rich.console import Console
+from rich.text import Text
 
+from redrafter.bounds import wrong
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import add_model, add_sampling, load_engine, sampling_options
 from redrafter.cli.progress import waiting
 from redrafter.cli.show import awaited, coloured, figures
-from redrafter.errors import ConfigError, PromptTooLong
+from redrafter.errors import PromptTooLong
 
 EPILOG = "An empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="the system message")
+    add_value(parser, "--system", str, metavar="TEXT", help="the system message")
     add_model(parser)
     add_sampling(parser, max_new_tokens=512)
 
 
 def run(args: argparse.Namespace) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     options = sampling_options(args)
     with waiting(console, "loading"):
         engine = load_engine(args)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line with a wrong byte is refused, not all that follow
     messages = [{"role": "system", "content": args.system}] if args.system else []
     while True:
         try:
-            turn = console.input("[bold]you:[/bold] ").strip()
+            turn = console.input(Text("you: ", style="bold")).strip()
         except EOFError:
             return
-        except UnicodeDecodeError:
-            raise ConfigError("the line is not valid text; set PYTHONIOENCODING to the terminal's encoding") from None
         if not turn:
             return
+        if wrong(turn, str):
+            console.print(f"the line is not {sys.stdin.encoding} text and is left out", style="yellow")
+            continue
         messages.append({"role": "user", "content": turn})
         answer, part = "", None
         try:
@@ -43,9 +51,9 @@ def run(args: argparse.Namespace) -> None:
             pass  # keep the answer so far
         except PromptTooLong as error:
             messages.pop()
-            console.print(f"{error}, or start a new conversation", style="yellow", markup=False)
+            console.print(f"{error}, or start a new conversation", style="yellow")
             continue
         console.print()
         if part is not None:
-            console.print(f"[dim]{figures(part.stats)}[/dim]")
+            console.note(f"{figures(part.stats)}")
         messages.append({"role": "assistant", "content": answer})

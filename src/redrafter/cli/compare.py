@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import add_model, add_sampling, as_prompt, load_engine, sampling_options
+from redrafter.cli.paths import OutputFile
 from redrafter.cli.progress import plain_lines, waiting
 from redrafter.cli.show import coloured
 from redrafter.results import check_new, write_results
@@ -126,9 +128,9 @@ class Comparison:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompts", nargs="*", help="prompts (default: four built-in prompts)")
+    add_value(parser, "prompts", str, nargs="*", metavar="PROMPT", help="prompts (default: four built-in prompts)")
     parser.add_argument("--raw", action="store_true", help="use prompts as they are, without the chat template")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON")
+    add_value(parser, "--save", OutputFile, help="write the results as JSON")
     parser.add_argument("--overwrite", action="store_true", help="let --save replace an existing file")
     add_model(parser)
     add_sampling(parser, max_new_tokens=64)
@@ -137,7 +139,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.save:
         check_new(args.save, args.overwrite)
-    console = Console(highlight=False)
+    console = Console()
     options = sampling_options(args)
     with waiting(console, "loading"):
         engine = load_engine(args)
@@ -152,10 +154,11 @@ def run(args: argparse.Namespace) -> None:
     console.print(verdict(comparisons, engine))
     if args.save:
         write_results(args.save, headline(comparisons), [c.row() for c in comparisons])
-        console.print(f"[dim]written to {args.save}[/dim]")
+        console.note(f"written to {args.save}")
     wrong = sum(c.equality != "equal" for c in comparisons if c.exactness == "bitwise")
     if wrong:
-        console.print(f"[red]ERROR: {wrong} of {len(comparisons)} texts differ although the exactness is bitwise[/red]")
+        line = f"ERROR: {wrong} of {len(comparisons)} texts differ although the exactness is bitwise"
+        console.print(line, style="red", soft_wrap=True)
         raise SystemExit(1)
 
 

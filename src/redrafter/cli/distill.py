@@ -1,17 +1,18 @@
 """`redrafter distill`: makes training data for a drafter. The target writes the texts."""
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from redrafter.cli.options import add_target, field_help
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_fields, add_value, from_fields
+from redrafter.cli.options import add_target
+from redrafter.cli.paths import InputFile, OutputFolder
 from redrafter.cli.progress import progress_bar, waiting
 from redrafter.questions import read_questions
 from redrafter.train.config import DistillConfig
@@ -31,7 +32,7 @@ MANY = 5_000
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the data")
+    add_value(parser, "--out", OutputFolder, required=True, metavar="FOLDER", help="folder for the data")
     add_distill_options(parser)
     add_target(parser)
 
@@ -39,9 +40,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def add_distill_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """The sources of the texts, and every field of DistillConfig except `without`."""
     group = parser.add_argument_group("data")
-    group.add_argument(
+    add_value(
+        group,
         "--prompts",
-        type=Path,
+        InputFile,
         metavar="FILE",
         help="prompts to answer: JSON lines with 'turns', 'prompt' or 'conversations'",
     )
@@ -50,32 +52,14 @@ def add_distill_options(parser: argparse.ArgumentParser, without: Collection[str
         action="store_true",
         help="let the target write prompts too: all of them, or those missing from --prompts (default without a file)",
     )
-    group.add_argument(
+    add_value(
+        group,
         "--text",
-        type=Path,
+        InputFile,
         metavar="FILE",
         help="use these texts as they are, with --local: .txt, or .jsonl with 'text'",
     )
-    help_ = field_help(DistillConfig)
-    for field in dataclasses.fields(DistillConfig):
-        if field.name in without:
-            continue
-        flag, default = "--" + field.name.replace("_", "-"), field.default
-        if isinstance(default, tuple):
-            told = " ".join(f"{value:g}" for value in default)
-            text = f"{help_[field.name]} (default {told})"
-            group.add_argument(flag, type=float, nargs="+", default=default, metavar="T", help=text)
-        else:
-            text = help_[field.name] + ("" if default is None else f" (default {default})")
-            group.add_argument(flag, type=int, default=default, metavar="N", help=text)
-
-
-def distill_config(args: argparse.Namespace, **given: Any) -> DistillConfig:
-    """The configuration in the arguments; `given` are fields that have no argument."""
-    names = [f.name for f in dataclasses.fields(DistillConfig) if f.name not in given]
-    return DistillConfig(
-        **{name: getattr(args, name) for name in names} | {"temperatures": tuple(args.temperatures)} | given
-    )
+    add_fields(group, DistillConfig, without=without)
 
 
 def distill_sources(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,10 +74,10 @@ def distill_sources(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> None:
-    config, sources = distill_config(args), distill_sources(args)
+    config, sources = from_fields(args, DistillConfig), distill_sources(args)
     from redrafter.targets import load_target
 
-    console = Console(highlight=False)
+    console = Console()
     with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=args.device)
     console.print(table(*make_texts(target, args.out, config, sources, console), args.out))
@@ -114,9 +98,8 @@ def make_texts(
     given = sources["prompts"] or sources["documents"] or ()
     total = config.texts if sources["self_prompt"] else min(config.texts, len(given))
     if total >= MANY and seconds is None and target.device.type == "cpu":
-        console.print(
-            f"[yellow]{total} texts may take days on a CPU: give --texts N, or redrafter train --minutes N[/]"
-        )
+        line = f"{total} texts may take days on a CPU: give --texts N, or redrafter train --minutes N"
+        console.print(line, style="yellow", soft_wrap=True)
     with progress_bar(console, *Progress.get_default_columns(), "{task.fields[speed]}") as bar:
         task = bar.add_task("writing texts", total=total, speed="")
 

@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from redrafter.cli.console import Console
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.progress import waiting
 from redrafter.errors import CacheUnavailable, RedrafterError
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> None:
         with contextlib.suppress(CacheUnavailable):  # which is a finding
             forget()
             forget_checks()
-    console = Console(highlight=False)
+    console = Console()
     table = Table(show_header=False, box=None)
-    with waiting(Console(stderr=True, highlight=False), "checking"):
+    with waiting(Console(stderr=True), "checking"):
         findings = [*installation(), *storage(), *run_findings(args)]
     for name, state, advice in findings:
-        mark = "[yellow]!![/yellow]" if advice else "[green]ok[/green]"
+        mark = Text("!!", "yellow") if advice else Text("ok", "green")
         table.add_row(mark, name, Text(f"{state} — {advice}" if advice else state))
     console.print(table)
 

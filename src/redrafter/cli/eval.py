@@ -2,16 +2,17 @@
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from redrafter.bounds import Count, NotNegative
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import add_model, as_prompt, load_engine
+from redrafter.cli.paths import InputFile, OutputFile
 from redrafter.cli.progress import progress_bar, waiting
-from redrafter.config import SamplingParams, Shape, check_text_options
-from redrafter.errors import ConfigError
+from redrafter.config import Shape
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 
@@ -23,26 +24,30 @@ EPILOG = """example:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--questions", type=Path, required=True, help="JSON lines with 'turns', 'prompt' or 'conversations'"
+    add_value(
+        parser, "--questions", InputFile, required=True, help="JSON lines with 'turns', 'prompt' or 'conversations'"
     )
-    parser.add_argument("--limit", type=int, metavar="K", help="use only K questions, spread evenly over the file")
+    add_value(parser, "--limit", Count, metavar="K", help="use only K questions, spread evenly over the file")
     parser.add_argument(
         "--shapes",
         nargs="+",
         metavar="WxL[:N]",
         help="beam width x length : node budget (default: the drafter's default shape)",
     )
-    parser.add_argument(
-        "--temperatures", type=float, nargs="+", default=[0.0], metavar="T", help="sampling temperatures (default 0)"
+    add_value(
+        parser,
+        "--temperatures",
+        tuple[NotNegative, ...],
+        default=[0.0],
+        metavar="T",
+        help="sampling temperatures (default 0)",
     )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="maximum length of an answer (default 128)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="sampling seed for temperatures above 0 (default 0)")
-    parser.add_argument("--batch", type=int, default=8, metavar="B", help="answers decoded together (default 8)")
+    help_ = "maximum length of an answer (default 128)"
+    add_value(parser, "--max-new-tokens", Count, default=128, metavar="M", help=help_)
+    add_value(parser, "--seed", int, default=0, help="sampling seed for temperatures above 0 (default 0)")
+    add_value(parser, "--batch", Count, default=8, metavar="B", help="answers decoded together (default 8)")
     parser.add_argument("--raw", action="store_true", help="use questions as they are, without the chat template")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON")
+    add_value(parser, "--save", OutputFile, help="write the results as JSON")
     parser.add_argument("--overwrite", action="store_true", help="let --save replace an existing file")
     add_model(parser)
 
@@ -50,18 +55,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.save:
         check_new(args.save, args.overwrite)
-    if args.limit is not None and args.limit < 1:
-        raise ConfigError(f"--limit must be at least 1, got {args.limit}")
-    if args.batch < 1:
-        raise ConfigError(f"--batch must be at least 1, got {args.batch}")
-    check_text_options(args.max_new_tokens)
-    for temperature in args.temperatures:
-        SamplingParams(temperature=temperature)  # refuse bad options before loading a model
     questions = read_questions(args.questions, args.limit)
     shapes = [Shape.of(text) for text in args.shapes or ()]
     from redrafter.train.evaluate import evaluate
 
-    console = Console(highlight=False)
+    console = Console()
     with waiting(console, "loading"):
         # A profile could replace the drafter by plain decoding, and then there would be nothing to evaluate.
         engine = load_engine(args, tuned=False)
@@ -79,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     console.print(table(rows))
     if args.save:
         write_results(args.save, headline(rows), [as_row(row) for row in rows])
-        console.print(f"[dim]written to {args.save}[/dim]")
+        console.note(f"written to {args.save}")
 
 
 def as_row(quality: "DraftQuality") -> dict[str, Any]:

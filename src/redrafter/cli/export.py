@@ -1,11 +1,13 @@
 """`redrafter export`: writes a drafter in another project's format."""
 
 import argparse
-from pathlib import Path
+from typing import get_type_hints
 
-from rich.console import Console
-
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
+from redrafter.cli.paths import OutputFolder
 from redrafter.cli.progress import waiting
+from redrafter.config import Shape
 from redrafter.errors import ConfigError
 from redrafter.interop.find import find
 
@@ -23,11 +25,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "drafter", help="folder or Hugging Face id of a recurrent drafter, in any format that redrafter reads"
     )
     parser.add_argument("--to", required=True, choices=("speculators", "apple"), help="the format")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
+    add_value(parser, "--out", OutputFolder, required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="allow replacing a drafter in that folder")
     group = parser.add_argument_group("speculators")
     group.add_argument("--model", help="the drafter's target, an id or a folder (default: SmolLM2-135M-Instruct)")
-    group.add_argument("--depth", type=int, default=3, metavar="L", help="tokens to guess ahead (default 3)")
+    depth = get_type_hints(Shape, include_extras=True)["length"]
+    add_value(group, "--depth", depth, default=3, metavar="L", help="tokens to guess ahead (default 3)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         if args.model is None and made_for.get("name") != NAME:
             name = made_for.get("name", "an unnamed target")
             raise ConfigError(f"the drafter was trained for {name}; give that model with --model")
-        with waiting(Console(stderr=True, highlight=False), "reading the model's configuration"):
+        with waiting(Console(stderr=True), "reading the model's configuration"):
             name, architectures = args.model or NAME, _architectures(args.model or str(default_model()))
         speculators.write(args.out, net, made_for, name, architectures, args.depth, overwrite=args.overwrite)
     print(f"{args.out}: {sum(p.numel() for p in net.parameters()) / 1e6:.1f} M parameters for {args.to}")

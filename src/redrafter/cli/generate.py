@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from rich.console import Console
-
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import (
     add_grammar,
     add_model,
@@ -26,7 +26,7 @@ EPILOG = """examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
+    add_value(parser, "prompt", str, help="the prompt, or - to read it from standard input")
     parser.add_argument("--raw", action="store_true", help="use the prompt as it is, without the chat template")
     parser.add_argument("--quiet", action="store_true", help="print the text only, without statistics")
     add_model(parser)
@@ -39,9 +39,7 @@ def run(args: argparse.Namespace) -> None:
     text = read_prompt() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ConfigError("the prompt is empty")
-    if any("\ud800" <= c <= "\udfff" for c in text):  # Python decodes invalid bytes to these
-        raise ConfigError("the prompt is not UTF-8 text; convert it first")
-    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    out, err = Console(soft_wrap=True), Console(stderr=True)
     with waiting(err, "loading"):
         engine = load_engine(args)
     part = None
@@ -55,14 +53,16 @@ def run(args: argparse.Namespace) -> None:
     print()
     if part is not None and not args.quiet:
         legend = " (green: drafted)" if out.is_terminal and part.stats.accepted else ""
-        err.print(f"[dim]{figures(part.stats)}{legend}[/dim]")
+        err.note(f"{figures(part.stats)}{legend}")
 
 
 def read_prompt() -> str:
     """Standard input as text."""
     try:
-        return sys.stdin.read()
-    except UnicodeDecodeError:
+        text = sys.stdin.read()
+        text.encode()  # in some locales, Python reads wrong bytes as lone surrogates
+        return text
+    except UnicodeError:
         raise ConfigError(
             f"the prompt is not {sys.stdin.encoding} text; set PYTHONIOENCODING to its encoding"
         ) from None

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from redrafter.cli.console import Console
 from redrafter.cli.progress import plain_lines
 from redrafter.train.journal import Record, best
 
@@ -25,7 +26,7 @@ class LiveTraining:
     """
 
     def __init__(self, total_updates: int, console: Console | None = None, records: Iterable[Record] = ()) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console()
         self.total = total_updates
         self.latest: Record = {}
         self.evaluations: list[Record] = [r for r in records if "held_out" in r]

@@ -1,11 +1,13 @@
 """Entry point: runs the command and turns each error that a user can fix into one line and exit code 2."""
 
 import argparse
+import contextlib
+import errno
 import logging
 import os
 import sys
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.version import __version__
@@ -25,6 +27,8 @@ VERBS = {
     "export": "write a drafter in another project's format",
     "doctor": "show what is installed, what is missing and what this machine will run",
 }
+INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
+"""Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 RESUMABLE = ("train", "distill")
 EPILOG = """examples:
   redrafter compare
@@ -40,6 +44,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse ignores what cannot be written."""
+        (file or sys.stdout).write(message)
 
 
 def parser(asked: str | None) -> Parser:
@@ -66,29 +74,65 @@ def parser(asked: str | None) -> Parser:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     set_environment()
-    for stream in (sys.stdout, sys.stderr):
-        escape_unprintable(stream)
+    prepare_streams()
     asked = next((word for word in argv if not word.startswith("-")), None)
     try:
-        args = parser(asked).parse_args(argv)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        if getattr(args, "threads", None) is not None:
-            import_module("redrafter.kernels.threads").use_threads(args.threads)
-        import_module(f"redrafter.cli.{args.verb}").run(args)
+        try:
+            run(argv, asked)
+        finally:
+            sys.stdout.flush()  # here, where an error can be told, and not at the interpreter's end
     except RedrafterError as error:
         if "--verbose" in argv:
             raise
-        print(f"redrafter: {error}", file=sys.stderr)
-        return 2
+        return fail(str(error))
     except KeyboardInterrupt:
         more = "; to go on from here, give the same command again" if asked in RESUMABLE else ""
-        print(f"\nredrafter: interrupted{more}", file=sys.stderr)
-        return 130
+        return fail(f"interrupted{more}", INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        discard_output()
+        return READER_GONE
+    except OSError as error:
+        if "--verbose" in argv:
+            raise
+        discard_output()
+        return fail(reason(error))
     return 0
+
+
+def run(argv: list[str], asked: str | None) -> None:
+    args = parser(asked).parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("redrafter").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+    if getattr(args, "threads", None) is not None:
+        import_module("redrafter.kernels.threads").use_threads(args.threads)
+    import_module(f"redrafter.cli.{args.verb}").run(args)
+
+
+def fail(message: str, code: int = 2) -> int:
+    """Say in one line what is wrong, if standard error can still be written."""
+    with contextlib.suppress(OSError):
+        before = "\n" if code == INTERRUPTED else ""  # after the terminal's ^C
+        print(f"{before}redrafter: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def reason(error: OSError) -> str:
+    """What the operating system refused: an output, or a file that no command expected to fail.
+
+    >>> reason(IsADirectoryError(21, "Is a directory", "some/folder")), reason(OSError(28, "No space left on device"))
+    ('some/folder: Is a directory', 'cannot write: No space left on device')
+    """
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return f"cannot write: {error.strerror}"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def discard_output() -> None:
+    """If standard output cannot be written, lead it nowhere: the interpreter would fail with the rest at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def set_environment() -> None:
@@ -102,10 +146,14 @@ def set_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def escape_unprintable(stream: TextIO) -> None:
-    """Print a character that the stream's encoding lacks as an escape such as \\xe9, instead of failing."""
-    if hasattr(stream, "reconfigure") and "utf" not in (stream.encoding or "").lower():
-        stream.reconfigure(errors="backslashreplace")
+def prepare_streams() -> None:
+    """Streams that are closed lead nowhere. What a stream's encoding lacks is printed as an escape such as \\xe9."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

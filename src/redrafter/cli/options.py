@@ -1,16 +1,16 @@
-"""Arguments that several commands share. Help texts are the docstrings of the fields they fill.
+"""Arguments that several commands share.
 
 torch and transformers take seconds to import: in this package, only the functions that need them import them.
 """
 
 import argparse
-import ast
-import inspect
-import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, check_text_options
+from redrafter.bounds import Count, shown
+from redrafter.cli.fields import add_fields, add_value, field_help
+from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, Threads, check_text_options
 from redrafter.errors import ConfigError
 from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
 
@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("auto", "compiled", "graphs", "eager")
 EXACT = ("auto", "require")
-
-
-def field_help(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-        ):
-            found[field.target.id] = " ".join(str(text.value.value).split())
-    return found
 
 
 def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -48,7 +32,7 @@ def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "fp16 checkpoint in half the memory of fp32",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    group.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: one per physical core)")
+    add_value(group, "--threads", Threads, help="threads on a CPU (default: one per physical core)")
     return group
 
 
@@ -86,10 +70,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="what such a model multiplies with its quantised weights; int8 is faster, as in llama.cpp, and the text "
         "is that of int8 activations, not that of fp32 (default)",
     )
-    help_ = field_help(Shape)
-    group.add_argument("--width", type=int, metavar="W", help=help_["width"])
-    group.add_argument("--length", type=int, metavar="L", help=help_["length"])
-    group.add_argument("--nodes", type=int, metavar="N", help=help_["nodes"])
+    add_shape(group)
     group.add_argument(
         "--runtime",
         default="auto",
@@ -107,29 +88,25 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     help_ = field_help(RuleConfig)
     group.add_argument("--rule", default="seeded", help=f"seeded, rejection or typical. {help_['name']}")
     group.add_argument("--branching", default="", metavar="K,K,...", help=help_["branching"])
-    group.add_argument("--epsilon", type=float, default=RuleConfig.epsilon, help=help_["epsilon"])
-    group.add_argument("--delta", type=float, default=RuleConfig.delta, help=help_["delta"])
+    add_fields(group, RuleConfig, ("epsilon", "delta"))
+
+
+def add_shape(group: Any, names: Sequence[str] = ("width", "length", "nodes")) -> None:
+    """Without defaults: a drafter has its own."""
+    help_, hints = field_help(Shape), get_type_hints(Shape, include_extras=True)
+    for name in names:
+        add_value(group, f"--{name}", hints[name], metavar=name[0].upper(), help=help_[name])
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int = 128) -> None:
     group = parser.add_argument_group("text")
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=max_new_tokens,
-        metavar="M",
-        help=f"maximum number of new tokens (default {max_new_tokens})",
-    )
-    group.add_argument("--seed", type=int, help="the same seed gives the same text (default: a new seed each time)")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the text before this string; repeatable"
-    )
+    text = f"maximum number of new tokens (default {max_new_tokens})"
+    add_value(group, "--max-new-tokens", Count, default=max_new_tokens, metavar="M", help=text)
+    add_value(group, "--seed", int, help="the same seed gives the same text (default: a new seed each time)")
+    help_ = "end the text before this string; repeatable"
+    add_value(group, "--stop", str, action="append", default=[], metavar="TEXT", help=help_)
     group.add_argument("--ignore-eos", action="store_true", help="continue after the model's end-of-text token")
-    for name, text in field_help(SamplingParams).items():
-        default = getattr(SamplingParams, name, None)
-        if isinstance(default, int | float):
-            flag = "--" + name.replace("_", "-")
-            group.add_argument(flag, type=type(default), default=default, help=f"{text} (default {default})")
+    add_fields(group, SamplingParams, without=("logit_bias",))
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +162,7 @@ def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = Fal
     try:
         branching = tuple(int(k) for k in args.branching.split(",") if k)
     except ValueError:
-        raise ConfigError(f"--branching takes integers separated by commas, got {args.branching!r}") from None
+        raise ConfigError(f"--branching takes integers separated by commas, got {shown(args.branching)}") from None
     rule = RuleConfig(name=args.rule, branching=branching, epsilon=args.epsilon, delta=args.delta)
     given = {k: getattr(args, k) for k in ("width", "length", "nodes") if getattr(args, k) is not None}
     asked = Shape(**given)

@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from redrafter.cli.console import Console
 
 EVERY = 10.0
 """Seconds between two plain lines."""

@@ -6,11 +6,12 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
-from rich.console import Console
-
-from redrafter.cli.options import add_model, field_help, find_drafter, load_engine
+from redrafter.bounds import Bounds, Seconds
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_fields, add_value, field_help, from_fields
+from redrafter.cli.options import add_model, find_drafter, load_engine
 from redrafter.cli.progress import stages, waiting
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.serve.config import GuardConfig, ServeConfig
@@ -28,31 +29,27 @@ Without a temperature, requests are sampled at 1, as by OpenAI.
 The page is at http://127.0.0.1:8000/. On a GPU, the first start measures the cost of steps while nobody waits; it is
 kept. A CPU learns the cost of steps while it serves."""
 
+Port = Annotated[int, Bounds(least=0, most=65535)]
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to bind to (default: this machine only)")
-    server.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")
+    add_value(server, "--port", Port, default=8000, help="port (default 8000; 0: any free port)")
     server.add_argument(
         "--api-key",
         default=os.environ.get("REDRAFTER_API_KEY"),
         help="key that clients must send as a bearer token (default: $REDRAFTER_API_KEY, else no key is required)",
     )
-    server.add_argument(
-        "--grace", type=float, default=30.0, help="seconds that running answers get at shutdown (default 30)"
+    add_value(
+        server, "--grace", Seconds, default=30.0, help="seconds that running answers get at shutdown (default 30)"
     )
-    for name, text in field_help(ServeConfig).items():
-        default = ServeConfig.__dataclass_fields__[name].default
-        kind = str if name in ("name", "tool_parser") else int
-        shown = "" if default is None else f" (default {default})"
-        flags = ["--" + name.replace("_", "-")] + ["--max-model-len"] * (name == "context")
-        server.add_argument(*flags, type=kind, default=default, help=text + shown)
-    help_ = field_help(GuardConfig)
-    default_body = GuardConfig.body_bytes
-    server.add_argument(
-        "--body-bytes", type=int, default=default_body, help=f"{help_['body_bytes']} (default {default_body})"
-    )
-    server.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help=help_["cors"])
+    add_fields(server, ServeConfig)
+    context = get_type_hints(ServeConfig, include_extras=True)["context"]
+    default = argparse.SUPPRESS
+    add_value(server, "--max-model-len", context, dest="context", default=default, help="the same as --context")
+    add_fields(server, GuardConfig, ("body_bytes",))
+    server.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help=field_help(GuardConfig)["cors"])
     server.add_argument(
         "--request-log",
         choices=("json", "off"),
@@ -69,8 +66,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    names = ServeConfig.__dataclass_fields__
-    config = ServeConfig(**{name: getattr(args, name) for name in names})
+    config = from_fields(args, ServeConfig)
     guard = GuardConfig(
         api_key=args.api_key, body_bytes=args.body_bytes, cors=tuple(args.cors), logs=args.request_log == "json"
     )
@@ -84,10 +80,10 @@ def run(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
 
-    console = Console(highlight=False)
+    console = Console()
     if args.api_key is None and not is_loopback(args.host):
         warning = f"warning: everybody who reaches {args.host}:{port} can use the model; --api-key asks for a key"
-        Console(stderr=True, highlight=False).print(warning, style="yellow", soft_wrap=True)
+        Console(stderr=True).print(warning, style="yellow", soft_wrap=True)
     with waiting(console, "loading"):
         engine = load_engine(args, tuned=False, adapts=True)
         if engine.target.tokenizer is None:
@@ -116,7 +112,7 @@ def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) ->
     from redrafter.tuning.batch_cost import warm_up
     from redrafter.tuning.chooser import ShapeChooser
 
-    console = Console(highlight=False)
+    console = Console()
     given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
     shapes = [engine.shape] if given else ladder(engine)
     batch = make_batch(engine, config, shapes)
@@ -131,7 +127,7 @@ def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) ->
     served = build(engine, batch, chooser, config, shapes if unmeasured else None)
     if unmeasured:
         served.scheduler.spare = Measuring(engine, batch, shapes, chooser)
-        console.print("[dim]the cost of steps is measured once, while nobody waits; --tune again repeats it[/dim]")
+        console.note("the cost of steps is measured once, while nobody waits; --tune again repeats it")
     return served
 
 
@@ -165,8 +161,6 @@ def is_loopback(host: str) -> bool:
 
 def free_port(host: str, port: int) -> int:
     """Bind to the port for a moment, so that a port that cannot be used is refused before a model is loaded."""
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"--port must be in 0..65535, got {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family) as trial:

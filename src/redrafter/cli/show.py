@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
+from redrafter.cli.console import Console
 from redrafter.cli.progress import waiting
 
 if TYPE_CHECKING:

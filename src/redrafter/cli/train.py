@@ -3,20 +3,19 @@
 import argparse
 import dataclasses
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from redrafter.bounds import kinds
-from redrafter.cli.distill import add_distill_options, distill_config, distill_sources, make_texts
+from redrafter.cli.console import Console
+from redrafter.cli.distill import add_distill_options, distill_sources, make_texts
+from redrafter.cli.fields import add_fields, add_value, from_fields
 from redrafter.cli.live import LiveTraining
-from redrafter.cli.options import add_target, field_help
+from redrafter.cli.options import add_target
+from redrafter.cli.paths import InputFolder, OutputFolder
 from redrafter.cli.progress import waiting
 from redrafter.config import Shape
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
-from redrafter.train.config import TrainConfig
+from redrafter.train.config import DistillConfig, TrainConfig
 
 if TYPE_CHECKING:
     from redrafter.targets import Target
@@ -38,21 +37,26 @@ Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ...
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the drafter")
-    parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="data that `redrafter distill` made (default: make it now)"
+    add_value(parser, "--out", OutputFolder, required=True, metavar="FOLDER", help="folder for the drafter")
+    add_value(
+        parser,
+        "--data",
+        InputFolder,
+        metavar="FOLDER",
+        help="data that `redrafter distill` made (default: make it now)",
     )
-    parser.add_argument(
+    add_value(
+        parser,
         "--init-from",
-        type=Path,
+        InputFolder,
         metavar="FOLDER",
         help="start from the weights and the shape of this drafter (a larger --draft-vocab lets it guess more tokens)",
     )
     parser.add_argument(
         "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"
     )
-    add_fields(parser, "drafter", DrafterOptions)
-    add_fields(parser, "training", TrainConfig)
+    add_fields(parser.add_argument_group("drafter"), DrafterOptions)
+    add_fields(parser.add_argument_group("training"), TrainConfig)
     add_distill_options(parser, without=("seed",))
     add_target(parser)
 
@@ -66,11 +70,7 @@ def run(args: argparse.Namespace) -> None:
     for name in ("prompts", "text", "self_prompt", "local"):
         if args.data and getattr(args, name):
             raise ConfigError(f"--data names finished data: leave --{name.replace('_', '-')} out")
-    for name in ("data", "init_from"):
-        folder = getattr(args, name)
-        if folder and not folder.is_dir():
-            raise ConfigError(f"--{name.replace('_', '-')}: there is no folder {folder}")
-    plan = None if args.data else (distill_config(args, seed=config.seed), distill_sources(args))
+    plan = None if args.data else (from_fields(args, DistillConfig, seed=config.seed), distill_sources(args))
     seconds = None
     if plan is not None and config.minutes is not None:
         seconds = 60 * DATA_SHARE * config.minutes
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     device = args.device
     if device is None and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    console = Console(highlight=False, quiet=rank > 0)
+    console = Console(quiet=rank > 0)
     with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=device)
     planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
@@ -121,9 +121,9 @@ def run(args: argparse.Namespace) -> None:
     console.print(
         f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts, {done.parameters / 1e6:.1f} M "
         f"parameters, {done.seconds / 60:.1f} minutes of training\n"
-        f"try it:  redrafter compare {f'--model {args.model} ' if args.model else ''}--drafter {args.out}\n"
-        f"[dim]curves in {report}[/dim]"
+        f"try it:  redrafter compare {f'--model {args.model} ' if args.model else ''}--drafter {args.out}"
     )
+    console.note(f"curves in {report}")
 
 
 def facts(target: "Target", config: TrainConfig, shape: Shape, texts: int, done: "Trained") -> dict[str, Any]:
@@ -136,35 +136,3 @@ def facts(target: "Target", config: TrainConfig, shape: Shape, texts: int, done:
         f"best tokens/step, simulated at {shape.label}": round(done.tokens_per_step, 3),
         **dataclasses.asdict(config),
     }
-
-
-def add_fields(parser: argparse.ArgumentParser, title: str, cls: type) -> None:
-    """Every field of a dataclass as an argument, with its docstring as help text."""
-    group = parser.add_argument_group(title)
-    help_ = field_help(cls)
-    for field in dataclasses.fields(cls):
-        flag = "--" + field.name.replace("_", "-")
-        default = field.default
-        text = help_[field.name] + (
-            "" if default is None or default == () or "(default" in help_[field.name] else f" (default {default})"
-        )
-        kind = _kind(field.type)
-        if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
-        elif kind is tuple:
-            group.add_argument(flag, type=int, nargs="+", default=default, metavar="I", help=text)
-        elif kind is str:
-            group.add_argument(flag, default=default, help=text, metavar="NAME")
-        else:
-            group.add_argument(flag, type=kind, default=default, metavar="N" if kind is int else "X", help=text)
-
-
-def _kind(annotation: Any) -> Any:
-    """The type of an argument: int for `int | None`, str for a Literal, tuple for a tuple."""
-    kind = kinds(annotation)[0]
-    return {tuple: tuple, Literal: str}.get(get_origin(kind), kind)
-
-
-def from_fields(args: argparse.Namespace, cls: type) -> Any:
-    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(cls)}
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

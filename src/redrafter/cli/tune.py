@@ -1,15 +1,16 @@
 """`redrafter tune`: finds the fastest tree shape on this machine and saves it as a profile that `load` uses."""
 
 import argparse
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from redrafter.bounds import Count, NotNegative
+from redrafter.cli.console import Console
+from redrafter.cli.fields import add_value
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
+from redrafter.cli.paths import InputFile
 from redrafter.cli.progress import stages, waiting
-from redrafter.config import SamplingParams, Shape
-from redrafter.errors import ConfigError
+from redrafter.config import Shape
 from redrafter.questions import read_questions
 from redrafter.tuning.profile import Profile, rows_label
 
@@ -27,29 +28,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = add_target(parser)
     group.add_argument("--drafter", default="auto", help="as for the other commands (default: auto)")
     group.add_argument("--runtime", default="auto", choices=RUNTIMES, help="(default: as for other commands)")
-    parser.add_argument(
-        "--batch", type=int, nargs="+", default=[1], metavar="B", help="batch sizes to tune for (default 1)"
+    add_value(
+        parser, "--batch", tuple[Count, ...], default=[1], metavar="B", help="batch sizes to tune for (default 1)"
     )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="sampling temperature of the texts (default 0)"
-    )
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="JSON lines, as for redrafter eval (default: built-in prompts)"
-    )
+    help_ = "sampling temperature of the texts (default 0)"
+    add_value(parser, "--temperature", NotNegative, default=0.0, metavar="T", help=help_)
+    add_value(parser, "--prompts", InputFile, help="JSON lines, as for redrafter eval (default: built-in prompts)")
     parser.add_argument("--quick", action="store_true", help="try fewer shapes and measure for a shorter time")
 
 
 def run(args: argparse.Namespace) -> None:
-    SamplingParams(temperature=args.temperature)  # refuse bad options before loading a model
-    if min(args.batch) < 1:
-        raise ConfigError(f"--batch must be at least 1, got {min(args.batch)}")
     prompts = [question.text for question in read_questions(args.prompts)] if args.prompts else None
     find_drafter(args.drafter)
     from redrafter import load
     from redrafter.tuning.search import grid_for, tune
     from redrafter.tuning.store import save_profile
 
-    console = Console(highlight=False)
+    console = Console()
     with waiting(console, "loading"):
         # Any explicit shape will do: without one, an older profile could replace the drafter by plain decoding.
         engine = load(
@@ -68,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
         console.print(table(profile, best.rows))
     for best in profile.best_shapes:
         console.print(verdict(profile, best.rows))
-    console.print(f"[dim]saved to {save_profile(profile)}[/dim]", soft_wrap=True)
+    console.note(f"saved to {save_profile(profile)}")
 
 
 def table(profile: Profile, rows: int) -> Table:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from redrafter.errors import ConfigError
+from redrafter.bounds import check_value
+from redrafter.config import Threads
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -16,8 +17,7 @@ _asked: int | None = None
 def use_threads(count: int) -> None:
     """Use this many threads in this process, torch's own operations included."""
     global _asked
-    if count < 1:
-        raise ConfigError(f"threads must be at least 1, got {count}")
+    check_value("threads", count, Threads)
     torch.set_num_threads(count)
     _asked = count
 
