@@ -1,11 +1,13 @@
 """`redrafter serve` as a user starts and ends it."""
 
+import contextlib
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +52,7 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
         "--context",
         "90",
     ]
-    command = [sys.executable, "-u", "-m", "redrafter.cli.main", "serve", "--port", "0"]
+    command = [sys.executable, "-u", "-m", "redrafter.cli.main", "serve", "--port", "0", "--allow-host", "box.example"]
     with subprocess.Popen(
         [*command, "--model", str(tmp_path / "toy"), *options],
         stdout=subprocess.PIPE,
@@ -70,6 +72,10 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
                 done["choices"][0]["text"]
                 == Engine(target, recurrent_drafter(target)).plain().generate("hello", max_new_tokens=9).text
             )
+            for host, accepted in (("box.example", True), ("evil.example", False)):
+                health = urllib.request.Request(f"{found[1]}/health", headers={"Host": host})
+                with pytest.raises(urllib.error.HTTPError, match="403") if not accepted else contextlib.nullcontext():
+                    urllib.request.urlopen(health, timeout=20).close()
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(30)
@@ -108,6 +114,7 @@ def test_what_cannot_be_served_is_said_at_once(capsys: pytest.CaptureFixture[str
             (["--port", port], f"cannot listen on 127.0.0.1:{port}"),
             (["--rows", "0"], "rows must be at least 1"),
             (["--api-key", ""], "the API key is empty"),
+            (["--allow-host", "http://box"], "--allow-host takes a name without scheme and path, got 'http://box'"),
         ):
             assert main(["serve", *options]) == 2
             assert what in capsys.readouterr().err

@@ -14,6 +14,7 @@ import torch
 
 from redrafter.serve.completion import TextAnswer
 from redrafter.serve.model import Served
+from redrafter.serve.prompts import Prompts
 from tests.helpers.serving import NAME, make_served, plain, running
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -142,12 +143,12 @@ def test_long_work_leaves_the_event_loop_alone(url: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(owner, name, watched)
 
     watch(Served, "tokenize")
-    watch(Served, "detokenize")
+    watch(Prompts, "decode")
     watch(TextAnswer, "_legacy")
     assert post(url, "/tokenize", {"prompt": "hello", "return_token_strs": True})[0] == 200
     asked = {"prompt": [1, 2, 3], "echo": True, "logprobs": 2, "max_tokens": 1}
     assert complete(url, **asked)[0] == 200
-    assert {name for name, _ in seen} == {"tokenize", "detokenize", "_legacy"}
+    assert {name for name, _ in seen} == {"tokenize", "decode", "_legacy"}
     assert not any(in_loop for _, in_loop in seen)
 
 

@@ -180,7 +180,7 @@ def raw(url: str, *pieces: bytes, wait: float = 0.0) -> bytes:
         answer = b""
         while data := sock.recv(65536):
             answer += data
-            if b"\r\n\r\n" in answer and b"close" in answer:
+            if b"\r\n\r\n" in answer and (b"close" in answer or answer.endswith(b"}}")):
                 break
         return answer
 

@@ -14,7 +14,7 @@ from redrafter.cli.fields import add_fields, add_value, field_help, from_fields
 from redrafter.cli.options import add_model, find_drafter, load_engine
 from redrafter.cli.progress import stages, waiting
 from redrafter.errors import ConfigError, OutOfMemory
-from redrafter.serve.config import GuardConfig, ServeConfig
+from redrafter.serve.config import GuardConfig, HostName, ServeConfig
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
@@ -49,7 +49,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     default = argparse.SUPPRESS
     add_value(server, "--max-model-len", context, dest="context", default=default, help="the same as --context")
     add_fields(server, GuardConfig, ("body_bytes",))
-    server.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help=field_help(GuardConfig)["cors"])
+    help_ = field_help(GuardConfig)
+    add_value(server, "--allow-host", HostName, action="append", default=[], help=help_["hosts"])
+    server.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help=help_["cors"])
     server.add_argument(
         "--request-log",
         choices=("json", "off"),
@@ -68,7 +70,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     config = from_fields(args, ServeConfig)
     guard = GuardConfig(
-        api_key=args.api_key, body_bytes=args.body_bytes, cors=tuple(args.cors), logs=args.request_log == "json"
+        api_key=args.api_key,
+        body_bytes=args.body_bytes,
+        hosts=accepted_hosts(args.host, args.api_key, args.allow_host),
+        cors=tuple(args.cors),
+        logs=args.request_log == "json",
     )
     port = free_port(args.host, args.port)
     find_drafter(args.drafter)
@@ -157,6 +163,18 @@ def is_loopback(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+def accepted_hosts(host: str, key: str | None, allowed: list[str]) -> tuple[str, ...] | None:
+    """Names of the server besides those of loopback; None: any name is accepted.
+
+    >>> accepted_hosts("127.0.0.1", None, []), accepted_hosts("127.0.0.1", "key", [])
+    (('127.0.0.1',), None)
+    >>> accepted_hosts("0.0.0.0", None, []), accepted_hosts("0.0.0.0", None, ["box"])
+    (None, ('0.0.0.0', 'box'))
+    """
+    checks = bool(allowed) or (key is None and is_loopback(host))
+    return (host, *allowed) if checks else None
 
 
 def free_port(host: str, port: int) -> int:

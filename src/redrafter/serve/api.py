@@ -29,17 +29,20 @@ from redrafter.serve.request_log import RequestLog
 from redrafter.serve.responses import ResponsesAnswer
 from redrafter.serve.responses_schema import CHAT_NAMES, ResponsesAsked
 from redrafter.serve.schema import ChatAsked, CompletionAsked, DetokenizeAsked, Failed, TokenizeAsked
+from redrafter.serve.turns import Turn
 from redrafter.version import __version__
 
 PAGE = "page.html"
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'"
 )
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Failed, "description": what}
     for status, what in {
         400: "a parameter is wrong; `param` names it",
         401: "missing or wrong API key",
+        403: "the server does not go by the name in the header Host",
         404: "no such model",
         408: "the body came too slowly",
         413: "the body is too long",
@@ -47,9 +50,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         422: "the body is not what the schema says",
         429: "the queue is full; see Retry-After",
         500: "the answer failed",
-        503: "the server is shutting down",
+        503: "the server is shutting down, or too much is under way; see Retry-After",
     }.items()
 }
+KEYED: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 403)}
 
 
 def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
@@ -63,7 +67,8 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
 
     app = FastAPI(title="redrafter", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     guard = guard or GuardConfig()
-    app.add_middleware(Guard, config=guard)
+    most = 4 * (served.scheduler.batch.rows + served.scheduler.limits.queue) + 64
+    app.add_middleware(Guard, config=guard, most=most)
     app.add_middleware(RequestLog, logs=guard.logs)
     if guard.cors:  # the outermost: a browser asks without a key first
         app.add_middleware(CORSMiddleware, allow_origins=guard.cors, allow_methods=["*"], allow_headers=["*"])
@@ -97,17 +102,17 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     async def detokenize(asked: DetokenizeAsked) -> Any:
         if asked.model not in (None, served.name):
             return _no_model(served, str(asked.model))
-        return {"prompt": await run_in_threadpool(served.detokenize, asked.tokens)}
+        return {"prompt": await run_in_threadpool(served.prompts.decode, asked.tokens)}
 
-    @app.get("/tokenizer_info", responses={401: REFUSALS[401]})
+    @app.get("/tokenizer_info", responses=KEYED)
     async def tokenizer_info() -> dict[str, Any]:
         return served.tokenizer_info()
 
-    @app.get("/v1/models", responses={401: REFUSALS[401]})
+    @app.get("/v1/models", responses=KEYED)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(served)]}
 
-    @app.get("/v1/models/{name:path}", responses={s: REFUSALS[s] for s in (401, 404, 422)})
+    @app.get("/v1/models/{name:path}", responses=KEYED | {s: REFUSALS[s] for s in (404, 422)})
     async def model(name: str) -> Any:
         return _model(served) if name == served.name else _no_model(served, name)
 
@@ -144,12 +149,12 @@ def _add_watching(app: FastAPI, served: Served) -> None:
         text = resources.files("redrafter.serve").joinpath(PAGE).read_text()
         return HTMLResponse(text, headers={"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"})
 
-    @app.get("/health", responses={503: REFUSALS[503]})
+    @app.get("/health", responses={s: REFUSALS[s] for s in (403, 503)})
     async def health() -> Any:
         """Is the process worth keeping?"""
         return {"status": "ok"} if works() else failure(503, "the scheduler has stopped")
 
-    @app.get("/ready", responses={503: REFUSALS[503]})
+    @app.get("/ready", responses={s: REFUSALS[s] for s in (403, 503)})
     async def ready() -> Any:
         """Should new requests come here?"""
         if not works() or scheduler.draining:
@@ -206,8 +211,12 @@ async def _answer(
         jobs = served.jobs(asked, listener, owner_of(request))
         return make_answer(asked, jobs, served) if make is None else make(jobs)
 
+    turn: Turn = request.state.turn
     try:
+        if asked.compiles:
+            await turn.begin()
         answer = await run_in_threadpool(prepare)
+        turn.end()
         served.scheduler.submit(answer.jobs)
     except Exception as error:
         status, message, code = described(error)
@@ -235,7 +244,7 @@ def make_answer(asked: ChatAsked | CompletionAsked, jobs: list[Job], served: Ser
         return ChatAnswer(jobs, served.name, served.text_of, parsers, trace=asked.trace)
     echoes = None
     if asked.echo:
-        texts = [p if isinstance(p, str) else served.detokenize(p) for p in asked.prompts]
+        texts = [p if isinstance(p, str) else served.prompts.decode(p) for p in asked.prompts]
         echoes = [text for text in texts for _ in range(asked.written)]
     return TextAnswer(asked, jobs, served.name, served.text_of, echoes)
 

@@ -1,7 +1,8 @@
 """Chat messages and tools to token ids, by the model's chat template; and how its answers write tool calls."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redrafter.config import Grammar, require
@@ -13,6 +14,9 @@ from redrafter.serve.tool_calls import FORMS, CallParser, FormName
 from redrafter.serve.tools import Tool, call_grammar, described, explained, form_of
 
 MARKERS = ("[ARGS]", "[CALL_ID]", *(m for form in FORMS.values() for m in (form.opens, form.closes) if m))
+
+SHORT = 4096
+"""Characters of messages and tools that are not worth a look before they become tokens."""
 
 
 class ChatPrompts:
@@ -31,17 +35,30 @@ class ChatPrompts:
         """Markers of calls that are special tokens."""
 
     def ids(
-        self, messages: Sequence[Message], *, opens: bool = True, continues: bool = False, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        opens: bool = True,
+        continues: bool = False,
+        tools: Sequence[Tool] = (),
+        check: Callable[[str], None] | None = None,
     ) -> list[int]:
-        """`opens`: with the beginning of an assistant's turn; `continues`: without the end of the last message."""
+        """`opens`: with the beginning of an assistant's turn; `continues`: without the end of the last message.
+
+        check: sees a long text before it becomes tokens, and may raise.
+        """
         options: dict[str, Any] = {
             "add_generation_prompt": opens and not continues,
             "continue_final_message": continues,
         }
         if self.knows_tools:
             options |= {"tools": described(tools)} if tools else {}
-            return self.engine.encode([message.as_template() for message in messages], **options)
-        return self.engine.encode(explained(messages, tools), **options)
+            given = [message.as_template() for message in messages]
+        else:
+            given = explained(messages, tools)
+        if check is not None and len(json.dumps([given, options])) > SHORT:
+            check(self.engine.target.tokenizer.apply_chat_template(given, tokenize=False, **options))
+        return self.engine.encode(given, **options)
 
     def grammar(self, asked: ChatAsked) -> Grammar | None:
         """The grammar of an answer that must call a tool."""

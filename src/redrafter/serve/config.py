@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from redrafter.bounds import Bounds, Bytes, Count, CountOrZero, Seconds, check
+from redrafter.bounds import Bounds, Bytes, Count, CountOrZero, Seconds, check, shown
 from redrafter.config import require
+
+HostName = Annotated[str, Bounds(least=1, most=255)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,9 @@ class GuardConfig:
     body_seconds: Seconds = 30.0
     """How long a body may take to arrive."""
 
+    hosts: tuple[HostName, ...] | None = None
+    """Name in the header Host that is accepted besides localhost and loopback addresses; repeatable (none: any name,
+    but without a key on this machine no other: a page in a browser could reach the server by a name of its own)."""
     cors: tuple[str, ...] = ()
     """Origin whose pages may call the API from a browser, or * for all; repeatable (none: no other origin)."""
     logs: bool = False
@@ -55,3 +60,5 @@ class GuardConfig:
     def __post_init__(self) -> None:
         check(self)
         require(self.api_key != "", "the API key is empty")
+        for name in self.hosts or ():
+            require("/" not in name, f"--allow-host takes a name without scheme and path, got {shown(name)}")

@@ -9,7 +9,13 @@ from starlette.responses import JSONResponse
 from redrafter.errors import ConfigError, PromptTooLong, RedrafterError
 from redrafter.serve.scheduler import Draining, QueueFull
 
-TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "unavailable_error"}
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
 
 
 def content(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -34,6 +40,14 @@ def failure(
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(content(status, message, param=param, code=code), status, headers)
+
+
+class Refused(Exception):
+    """A request that goes no further. What the client still sends is thrown away by the connection, for a while."""
+
+    def __init__(self, status: int, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.response = failure(status, message, **details)
 
 
 def described(error: Exception) -> tuple[int, str, str | None]:

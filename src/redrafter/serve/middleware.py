@@ -1,93 +1,83 @@
-"""What stands before the API: a key, a limit on bodies, and no patience without end for slow ones."""
+"""What stands before the API: the names of the server, a key, limits on bodies and on requests under way."""
 
-import asyncio
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from redrafter.serve.bodies import SMALL, Bodies, Gone
 from redrafter.serve.config import GuardConfig
-from redrafter.serve.errors import failure
+from redrafter.serve.errors import Refused
+from redrafter.serve.hosts import accepts, name_of
+from redrafter.serve.turns import Turn, Turns
 
 KEYED = ("/v1", "/tokenize", "/tokenizer_info", "/detokenize")
 """Paths that need the key, with everything below them."""
+AT_ONCE = 2
+"""Large bodies that become values and tokens at once. It takes the memory of several bodies, and a processor core."""
 
 
 class Guard:
-    """ASGI middleware. Bodies are read here, whole, so that nothing behind waits for a client."""
+    """ASGI middleware. Bodies are read here, and large ones take turns.
 
-    def __init__(self, app: ASGIApp, config: GuardConfig) -> None:
-        self.app, self.config = app, config
+    most: requests with a body that may be under way. `/health` and the like are not counted, nor is a request
+    whose body has not arrived: silent clients shut nobody out.
+    """
+
+    def __init__(self, app: ASGIApp, config: GuardConfig, most: int) -> None:
+        self.app, self.config, self.most = app, config, most
+        self.bodies, self.turns, self.under_way = Bodies(config), Turns(AT_ONCE), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if scope["path"].startswith(KEYED) and not self._knows_key(headers):
-            await failure(
-                401, "missing or wrong API key: send it as 'Authorization: Bearer ...'", code="invalid_api_key"
-            )(scope, receive, send)
-            return
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self.app(scope, receive, send)
-            return
-        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
-        refused = None if kind == "application/json" else failure(415, wrong_type(kind))
         try:
-            declared = headers.get(b"content-length", b"0")
-            body = None
-            if refused is not None:
-                pass
-            elif not declared.isdigit():
-                refused = failure(400, f"Content-Length must be a number, got {declared[:20]!r}")
-            elif int(declared) <= self.config.body_bytes:
-                body = await asyncio.wait_for(self._body(receive), self.config.body_seconds)
-            if body is None and refused is None:
-                refused = failure(413, f"the body is longer than {self.config.body_bytes} bytes", code="body_too_large")
-        except TimeoutError:
-            refused = failure(408, f"the body did not arrive within {self.config.body_seconds:g} seconds")
-        except _Gone:
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            self._check_key(scope["path"], headers)
+            if scope["method"] in ("POST", "PUT", "PATCH"):
+                await self._with_body(scope, headers, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        except Refused as refused:
+            await refused.response(scope, receive, send)
+        except Gone:
+            pass
+
+    def _check_host(self, host: str) -> None:
+        names = self.config.hosts
+        if names is not None and not accepts(host, names):
+            raise Refused(
+                403,
+                f"this server is not called {name_of(host)[:80]!r}: call it localhost, or start it with --allow-host",
+                code="unknown_host",
+            )
+
+    def _check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        key = self.config.api_key
+        if key is None or not path.startswith(KEYED):
             return
-        if refused is not None:
-            refused.headers["connection"] = "close"  # what else the client has to send is not waited for
-            await refused(scope, receive, send)
-            return
-        assert body is not None
-        await self.app(scope, _replayed(body, receive), send)
+        if not secrets.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode()):
+            message = "missing or wrong API key: send it as 'Authorization: Bearer ...'"
+            raise Refused(401, message, code="invalid_api_key")
 
-    def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
-        if self.config.api_key is None:
-            return True
-        given = headers.get(b"authorization", b"")
-        return secrets.compare_digest(given, b"Bearer " + self.config.api_key.encode())
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        """None if it is too long."""
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.config.body_bytes:
-                return None
-            if not message.get("more_body"):
-                return b"".join(parts)
-
-
-def wrong_type(kind: str) -> str:
-    """
-    >>> wrong_type("")
-    "the body must be JSON: send the header 'Content-Type: application/json', got no Content-Type"
-    """
-    got = f"got {kind[:80]!r}" if kind else "got no Content-Type"
-    return f"the body must be JSON: send the header 'Content-Type: application/json', {got}"
-
-
-class _Gone(Exception):
-    """The client left before it had said all."""
+    async def _with_body(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
+        client = (scope.get("client") or ("",))[0]
+        body = await self.bodies.read(client, headers, receive)
+        turn = scope.setdefault("state", {})["turn"] = Turn(self.turns, client)
+        self.under_way += 1
+        try:
+            if self.under_way > self.most:
+                raise Refused(503, f"{self.most} requests are under way: try again later", code="busy", retry_after=1)
+            if len(body) > SMALL:
+                await turn.begin()
+            await self.app(scope, _replayed(body, receive), send)
+        finally:
+            turn.end()
+            self.under_way -= 1
+            self.bodies.release(client, len(body))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -1,7 +1,6 @@
 """The model that is served, as the API sees it: names, text and token counts, no tensors."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from redrafter.config import Grammar
@@ -10,6 +9,7 @@ from redrafter.engine.exactness import Promise
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.serve.chat_prompt import ChatPrompts
 from redrafter.serve.job import Event, Job
+from redrafter.serve.prompts import Prompts
 from redrafter.serve.scheduler import Scheduler
 from redrafter.serve.schema import ChatAsked, CompletionAsked, TokenizeAsked
 
@@ -31,7 +31,7 @@ class Served:
         self.prompt_limit = min(prompt_limit or self.context - 1, self.context - 1)
         self.tokenizer = engine.target.tokenizer
         self.chat = ChatPrompts(engine, tool_parser)
-        self.lock = threading.Lock()  # a tokenizer is one at a time's
+        self.prompts = Prompts(engine, self.chat, name, self.prompt_limit)
         self.texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     def text_of(self, token: int) -> str:
@@ -47,8 +47,7 @@ class Served:
         owner: who asks. A trace shows what was guessed, which may be another client's answer: nothing is recalled for
         it.
         """
-        with self.lock:
-            every = self._prompts(asked)
+        every = self.prompts.read(asked)
         options = self._options(asked) | {"grammar": self._grammar(asked)}
         if isinstance(asked, ChatAsked) and asked.offered:
             options["shown"] = tuple(self.chat.special.values())
@@ -77,51 +76,15 @@ class Served:
 
     def tokenize(self, asked: TokenizeAsked) -> dict[str, Any]:
         """vLLM's form of the tokens of a text or of messages."""
-        with self.lock:
-            if asked.messages is not None:
-                ids = self._chat_ids(asked)
-            else:
-                ids = self._read(
-                    lambda: self.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens).input_ids
-                )
+        ids = self.prompts.tokenize(asked)
         strings = [self.text_of(token) for token in ids] if asked.return_token_strs else None
         return {"count": len(ids), "max_model_len": self.context, "tokens": ids, "token_strs": strings}
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        if tokens and max(tokens) >= self.engine.target.vocab_size:
-            raise ConfigError(f"tokens has ids outside the vocabulary of {self.engine.target.vocab_size}")
-        with self.lock:
-            return str(self.tokenizer.decode(list(tokens)))
 
     def tokenizer_info(self) -> dict[str, Any]:
         """vLLM's form, as far as clients use it."""
         names = ("bos_token", "eos_token", "pad_token", "chat_template")
         told = {name: getattr(self.tokenizer, name, None) for name in names}
         return told | {"tokenizer_class": type(self.tokenizer).__name__, "model_max_length": self.context}
-
-    def _prompts(self, asked: ChatAsked | CompletionAsked) -> list[list[int]]:
-        if isinstance(asked, ChatAsked):
-            return [self._chat_ids(asked)]
-        return [p if isinstance(p, list) else self._read(self.engine.encode, p) for p in asked.prompts]
-
-    def _chat_ids(self, asked: ChatAsked | TokenizeAsked) -> list[int]:
-        return self._read(
-            self.chat.ids,
-            asked.messages,
-            opens=asked.add_generation_prompt,
-            continues=asked.continue_final_message,
-            tools=asked.offered,
-        )
-
-    def _read(self, encode: Callable[..., Any], *prompt: Any, **options: Any) -> list[int]:
-        """Token ids. Whatever a tokenizer or a chat template raises is about what the client sent."""
-        try:
-            return list(encode(*prompt, **options))
-        except ConfigError:
-            raise
-        except Exception as error:
-            what = "prompt" if not prompt or isinstance(prompt[0], str) else "messages"
-            raise ConfigError(f"{self.name} cannot read the {what}: {error}") from error
 
     def _options(self, asked: ChatAsked | CompletionAsked) -> dict[str, Any]:
         names = (

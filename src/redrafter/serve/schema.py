@@ -15,7 +15,10 @@ MOST_TOKENS = 2**20
 MOST_TEXT = 2**18
 """Characters that `/tokenize` takes: a tokenizer reads one text at a time, and requests wait meanwhile."""
 
-Text = Annotated[str, Field(min_length=1)]
+LONGEST_STOP = 1024
+"""Characters of a stop string: each new token's text is compared with its beginnings."""
+
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -43,7 +46,7 @@ class Asked(Structured):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="ours: as transformers has it")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     user: str | None = Field(None, description="taken and not used")
@@ -121,6 +124,10 @@ class ChatAsked(Asked):
             )
         if self.must_call and self._asked():
             raise not_supported("tool_choice", "an answer that must call a tool cannot have another format too")
+
+    @property
+    def compiles(self) -> bool:
+        return bool(self.must_call) or super().compiles
 
     @property
     def offered(self) -> list[Tool]:

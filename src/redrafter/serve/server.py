@@ -17,6 +17,7 @@ from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
+from redrafter.serve.connection import Connection
 from redrafter.serve.model import Served
 from redrafter.serve.past_answers import PastAnswers
 from redrafter.serve.scheduler import Limits, Scheduler
@@ -79,7 +80,8 @@ class Server(uvicorn.Server):
                 port=port,
                 log_level="warning",
                 timeout_graceful_shutdown=int(grace) + 5,
-                limit_concurrency=4 * (served.scheduler.batch.rows + served.scheduler.limits.queue) + 64,
+                http=Connection,
+                ws="none",
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
             )

@@ -54,6 +54,11 @@ class Structured(Strict):
     guided_choice: Choices | None = Field(None, description="vLLM's earlier name")
     guided_grammar: str | None = Field(None, description="vLLM's earlier name")
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a grammar must be compiled, which may take a second."""
+        return bool(self._asked())
+
     def grammar(self) -> tuple[str, Grammar] | None:
         """The grammar that the text must follow and the field that asks for it; ConfigError names the field."""
         asked = list(self._asked())
