@@ -25,7 +25,7 @@ grep -v '^torch==' constraints.txt >"$folder/constraints.txt"
 rm -rf "$folder/site"
 "$python" -m pip install --quiet --target "$folder/site" --no-deps --only-binary :all: --implementation cp \
     --python-version "${version#python}" --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 \
-    -c "$folder/constraints.txt" torch==2.10.0 accelerate annotated-doc anyio certifi click filelock fsspec gguf h11 \
+    -c "$folder/constraints.txt" torch==2.10.0 accelerate annotated-doc anyio certifi click filelock fsspec h11 \
     hf-xet httpcore2 httpx2 huggingface_hub idna iniconfig jinja2 markdown-it-py markupsafe mdurl mpmath networkx numpy \
     packaging pluggy psutil pygments pytest pyyaml regex rich safetensors sentencepiece shellingham sympy tokenizers \
     tqdm transformers truststore typer typing-inspection typing_extensions

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from redrafter import Engine, Shape, cache_folder
 from redrafter.drafters import ModelDrafter
 from redrafter.engine.ties import explain, first_difference
 from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint, ModelNotFound
-from redrafter.targets import default
+from redrafter.targets import default, load_target
+from tests.targets.gguf.test_model import logits, make_file
+from tests.targets.gguf.test_tokenizer import words
 
 
 @pytest.fixture
@@ -77,6 +80,17 @@ def test_converted_once(cache):
     folder, made = cache
     assert default.default_model() == default.default_model() == folder / default.FOLDER
     assert len(made) == 1
+
+
+def test_the_conversion_needs_no_gguf_package(tmp_path, monkeypatch):
+    """The model's and the tokenizer's: the package is for tests alone."""
+    file = make_file(tmp_path / "x.gguf", kind="Q4_1", metadata=words())
+    monkeypatch.setitem(sys.modules, "gguf", None)  # importing it fails
+    default._convert(file, tmp_path / "folder")
+    ours, theirs = (load_target(path, device="cpu") for path in (file, tmp_path / "folder"))
+    ids = torch.arange(20)[None]
+    assert float((logits(ours, ids) - logits(theirs, ids)).norm() / logits(theirs, ids).norm()) < 1e-5
+    assert theirs.tokenizer("ab")["input_ids"] == ours.tokenizer("ab")["input_ids"] != []
 
 
 def test_a_conversion_of_an_earlier_version_is_used(cache):

@@ -29,7 +29,7 @@ EPILOG = """examples:
   redrafter doctor --recheck
 On a CPU, the default model is described without reading its weights. A model given with --model is loaded."""
 
-OLDEST_TRANSFORMERS = (5, 16)
+OLDEST_TRANSFORMERS = (5, 18)
 
 Finding = tuple[str, str, str]
 """What was looked at, its state, and what to do about it; the last is empty if all is well."""
@@ -70,7 +70,7 @@ def installation() -> list[Finding]:
     import torch
 
     version = tuple(int(x) for x in metadata.version("transformers").split(".")[:2])
-    upgrade = "" if version >= OLDEST_TRANSFORMERS else "pip install 'transformers>=5.16'"
+    upgrade = "" if version >= OLDEST_TRANSFORMERS else "pip install 'transformers>=5.18'"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: decoding runs on the CPU"
     return [
         ("redrafter", f"{__version__}, Python {platform.python_version()} in {sys.prefix}", ""),

@@ -129,23 +129,13 @@ def _download(path: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Dequantise through transformers and save as an ordinary fp32 model folder."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Dequantise, and save as an ordinary fp32 model folder."""
+    from redrafter.targets.cpu.packed_load import dequantised
+    from redrafter.targets.gguf.file import GGUFFile
+    from redrafter.targets.gguf.tokenizer import convert
 
     log.info("converting %s, once", NAME)
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    except (ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CorruptCheckpoint(f"transformers cannot read {gguf.name}: {reason}") from error
-    config = loaded.config
-    # transformers refuses to save a model that it read from GGUF, so the weights go into a new one.
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config._name_or_path = NAME
-    plain = type(loaded)(config)
-    plain.load_state_dict(loaded.state_dict())
-    plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    model = dequantised(gguf)
+    model.config._name_or_path = NAME
+    model.save_pretrained(folder)
+    convert(GGUFFile(gguf)).save_pretrained(folder)

@@ -40,8 +40,8 @@ def matrix(rows, columns, kind, seed):
     return data.reshape(rows, -1), Kind[kind]
 
 
-def make_file(path, architecture="llama", kind="Q4_1", *, without=(), extra=(), **changes):
-    """`extra`: tensors by name, or the lengths of vectors."""
+def make_file(path, architecture="llama", kind="Q4_1", *, without=(), extra=(), metadata=(), **changes):
+    """`extra`: tensors by name, or the lengths of vectors; `metadata`: entries that are not the architecture's."""
     heads, kv_heads, size = HEADS.get(architecture, (8, 4, 32))
     hidden, width, kv_width = HIDDEN, heads * size, kv_heads * size
     tensors = {"token_embd.weight": matrix(TOKENS, hidden, kind, 1)}
@@ -71,8 +71,8 @@ def make_file(path, architecture="llama", kind="Q4_1", *, without=(), extra=(), 
         **{"attention.value_length": size, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0},
         **({"attention.sliding_window": 8} if architecture == "gemma3" else {}),
     }
-    metadata = {f"{architecture}.{name}": value for name, value in (fields | changes).items()}
-    metadata |= {"general.name": "tiny", "tokenizer.ggml.eos_token_id": 5}
+    metadata = {"general.name": "tiny", "tokenizer.ggml.eos_token_id": 5, **dict(metadata)}
+    metadata |= {f"{architecture}.{name}": value for name, value in (fields | changes).items()}
     for name, value in dict(extra).items():
         tensors[name] = (np.ones(value, np.float32), Kind.F32) if isinstance(value, int) else value
     return write(path, {k: v for k, v in tensors.items() if k not in without}, metadata, architecture)

@@ -22,7 +22,8 @@ TOKENS = [
 BOS = 1
 
 
-def make(path, architecture="llama", **changes):
+def words(**changes):
+    """The metadata of a tokenizer."""
     metadata = {
         "model": "llama",
         "tokens": TOKENS,
@@ -30,7 +31,11 @@ def make(path, architecture="llama", **changes):
         "token_type": [2, 3, 3, *[6] * 256, *[1] * 6],
         **{"bos_token_id": BOS, "eos_token_id": 2, "unknown_token_id": 0},
     } | changes
-    return GGUFFile(write(path, {}, {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, architecture))
+    return {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}
+
+
+def make(path, architecture="llama", **changes):
+    return GGUFFile(write(path, {}, words(**changes), architecture))
 
 
 @pytest.fixture(autouse=True)

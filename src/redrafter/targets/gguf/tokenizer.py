@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 FORMAT = 3
 """Counts changes of the conversion, so that tokenizers kept from an earlier one are not used."""
+CLASSES = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma3": "GemmaTokenizer"}
+"""transformers' tokenizer for an architecture, where it has one for it alone."""
+GENERAL_CLASS = "TokenizersBackend"
 BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe")
 """Values of tokenizer.ggml.pre with which llama.cpp begins texts with BOS unless the file says otherwise."""
 
@@ -30,11 +33,8 @@ def tokenizer_of(file: GGUFFile) -> Any:
     if kept is not None and is_intact(kept):
         with contextlib.suppress(Exception):  # transformers cannot read what it wrote: convert again
             return _read(kept)
-    from transformers import AutoTokenizer
-
     try:
-        made = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name, trust_remote_code=False)
-        _begin_with_bos(made, file)
+        made = convert(file)
     except Exception as error:  # whatever transformers meets in the file
         text = str(error).strip().splitlines()
         log.info("%s has no tokenizer that transformers can convert (%s)", file.path, text[0] if text else error)
@@ -45,10 +45,22 @@ def tokenizer_of(file: GGUFFile) -> Any:
     return made
 
 
+def convert(file: GGUFFile) -> Any:
+    """The tokenizer as transformers converts it. AutoTokenizer would need the package `gguf` to find the class."""
+    name = CLASSES.get(str(file.metadata.get("general.architecture")), GENERAL_CLASS)
+    made = _class(name).from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    _begin_with_bos(made, file)
+    return made
+
+
+def _class(name: str) -> Any:
+    return getattr(import_module("transformers"), name)
+
+
 def _read(kept: Path) -> Any:
     """A kept tokenizer, by its own class: AutoTokenizer imports every model's configuration, which takes seconds."""
     name = json.loads((kept / "tokenizer_config.json").read_text())["tokenizer_class"]
-    return getattr(import_module("transformers"), name).from_pretrained(kept)
+    return _class(name).from_pretrained(kept)
 
 
 def _begin_with_bos(tokenizer: Any, file: GGUFFile) -> None:
