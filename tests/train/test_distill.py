@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from redrafter.cli.distill import add_distill_options, distill_config
+from redrafter.cli.distill import add_distill_options
+from redrafter.cli.fields import from_fields
 from redrafter.cli.main import main
 from redrafter.core.noise import fold
 from redrafter.errors import ConfigError, CorruptCheckpoint, DrafterMismatch, RedrafterError
@@ -409,7 +410,7 @@ def test_other_verbs_may_name_some_fields_themselves():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=5)
     add_distill_options(parser, without=("seed", "batch"))
-    config = distill_config(parser.parse_args(["--texts", "7"]), seed=5, batch=2)
+    config = from_fields(parser.parse_args(["--texts", "7"]), DistillConfig, batch=2)
     assert config == DistillConfig(texts=7, seed=5, batch=2)
 
 

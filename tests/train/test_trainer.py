@@ -291,7 +291,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, target: Targ
             TrainConfig(**bad)
 
 
-@pytest.mark.parametrize("place", ["redrafter.train.run.save_file", "redrafter.drafters.checkpoint.save_file"])
+@pytest.mark.parametrize("place", ["redrafter.train.run.save_file", "redrafter.drafters.files.save_file"])
 def test_a_full_disk_loses_nothing(tmp_path: Path, target: Target, texts: Texts, monkeypatch, place: str) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any, NoReturn
 
-from redrafter.errors import ConfigError, RedrafterError
+from redrafter.errors import ConfigError, RedrafterError, first_line
 from redrafter.version import __version__
 
 DESCRIPTION = "Large language models write faster, without changing a single token of what they write."
@@ -91,6 +91,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         discard_output()
         return READER_GONE
+    except (MemoryError, RuntimeError) as error:
+        if "--verbose" in argv or not lacks_memory(error):
+            raise
+        return fail(f"out of memory: {first_line(error)}; ask for less at once")
     except OSError as error:
         if "--verbose" in argv:
             raise
@@ -125,6 +129,16 @@ def reason(error: OSError) -> str:
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         return f"cannot write: {error.strerror}"
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this is what torch or numpy say when they cannot allocate.
+
+    >>> [lacks_memory(error) for error in (MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("shape"))]
+    [True, True, False]
+    """
+    signs = ("out of memory", "allocate memory", "size calculation overflowed")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 def discard_output() -> None:

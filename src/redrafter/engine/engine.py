@@ -320,7 +320,7 @@ class Engine:
                 return batch
         try:
             return self._new_batch(rows, context, endings, drafter)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OutOfMemory):
             self._idle.clear()
         torch.cuda.empty_cache()  # outside the handler: the failed attempt holds memory until then
         try:

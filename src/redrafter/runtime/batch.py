@@ -26,6 +26,7 @@ from redrafter.runtime.flight import Flight, Kind, StepResult
 from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.places import arrange, first_place
 from redrafter.runtime.prefill import PIECES, SCORED, PromptReader, prefill, score, together
+from redrafter.runtime.room import check_room
 from redrafter.runtime.row import Request, Row, RowOutput, best_source, logprobs_of, padded
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
@@ -65,6 +66,7 @@ class Batch:
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
         self.rules = functools.cache(rules)
         self.slack = max((max(self._nodes(s), DEEPEST) for s in shapes), default=0) + 1  # a grammar may force tokens
+        check_room(target, drafter, shapes, rows=rows, kept=kept, context=self.context, slack=self.slack)
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings), past)
         self.executor = Executor(
             target, drafter, self.state, rules, recorded=recorded, compiles=compiles, compiles_step=compiles_step

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from redrafter.drafters import NoDrafter
+from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
@@ -41,7 +42,7 @@ def write_texts(
         try:
             with use_grouped_attention(target):
                 return _write(target, requests, rows, progress or (lambda _: None), check)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OutOfMemory):
             if rows == 1:
                 raise
         rows //= 2  # outside the handler: the failed attempt holds memory until then

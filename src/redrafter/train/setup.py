@@ -10,6 +10,7 @@ from redrafter.drafters import checkpoint
 from redrafter.drafters.base import DrafterConfig, DrafterNet, check_shapes
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
+from redrafter.memory import require_room
 from redrafter.targets import Target
 from redrafter.texts import Texts
 from redrafter.train.batches import count_positions
@@ -33,6 +34,14 @@ def check(
             f"rollouts of {rollouts} tokens teach a depth of {rollouts - 1} at most, not {config.depth}: give --depth"
         )
     planned.check_training(config.depth, rollouts)
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in checkpoint.make(planned).parameters())
+    require_room(
+        f"{weights / 1e6:,.0f} M weights",
+        {"training them": 4 * 4 * weights},  # with gradients and AdamW's two moments, in fp32
+        target.device,
+        "give smaller sizes, such as --state-size, --exit-size or --blocks",
+    )
     token = torch.zeros(1, 1, dtype=torch.long, device=target.device)
     with torch.no_grad():
         width = target.states(token, (*planned.layers, -1)).shape[2]

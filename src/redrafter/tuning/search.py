@@ -12,6 +12,7 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.room import check_room
 from redrafter.targets import Target
 from redrafter.texts import Texts
 from redrafter.tuning.profile import BestShape, DraftCost, Profile, StepCost, VerifyCost, rows_label, with_budget
@@ -122,6 +123,9 @@ def tune(
     if not row_counts or min(row_counts) < 1:
         raise ConfigError(f"batch sizes must be at least 1, got {', '.join(map(str, row_counts)) or 'none'}")
     grid = grid or grid_for(target, drafter, engine.runtime)
+    shapes = grid.shapes(drafter)
+    slack = 1 + max(shape.budget for shape in shapes)
+    check_room(target, drafter, shapes, rows=max(row_counts), kept=0, context=grid.tokens, slack=slack)
     report = progress or _no_progress
     report("writing texts", 0, 1)
     texts = target_texts(engine, prompts, count=grid.texts, length=grid.tokens, temperature=temperature)
@@ -129,7 +133,7 @@ def tune(
         key=profile_key(target, drafter, engine.runtime),
         target_name=target.name,
         temperature=temperature,
-        simulated=tuple(simulate_shapes(target, drafter, texts, grid.shapes(drafter), temperature, report)),
+        simulated=tuple(simulate_shapes(target, drafter, texts, shapes, temperature, report)),
     )
     for rows in sorted(set(row_counts)):
         measurement = _Measurement(
