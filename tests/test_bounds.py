@@ -1,14 +1,26 @@
 """What users can set is checked in one place: its type, its bounds, and one line that names the field."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
 from redrafter.bench.runs import RunConfig
-from redrafter.bounds import MOST_INTEGER, Bounds, Count, Positive, Probability, check_value, kinds, shown, wrong
+from redrafter.bounds import (
+    MOST_INTEGER,
+    Bounds,
+    Count,
+    Positive,
+    Probability,
+    check_value,
+    checked,
+    kinds,
+    shown,
+    wrong,
+)
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.drafters.eagle.config import EagleConfig
 from redrafter.drafters.medusa.config import MedusaConfig
@@ -46,6 +58,12 @@ ODD = [None, True, -1, 10**400, 10**5000, 0.5, math.nan, math.inf, -math.inf, ""
 ODD += [object(), {"x": 1}, {1: math.nan}, [math.nan], ["x"], np.float32("nan"), np.array([1, 2]), "9" * 9999]
 
 
+class Unnamed(Protocol):
+    """Python cannot tell whether an object has this."""
+
+    def method(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("value", "annotation", "says"),
     [
@@ -66,6 +84,8 @@ ODD += [object(), {"x": 1}, {1: math.nan}, [math.nan], ["x"], np.float32("nan"),
         (math.nan, Positive, "must be a number"),
         (math.inf, Positive, "must be finite"),
         (10**400, float, "must be finite"),
+        (-(10**400), Annotated[float, Bounds(least=0)], "must be at least 0"),
+        (np.float16(1), Annotated[float, Bounds(most=1e30)], None),
         (-math.inf, Annotated[float, Bounds(least=-math.inf)], None),
         (math.inf, Annotated[float, Bounds(least=-math.inf)], "must be finite"),
         (1, Probability, None),
@@ -85,6 +105,20 @@ ODD += [object(), {"x": 1}, {1: math.nan}, [math.nan], ["x"], np.float32("nan"),
         ({1: 2.0}, dict[int, float], None),
         ({"1": 2.0}, dict[int, float], "must be a whole number"),
         ([1], dict[int, float], "must be a mapping"),
+        ([1, 2], Sequence[int], None),
+        ((1, np.int64(2)), Sequence[int], None),
+        ([1, True], Sequence[int], "must be a whole number"),
+        ([1, 10**19], Sequence[int], f"must be at most {MOST_INTEGER}"),
+        ("12", Sequence[str], "must be a list"),
+        (b"12", Sequence[int], "must be a list"),
+        ("12", str | Sequence[str], None),
+        (5, str | Sequence[str] | None, "must be text or a list"),
+        ([5], str | Sequence[str] | None, "must be text"),
+        (5, Shape | str | None, "must be of type Shape or text"),
+        (0, Count | None, "must be at least 1"),
+        (len, Callable[[str], int], None),
+        (5, Callable[[str], int], "must be a function"),
+        (5, Unnamed, None),
     ],
 )
 def test_a_value_is_checked_by_its_annotation(value, annotation, says):
@@ -94,6 +128,30 @@ def test_a_value_is_checked_by_its_annotation(value, annotation, says):
 def test_a_refusal_names_the_argument_and_what_was_given():
     with pytest.raises(ConfigError, match=r"^rows must be at least 1, got 0$"):
         check_value("rows", 0, Count)
+
+
+@checked
+def area(width: Count, height: "Count" = 1, *rest: Any, name: str | None = None, **others: Any) -> int:
+    """The product."""
+    return width * height
+
+
+def test_a_function_checks_its_arguments():
+    assert area(2, height=3, other=math.nan) == 6
+    assert area.__doc__ == "The product."
+    for call, says in (
+        (lambda: area(0), "width must be at least 1, got 0"),
+        (lambda: area(1, height="2"), "height must be a whole number, got '2'"),
+        (lambda: area(1, name=5), "name must be text, got 5"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            call()
+        assert str(refused.value) == says
+
+
+def test_the_wrong_item_of_a_list_is_named():
+    with pytest.raises(ConfigError, match=r"^stop\[1\] must be text, got 5$"):
+        check_value("stop", ["a", 5], str | Sequence[str])
 
 
 @pytest.mark.parametrize("value", ["x" * 1000, 10**5000, "two\nlines", np.zeros((9, 9))], ids=type)
@@ -128,7 +186,7 @@ def test_every_number_has_bounds_and_a_default_within(cls, name):
     default = cls.__dataclass_fields__[name].default
     if default is not MISSING:
         assert wrong(default, annotation) is None
-    assert not unbounded(annotation) or name in ("seed", "logit_bias", "presence_penalty", "frequency_penalty")
+    assert not unbounded(annotation) or name in ("seed", "logit_bias")
 
 
 def unbounded(annotation: Any) -> bool:

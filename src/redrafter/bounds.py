@@ -1,21 +1,25 @@
 """What a value may be: its type and its bounds, read from annotations and checked in one place.
 
-A dataclass says it in its fields, and calls `check(self)` when it is made. Arguments of functions use `check_value`,
-and the command line `wrong`.
+A dataclass says it in its fields, and calls `check(self)` when it is made. A function says it in its parameters, and is
+`checked`. The command line uses `wrong`.
 
 >>> wrong(0, Annotated[int, Bounds(least=1)])
 'must be at least 1'
 """
 
 import functools
+import inspect
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from redrafter.errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,15 @@ Positive = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(least=0)]
 Probability = Annotated[float, Bounds(least=0, most=1)]
 
-_TYPES = {bool: "true or false", tuple: "a tuple or a list", list: "a list", dict: "a mapping", Mapping: "a mapping"}
+_TYPES = {
+    bool: "true or false",
+    tuple: "a tuple or a list",
+    list: "a list",
+    Sequence: "a list",
+    dict: "a mapping",
+    Mapping: "a mapping",
+    Callable: "a function",
+}
 
 
 def check(config: Any, **names: str) -> None:
@@ -77,6 +89,23 @@ def check(config: Any, **names: str) -> None:
         check_value(names.get(name, name), value, annotation)
 
 
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function. It raises ConfigError for an argument that its parameter's annotation does not allow."""
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}  # read at the first call: annotations may name what is defined later
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        if not hints:
+            hints.update(get_type_hints(function, include_extras=True))
+        for name, value in signature.bind(*args, **options).arguments.items():
+            if name in hints and value is not signature.parameters[name].default:
+                check_value(name, value, hints[name])
+        return function(*args, **options)
+
+    return call
+
+
 def check_value(name: str, value: Any, annotation: Any) -> None:
     """Raise ConfigError if the annotation does not allow the value."""
     if problem := wrong(value, annotation):
@@ -91,8 +120,9 @@ def wrong(value: Any, annotation: Any, bounds: Bounds | None = None) -> str | No
     if origin is Annotated:
         return wrong(value, inner[0], next((note for note in inner[1:] if isinstance(note, Bounds)), None))
     if origin in (Union, types.UnionType):
-        problems = [wrong(value, kind) for kind in inner]
-        return None if None in problems else problems[0]
+        problems = [wrong(value, kind) for kind in inner if kind is not types.NoneType or value is None]
+        named = dict.fromkeys(problem for problem in problems if problem is not None)
+        return None if None in problems else " or ".join(named).replace(" or must be ", " or ")
     if origin is Literal:
         known = any(type(value) is type(name) and value == name for name in inner)
         return None if known else f"must be one of {', '.join(map(str, inner))}"
@@ -139,14 +169,20 @@ def kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _items(value: Any, annotation: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """What a tuple or a mapping holds: where, what, and the item's annotation."""
+    """What a list, a tuple or a mapping holds: where, what, and the item's annotation."""
     for kind in kinds(annotation):
         inner = get_args(kind)
-        if get_origin(kind) in (tuple, list) and isinstance(value, tuple | list):
+        is_list = get_origin(kind) in (tuple, list, Sequence) and not _wrong_type(value, Sequence)
+        if is_list and not (inner[0] is int and _are_integers(value)):
             yield from ((at, item, inner[0]) for at, item in enumerate(value))
         if get_origin(kind) in (dict, Mapping) and isinstance(value, Mapping):
             yield from ((key, key, inner[0]) for key in value)
             yield from ((key, item, inner[1]) for key, item in value.items())
+
+
+def _are_integers(values: Sequence[Any]) -> bool:
+    """Whether all are Python's own integers, of 64 bits: prompts have very many."""
+    return not values or (set(map(type, values)) == {int} and max(abs(min(values)), abs(max(values))) <= MOST_INTEGER)
 
 
 def _wrong_number(value: Any, kind: type, bounds: Bounds) -> str | None:
@@ -156,11 +192,12 @@ def _wrong_number(value: Any, kind: type, bounds: Bounds) -> str | None:
         return "must be a whole number" if kind is int else "must be a number"
     if value != value:  # NaN
         return "must be a number"
+    value = value if kind is int else _as_float(value)  # numpy's small floats do not compare with large bounds
     if problem := bounds.wrong(value):
         return f"must be {problem}"
     if kind is int:
         return None if -MOST_INTEGER <= value <= MOST_INTEGER else f"must be at most {MOST_INTEGER}"
-    return None if math.isfinite(_as_float(value)) or value in (bounds.least, bounds.most) else "must be finite"
+    return None if math.isfinite(value) or value in (bounds.least, bounds.most) else "must be finite"
 
 
 def _wrong_type(value: Any, kind: Any) -> str | None:
@@ -169,18 +206,29 @@ def _wrong_type(value: Any, kind: Any) -> str | None:
             return "must be text"
         return None if _is_unicode(value) else "must be UTF-8 text"
     kind = type(None) if kind is None else kind
-    if kind is Any or isinstance(value, kind):
+    if kind is Any or _is_open(kind):
+        return None
+    if isinstance(value, kind) and not (kind is Sequence and isinstance(value, str | bytes | bytearray | memoryview)):
         return None
     return f"must be {_TYPES.get(kind, f'of type {kind.__name__}')}"
+
+
+def _is_open(kind: Any) -> bool:
+    """Whether this is a protocol whose methods Python does not look for."""
+    return getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
 
 
 def _as_float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_unicode(text: str) -> bool:
     """Python decodes bytes that are not UTF-8 to lone surrogates, which no file and no tokenizer takes."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

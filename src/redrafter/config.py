@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from redrafter.bounds import Bounds, Count, CountOrZero, NotNegative, Positive, Probability, check, check_value, shown
-from redrafter.errors import ConfigError
+from redrafter.bounds import Bounds, Count, CountOrZero, Positive, Probability, check, check_value, shown
+from redrafter.errors import ConfigError, first_line
 
 GammaName = Literal["constant", "heuristic", "confidence"]
 
@@ -82,11 +82,15 @@ class Shape:
         return f"{self.width}x{self.length}:{self.budget}"
 
 
+LARGEST, SMALLEST = 1e30, 1e-30
+"""Of what logits are multiplied with, divided by or raised by: fp32 has room for the results."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the target chooses a token: penalties, then temperature, then filters, then noise."""
 
-    temperature: NotNegative = 0.0
+    temperature: Annotated[float, Bounds(least=0, most=LARGEST)] = 0.0
     """0 is greedy; otherwise logits are divided by it."""
     top_k: CountOrZero = 0
     """Keep the k most probable tokens (0: all)."""
@@ -94,17 +98,22 @@ class SamplingParams:
     """Keep the smallest set of tokens whose probability reaches p."""
     min_p: Probability = 0.0
     """Keep tokens at least this probable relative to the best one."""
-    repetition_penalty: Positive = 1.0
+    repetition_penalty: Annotated[float, Bounds(least=SMALLEST, most=LARGEST)] = 1.0
     """Divide (or multiply, if negative) the logits of tokens already in prompt or text."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, Bounds(least=-LARGEST, most=LARGEST)] = 0.0
     """Subtract this from the logits of tokens already in prompt or text."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, Bounds(least=-LARGEST, most=LARGEST)] = 0.0
     """Subtract this once for each earlier occurrence in prompt or text."""
-    logit_bias: dict[int, Annotated[float, Bounds(least=-math.inf)]] = field(default_factory=dict)
-    """Added to the logits of these token ids, before everything else."""
+    logit_bias: Mapping[int, Annotated[float, Bounds(least=-math.inf, most=LARGEST)]] = field(default_factory=dict)
+    """Added to the logits of these token ids, before everything else; -inf forbids a token."""
 
     def __post_init__(self) -> None:
         check(self)
+        bias = {int(token): float(value) for token, value in self.logit_bias.items()}
+        forbids = {token: -math.inf for token, value in bias.items() if value < -LARGEST}
+        object.__setattr__(self, "logit_bias", bias | forbids)
+        cold = 0 < self.temperature < SMALLEST
+        require(not cold, f"temperature must be 0 or at least {SMALLEST}, got {self.temperature}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class Grammar:
     text: str
 
     def __post_init__(self) -> None:
+        check(self, text="grammar")
         size, most = len(self.text), MOST_GRAMMAR
         require(size <= most, f"the grammar has {size} characters and at most {most} are taken: make it smaller")
 
@@ -125,7 +135,7 @@ class Grammar:
             found = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(found)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"the JSON schema is not JSON: {error}") from None
+            raise ConfigError(f"the JSON schema is not JSON: {first_line(error)}") from None
         require(isinstance(found, Mapping | bool), f"a JSON schema must be an object, got {text[:40]}")
         return cls("json_schema", text)
 
@@ -147,7 +157,7 @@ class Grammar:
     @classmethod
     def choices(cls, texts: Sequence[str]) -> "Grammar":
         """One of these texts."""
-        require(len(texts) > 0 and all(texts), "choices must be one or more texts, none of them empty")
+        check_value("choices", texts, Annotated[Sequence[Annotated[str, Bounds(least=1)]], Bounds(least=1)])
         return cls("choice", json.dumps(list(texts)))
 
     @classmethod
@@ -216,6 +226,7 @@ class Gamma:
         >>> Gamma.of("heuristic:7").first, Gamma.of("confidence").threshold
         (7, 0.4)
         """
+        check_value("gamma", text, str)
         name, _, constant = text.partition(":")
         try:
             if constant and name == "heuristic":

@@ -48,8 +48,7 @@ class Sampling:
         if any(p.logit_bias for p in params):
             bias = torch.zeros(len(params), vocab_size)
             for row, p in enumerate(params):
-                for token, value in p.logit_bias.items():
-                    bias[row, token] = value
+                bias[row, list(p.logit_bias)] = torch.tensor(list(p.logit_bias.values()))
             bias = bias.to(device)  # once: torch waits for the GPU at every element of its tensors
         top_k = [min(p.top_k, vocab_size) or vocab_size for p in params]
         return cls(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from redrafter.bounds import Count, checked
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.rows import keep_rows
@@ -29,8 +30,9 @@ class NgramDrafter:
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=7)
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        if not 1 <= shortest <= longest:
+    @checked
+    def __init__(self, longest: Count = 4, shortest: Count = 2) -> None:
+        if shortest > longest:
             raise ConfigError(f"n-gram sizes must be 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest = longest, shortest
 
