@@ -195,7 +195,7 @@ def test_require(target, tried, monkeypatch):
     assert "\n" not in str(refused.value)
     with pytest.raises(NotExact, match="keeps the distribution"):
         Engine(target, NgramDrafter(), rule=RuleConfig(name="rejection"), exact="require")
-    with pytest.raises(ConfigError, match="exact must be auto or require, got 'yes'"):
+    with pytest.raises(ConfigError, match="exact must be one of auto, require, got 'yes'"):
         Engine(target, NgramDrafter(), exact="yes")
 
 

@@ -12,11 +12,10 @@ from redrafter.engine.exactness import Promise
 from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
-from redrafter.errors import ConfigError, PromptTooLong
+from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
-from redrafter.targets import Target
 from redrafter.tuning.account import AccountPolicy
 from redrafter.tuning.policy import StepPolicy
 
@@ -139,13 +138,3 @@ def decode(
         if parts:
             yield sorted(parts, key=lambda part: part.row)
         began = time.perf_counter()
-
-
-def room(target: Target, prompt: Sequence[int]) -> int:
-    """New tokens that fit behind a prompt."""
-    if len(prompt) >= target.max_positions:
-        raise PromptTooLong(
-            f"the prompt has {len(prompt)} tokens and {target.name} a context of {target.max_positions}: shorten it "
-            f"to at most {target.max_positions - 1}"
-        )
-    return target.max_positions - len(prompt)

@@ -2,23 +2,25 @@
 
 import difflib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 
+from redrafter.bounds import Bounds, Count, check_value, checked
 from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.core.noise import fold
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
-from redrafter.engine.decode import decode, room
+from redrafter.engine.decode import decode
 from redrafter.engine.encode import Messages, encode, prompt_ids
-from redrafter.engine.exactness import Exact, Exactness, Promise, check_exact, make_promise
+from redrafter.engine.exactness import Exact, Exactness, Promise, make_promise
 from redrafter.engine.grammar import Grammars
 from redrafter.engine.processors import check_processor
-from redrafter.engine.request import Completion, Part, Request, as_list, request_options
-from redrafter.engine.resolve import resolve_drafter
+from redrafter.engine.request import Completion, Part, Request, as_list, check_request, room
+from redrafter.engine.resolve import check_drafter, resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
@@ -33,10 +35,13 @@ Runtime = Literal["auto", "compiled", "graphs", "eager"]
 ROWS = (1, 2, 4, 8, 10, 16, 20, 32, 40, 64, 80, 128, 256)
 """Recorded batches have one of these numbers of rows, so that few recordings serve all."""
 TEXT_OPTIONS = ("max_new_tokens", "ignore_eos", "grammar")
+MOST_CHOICES = 1024
+"""Of one prompt, in a request."""
 CONTEXT = 1024
 """Recorded batches have room for a multiple of so many tokens: room costs memory alone."""
 
 
+@checked
 def load(
     model: Any = None,
     drafter: Any = "auto",
@@ -79,7 +84,6 @@ def load(
     activations: "int8" rounds what such a model multiplies with its quantised weights, as llama.cpp does. Prompts and
         drafts are faster. The text is that of plain decoding with int8 activations, which differs from that of "fp32".
     """
-    check_exact(exact)
     shape = None if shape is None else Shape.of(shape)
     if threads is not None:
         use_threads(threads)
@@ -96,6 +100,7 @@ def load(
 class Engine:
     """A target with a drafter. All its texts are the target's own. Use an engine from one thread at a time."""
 
+    @checked
     def __init__(
         self,
         target: Target,
@@ -112,9 +117,7 @@ class Engine:
         adapts: choose before each step whether to draft (on a CPU by `tuning.policy`, on a GPU by `tuning.account`); by
             default where no shape is given. A given shape is drafted in every step.
         """
-        check_exact(exact)
-        if runtime not in get_args(Runtime):
-            raise ConfigError(f"runtime must be one of {', '.join(get_args(Runtime))}, got {runtime!r}")
+        check_drafter(drafter)
         self.target = target
         self.runtime = runtime
         self.drafter = drafter
@@ -158,6 +161,7 @@ class Engine:
         """ "bitwise" or "ties": how far texts equal those of plain decoding. None if the rule promises no tokens."""
         return self.promise().exactness
 
+    @checked
     def promise(self, shapes: Sequence[Shape] | None = None) -> Promise:
         """The exactness and its reason, for the engine's own shape or for all that will be drafted."""
         if self.exact is None:
@@ -186,7 +190,10 @@ class Engine:
         """
         return encode(self.target, prompt, **template)
 
-    def generate(self, prompts: Any, *, batch_size: int = 8, **options: Any) -> Any:
+    @checked
+    def generate(
+        self, prompts: Any, *, batch_size: Count = 8, logits_processor: Sequence[Any] | None = None, **options: Any
+    ) -> Any:
         """Completions of one prompt or a list of them (text, token ids or chat messages).
 
         At most `batch_size` prompts are written at once; a finished one makes room for the next. Options are those of
@@ -194,13 +201,11 @@ class Engine:
         each followed by its further choices where n > 1.
         """
         single, many = as_list(prompts)
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-        requests = self.requests(many, **request_options(options))
-        done = self.complete(requests, options.get("logits_processor") or (), rows=batch_size)
+        done = self.complete(self.requests(many, **options), logits_processor or (), rows=batch_size)
         return done[0] if single and len(done) == 1 else done
 
-    def stream(self, prompts: Any, **options: Any) -> Iterator[Part]:
+    @checked
+    def stream(self, prompts: Any, *, logits_processor: Sequence[Any] | None = None, **options: Any) -> Iterator[Part]:
         """Parts as they are decided, row by row within each step.
 
         max_new_tokens: at most this many new tokens, exactly as many if nothing ends the text before.
@@ -212,17 +217,17 @@ class Engine:
         logits_processor: transformers LogitsProcessors that look at (ids, scores) only.
         """
         _, many = as_list(prompts)
-        requests = self.requests(many, **request_options(options))
-        for parts in self.run(requests, options.get("logits_processor") or ()):
+        for parts in self.run(self.requests(many, **options), logits_processor or ()):
             yield from parts
 
+    @checked
     def requests(
         self,
         prompts: Sequence[Any],
         *,
-        max_new_tokens: int = 128,
-        seed: int | Sequence[int] | None = None,
-        n: int = 1,
+        max_new_tokens: Count = 128,
+        seed: Any = None,
+        n: Annotated[int, Bounds(least=1, most=MOST_CHOICES)] = 1,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         halts: Callable[[list[int]], bool] | None = None,
@@ -233,8 +238,6 @@ class Engine:
         """Check and spell out what is asked for: n requests per prompt."""
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_text_options(max_new_tokens, stops)
-        if n < 1:
-            raise ConfigError(f"n must be at least 1, got {n}")
         known = SamplingParams.__dataclass_fields__
         for name in sampling:
             if name not in known:
@@ -242,31 +245,18 @@ class Engine:
                 hint = f"; did you mean {near[0]}?" if near else "; temperature=0 is greedy, above 0 samples"
                 raise ConfigError(f"there is no option {name!r}{hint}")
         params = SamplingParams(**sampling)
-        for token in params.logit_bias:
-            if not 0 <= token < self.target.vocab_size:
-                raise ConfigError(f"logit_bias names token {token}, outside the vocabulary of {self.target.vocab_size}")
-        if seed is None:
-            seeds = [secrets.randbits(63) for _ in prompts]
-        elif isinstance(seed, Iterable):
-            seeds = [int(s) for s in seed]
-        else:
-            seeds = [int(seed)] * len(prompts)
-        if len(seeds) != len(prompts):
-            raise ConfigError(f"got {len(seeds)} seeds for {len(prompts)} prompts")
+        seeds = seeds_of(seed, len(prompts))
         if stops and self.target.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and {self.target.name} came without one")
         if grammar is not None and ignore_eos:
             raise ConfigError("a text with a grammar ends where the grammar ends: leave ignore_eos out")
         constraint = None if grammar is None else self.grammars.compiled(Grammar.of(grammar))
         eos = () if ignore_eos else self.eos_tokens()
-        every = [prompt_ids(prompt, self.encode, self.target.vocab_size) for prompt in prompts]
-        for ids in every:
-            room(self.target, ids)  # before anything is written for the others
-        return [
+        requests = [
             Request(
-                prompt=ids,
+                prompt=prompt_ids(prompt, self.encode),
                 max_new_tokens=max_new_tokens,
-                seed=fold(own, choice),
+                seed=own,
                 sampling=params,
                 eos=eos,
                 stop=stops,
@@ -274,17 +264,23 @@ class Engine:
                 shown=shown,
                 constraint=constraint,
             )
-            for ids, own in zip(every, seeds, strict=True)
-            for choice in range(n)
+            for prompt, own in zip(prompts, seeds, strict=True)
         ]
+        for request in requests:
+            check_request(request, self.target)
+        return [replace(request, seed=fold(request.seed, choice)) for request in requests for choice in range(n)]
 
+    @checked
     def run(
-        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: int | None = None
+        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: Count | None = None
     ) -> Iterator[list[Part]]:
         """One list of parts per step; at most `rows` requests are written at once, by default all."""
+        for request in requests:  # before anything is written for the others
+            check_request(request, self.target)
         for processor in processors:
             check_processor(processor, self.target.vocab_size, self.target.device)
-        return self._run(requests, processors, min(rows or len(requests), len(requests)))
+        rows = min(rows or len(requests), len(requests))
+        return self._run(requests, processors, rows) if requests else iter(())
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
@@ -356,8 +352,9 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @checked
     def complete(
-        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: int | None = None
+        self, requests: Sequence[Request], processors: Sequence[Any] = (), rows: Count | None = None
     ) -> list[Completion]:
         """All requests to their ends; at most `rows` of them are written at once."""
         texts = [""] * len(requests)
@@ -380,6 +377,18 @@ class Engine:
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)
         return ()
+
+
+def seeds_of(given: Any, count: int) -> list[int]:
+    """One seed for each of `count` prompts, drawn at random if none is given."""
+    seed = given.tolist() if hasattr(given, "tolist") else given
+    check_value("seed", seed, int | Sequence[int] | None)
+    if seed is None:
+        return [secrets.randbits(63) for _ in range(count)]
+    seeds = [int(one) for one in seed] if isinstance(seed, Sequence) else [int(seed)] * count
+    if len(seeds) != count:
+        raise ConfigError(f"got {len(seeds)} seeds for {count} prompts")
+    return seeds
 
 
 def no_room(what: str) -> OutOfMemory:

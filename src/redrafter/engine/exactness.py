@@ -10,7 +10,7 @@ from redrafter.config import RuleConfig, Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NoDrafter, WithNgrams
 from redrafter.engine.ties import tie
-from redrafter.errors import ConfigError, NotExact
+from redrafter.errors import NotExact
 from redrafter.kernels.tree_attention.naive import NEWEST
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_target import PackedTarget
@@ -58,11 +58,6 @@ def weakest(promised: Iterable[Exactness | None]) -> Exactness | None:
     'ties'
     """
     return max(promised, key=("bitwise", "ties", None).index)
-
-
-def check_exact(exact: str | None) -> None:
-    if exact not in ("auto", "require", None):
-        raise ConfigError(f"exact must be auto or require, got {exact!r}")
 
 
 def make_promise(

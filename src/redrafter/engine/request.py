@@ -1,15 +1,17 @@
 """What goes in and what comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Number
 from typing import Any, Literal
 
+from redrafter.engine.encode import as_items, check_tokens
 from redrafter.engine.exactness import Exactness
-from redrafter.errors import ConfigError
+from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.runtime.row import Request
+from redrafter.targets import Target
 
-__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "request_options"]
+__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "check_request", "room"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -72,21 +74,34 @@ class Completion:
     stats: Stats
 
 
-def request_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k != "logits_processor"}
-
-
 def as_list(prompts: Any) -> tuple[bool, list[Any]]:
     """(was it one prompt?, prompts). One prompt is text, a list of ids, or a list of messages."""
     if isinstance(prompts, str):
         return True, [prompts]
     if isinstance(prompts, Mapping):
         raise ConfigError('give the ids alone: tokenizer(...)["input_ids"], not all that the tokenizer returns')
-    if not hasattr(prompts, "__iter__"):
-        raise ConfigError(f"a prompt is text, token ids or chat messages, not {prompts!r}")
-    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    items = as_items(prompts)
     if not items:
         raise ConfigError("no prompt given")
-    if isinstance(items[0], Integral | dict):
+    if isinstance(items[0], Number | Mapping):
         return True, [items]
     return False, items
+
+
+def check_request(request: Request, target: Target) -> None:
+    """Raise ConfigError for tokens that the target does not know, PromptTooLong for a prompt without room behind it."""
+    check_tokens(request.prompt, target.vocab_size)
+    room(target, request.prompt)
+    for token in request.sampling.logit_bias:
+        if not 0 <= token < target.vocab_size:
+            raise ConfigError(f"logit_bias names token {token}, outside the vocabulary of {target.vocab_size}")
+
+
+def room(target: Target, prompt: Sequence[int]) -> int:
+    """New tokens that fit behind a prompt."""
+    if len(prompt) >= target.max_positions:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and {target.name} a context of {target.max_positions}: shorten it "
+            f"to at most {target.max_positions - 1}"
+        )
+    return target.max_positions - len(prompt)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from redrafter.bounds import shown
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
@@ -39,7 +40,14 @@ def resolve_drafter(
 
 
 def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) -> Drafter:
-    if drafter is None or drafter == "none":
+    if drafter is None:
+        return NoDrafter()
+    if not isinstance(drafter, str | Path):
+        if hasattr(drafter, "get_output_embeddings"):  # a loaded causal LM
+            return ModelDrafter(load_target(drafter), target, gamma=gamma)
+        check_drafter(drafter)
+        return drafter  # type: ignore[no-any-return]
+    if drafter == "none":
         return NoDrafter()
     if drafter in ("auto", "auto" + WITH_NGRAMS):
         drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
@@ -57,19 +65,19 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
         raise ModelNotFound(
             f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
         )
-    if not isinstance(drafter, str | Path):
-        if hasattr(drafter, "get_output_embeddings"):  # a loaded causal LM
-            return ModelDrafter(load_target(drafter), target, gamma=gamma)
-        if not hasattr(drafter, "draft"):
-            raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {drafter!r}")
-        if isinstance(drafter, type):
-            raise ConfigError(f"{drafter.__name__} is a class: give an instance, {drafter.__name__}()")
-        if missing := [part for part in PARTS if not hasattr(drafter, part)]:
-            raise ConfigError(f"{type(drafter).__name__} is no drafter: it lacks {', '.join(missing)}")
-        return drafter  # type: ignore[no-any-return]
     folder = find(str(drafter))
     if net := folders.read_for(folder, target):
         return bind_own(net, target)
     options = {"trust_remote_code": True} if trusts else {}
     model = load_target(str(folder), dtype=target.dtype, device=str(target.device), **options)
     return ModelDrafter(model, target, gamma=gamma)
+
+
+def check_drafter(drafter: Any) -> None:
+    """Raise ConfigError for an object that is no `core.step.Drafter`."""
+    if not hasattr(drafter, "draft"):
+        raise ConfigError(f"a drafter is a name, a folder, a causal LM or a drafter object, not {shown(drafter)}")
+    if isinstance(drafter, type):
+        raise ConfigError(f"{drafter.__name__} is a class: give an instance, {drafter.__name__}()")
+    if missing := [part for part in PARTS if not hasattr(drafter, part)]:
+        raise ConfigError(f"{type(drafter).__name__} is no drafter: it lacks {', '.join(missing)}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter.bounds import Count, check
 from redrafter.config import SamplingParams
 from redrafter.core.sampling import Processor
 
@@ -22,7 +23,7 @@ class Request:
     """A prompt and how to continue it."""
 
     prompt: Sequence[int]
-    max_new_tokens: int
+    max_new_tokens: Count
     seed: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     eos: Sequence[int] = ()
@@ -37,6 +38,9 @@ class Request:
     """What the text must follow: a `runtime.guide.Constraint`."""
     pads: Sequence[int] = ()
     """Ids that processors and `halts` see before the prompt: transformers counts in padded width."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Row:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from redrafter.bounds import shown
 from redrafter.errors import ConfigError, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.default import NAME, default_gguf, default_model
@@ -60,6 +61,8 @@ def load_target(
     Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`. A user's own
     model is put into eval mode; `Target.release` hands it back as it came.
     """
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+        raise ConfigError(f"tokenizer must be a tokenizer of transformers, got {shown(tokenizer)}")
     if model is None or isinstance(model, str | Path):
         packed = _packed(model, tokenizer, dtype, device, model_kwargs)
         if packed is not None:
@@ -70,6 +73,10 @@ def load_target(
         return pretrained.from_name(model, tokenizer, parse_dtype(dtype, device), device, model_kwargs)
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")
+    if isinstance(model, type) or not hasattr(model, "get_output_embeddings"):
+        raise ConfigError(
+            f"a model is a name, a folder, a GGUF file or a causal LM of transformers, not {shown(model)}"
+        )
     from redrafter.targets import pretrained
 
     return pretrained.from_user(model, tokenizer)
