@@ -157,7 +157,8 @@ class Grammar:
     @classmethod
     def choices(cls, texts: Sequence[str]) -> "Grammar":
         """One of these texts."""
-        check_value("choices", texts, Annotated[Sequence[Annotated[str, Bounds(least=1)]], Bounds(least=1)])
+        check_value("choices", texts, Sequence[str])
+        require(len(texts) > 0 and all(texts), "choices must be one or more texts, none of them empty")
         return cls("choice", json.dumps(list(texts)))
 
     @classmethod
