@@ -129,14 +129,14 @@ class Grammar:
         require(size <= most, f"the grammar has {size} characters and at most {most} are taken: make it smaller")
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
         """JSON that a JSON schema describes, written on one line; the schema as a mapping or as JSON text."""
         try:
             found = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(found)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON schema is not JSON: {first_line(error)}") from None
-        require(isinstance(found, Mapping | bool), f"a JSON schema must be an object, got {text[:40]}")
+        require(isinstance(found, Mapping), f"a JSON schema must be an object, got {text[:40]}")
         return cls("json_schema", text)
 
     @classmethod

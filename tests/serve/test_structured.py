@@ -89,6 +89,8 @@ def test_a_json_object(client: openai.OpenAI, served: Served) -> None:
         ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
         ({"guided_json": {"type": "robot"}}, "guided_json", "Invalid type: robot"),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"guided_json": True}, "guided_json", "must be an object, got true"),
+        ({"structured_outputs": {"json": "false"}}, "structured_outputs", "must be an object, got false"),
         ({"guided_regex": "(a"}, "guided_regex", "not valid"),
         ({"guided_choice": []}, "guided_choice", "one or more"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "both ask"),

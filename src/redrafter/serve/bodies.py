@@ -14,6 +14,11 @@ SMALL = 64 * 1024
 ROOM = 8
 """Bodies of the greatest length that fit into memory together; one client has half of this room."""
 
+MOST_FIELDS = 2**15
+"""Objects, lists and fields in a body. Each takes time and memory to read."""
+SIGNS = b'{[:"'
+OTHERS = bytes(set(range(256)) - set(SIGNS))
+
 
 class Gone(Exception):
     """The client left before it had sent all."""
@@ -71,6 +76,23 @@ class Bodies:
     def _check_size(self, size: int) -> None:
         if size > self.config.body_bytes:
             raise Refused(413, f"the body is longer than {self.config.body_bytes} bytes", code="body_too_large")
+
+
+def check_fields(body: bytes) -> None:
+    """Refuse JSON that takes much longer to read than its length says."""
+    if sum(map(body.count, (b"{", b"[", b":"))) > MOST_FIELDS and (found := fields_in(body)) > MOST_FIELDS:
+        raise Refused(400, f"the body has {found} objects, lists and fields, and at most {MOST_FIELDS} are taken")
+
+
+def fields_in(body: bytes) -> int:
+    """How many objects, lists and fields JSON has; what stands in its strings does not count.
+
+    >>> fields_in(rb'{"a{{": [1, 2, "[\\":"]}')
+    3
+    """
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    bare = bare.translate(None, OTHERS)
+    return sum(map(len, bare.split(b'"')[::2]))
 
 
 def wrong_type(kind: str) -> str:

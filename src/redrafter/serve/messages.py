@@ -1,7 +1,7 @@
 """Chat messages as clients send them."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -9,6 +9,11 @@ from redrafter.serve.neutral import Known, not_supported, without_neutral
 
 EMPTY: Known = {name: (([], "", {}), "answers have no such part") for name in ("annotations", "refusal", "audio")}
 """Fields that SDKs copy from an answer into the next request's messages."""
+
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list of any length. The first wrong item ends its check: a million errors would take a minute and gigabytes."""
 
 
 class Strict(BaseModel):
@@ -42,9 +47,9 @@ class MadeCall(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = Field("", description="null is allowed for the assistant only")
+    content: str | Many[TextPart] = Field("", description="null is allowed for the assistant only")
     name: str | None = None
-    tool_calls: list[MadeCall] | None = Field(None, description="the assistant's only")
+    tool_calls: Many[MadeCall] | None = Field(None, description="the assistant's only")
     tool_call_id: str | None = Field(None, description="which call this result belongs to; a tool's only")
 
     @model_validator(mode="before")

@@ -4,9 +4,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from redrafter.serve.bodies import SMALL, Bodies, Gone
+from redrafter.serve.bodies import SMALL, Bodies, Gone, check_fields
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import Refused
 from redrafter.serve.hosts import accepts, name_of
@@ -73,6 +74,7 @@ class Guard:
                 raise Refused(503, f"{self.most} requests are under way: try again later", code="busy", retry_after=1)
             if len(body) > SMALL:
                 await turn.begin()
+                await run_in_threadpool(check_fields, body)
             await self.app(scope, _replayed(body, receive), send)
         finally:
             turn.end()

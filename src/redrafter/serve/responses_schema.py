@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 from pydantic.types import Discriminator
 
-from redrafter.serve.messages import Strict
+from redrafter.serve.messages import Many, Strict
 from redrafter.serve.neutral import NEUTRAL, Known, not_supported, without_neutral
 from redrafter.serve.schema import SEED, ChatAsked
 from redrafter.serve.structured import JsonSchema
@@ -36,8 +36,8 @@ CHAT_NAMES = {
 class Part(Strict):
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] = Field(default_factory=list, description="taken and not used")
-    logprobs: list[Any] = Field(default_factory=list, description="taken and not used")
+    annotations: Many[Any] = Field(default_factory=list, description="taken and not used")
+    logprobs: Many[Any] = Field(default_factory=list, description="taken and not used")
 
 
 def _text_only(content: Any) -> Any:
@@ -51,7 +51,7 @@ def _text_only(content: Any) -> Any:
 class MessageItem(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[Part], BeforeValidator(_text_only)]
+    content: Annotated[str | Many[Part], BeforeValidator(_text_only)]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -69,7 +69,7 @@ class CallItem(Strict):
 class ResultItem(Strict):
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str | list[Part], BeforeValidator(_text_only)]
+    output: Annotated[str | Many[Part], BeforeValidator(_text_only)]
     id: str | None = None
     status: str | None = None
 
@@ -115,7 +115,7 @@ class TextOptions(Strict):
 
 class ResponsesAsked(Strict):
     model: str
-    input: str | list[Item]
+    input: str | Many[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -194,13 +194,21 @@ def unsendable(given: Any) -> str | None:
         value, depth = left.pop()
         if depth > DEEPEST:
             return f"is nested more than {DEEPEST} levels deep"
-        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        if isinstance(value, str) and not _is_text(value):
             return "holds half a surrogate pair, which is no text"
         if isinstance(value, dict):
-            left += [(key, depth + 1) for key in value] + [(item, depth + 1) for item in value.values()]
+            left += [(item, depth + 1) for item in (*value, *value.values()) if isinstance(item, str | dict | list)]
         elif isinstance(value, list):
-            left += [(item, depth + 1) for item in value]
+            left += [(item, depth + 1) for item in value if isinstance(item, str | dict | list)]
     return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _joined(content: str | list[Part]) -> str:

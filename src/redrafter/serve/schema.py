@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from redrafter.serve.messages import Message, Strict
+from redrafter.serve.messages import Many, Message, Strict
 from redrafter.serve.neutral import NEUTRAL, not_supported, without_neutral
 from redrafter.serve.structured import Structured
 from redrafter.serve.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice
@@ -19,7 +19,7 @@ LONGEST_STOP = 1024
 """Characters of a stop string: each new token's text is compared with its beginnings."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Ids = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class StreamOptions(Strict):
@@ -81,7 +81,7 @@ class Asked(Structured):
 
 
 class ChatAsked(Asked):
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -217,7 +217,7 @@ class TokenizeAsked(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -241,7 +241,7 @@ class TokenizeAsked(Strict):
 
 class DetokenizeAsked(Strict):
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_TOKENS)]
+    tokens: Annotated[Many[Annotated[int, Field(ge=0)]], Field(max_length=MOST_TOKENS)]
 
 
 class Failure(BaseModel):

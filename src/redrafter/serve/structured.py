@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 
 from redrafter.config import Grammar
 from redrafter.errors import ConfigError
-from redrafter.serve.messages import Strict
+from redrafter.serve.messages import Many, Strict
 from redrafter.serve.neutral import not_supported
 
 JsonSchema = dict[str, Any] | bool
-Choices = list[str]
+Choices = Many[str]
 
 
 class NamedSchema(Strict):
