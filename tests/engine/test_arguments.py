@@ -221,8 +221,8 @@ LOADS = [
     ({"device": 0}, "device must be text, got 0"),
     ({"threads": "2"}, "threads must be a whole number, got '2'"),
     ({"threads": True}, "threads must be a whole number, got True"),
-    ({"kv_dtype": None}, "kv_dtype must be text, got None"),
-    ({"activations": 8}, "activations must be text, got 8"),
+    ({"kv_dtype": None}, "kv_dtype must be one of fp32, fp16, int8, got None"),
+    ({"activations": 8}, "activations must be one of fp32, int8, got 8"),
     ({"model": 5}, "a model is a name, a folder, a GGUF file or a causal LM of transformers, not 5"),
     ({"model": torch.nn.Linear(1, 1)}, "not Linear("),
     ({"model": b"x"}, "not b'x'"),
@@ -232,6 +232,21 @@ LOADS = [
 @pytest.mark.parametrize(("options", "says"), LOADS, ids=[str(list(o))[:40] + str(i) for i, (o, _) in enumerate(LOADS)])
 def test_wrong_arguments_of_load(options, says):
     assert says in refusal(lambda: redrafter.load(**{"model": make_model(), "drafter": "ngram"} | options))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"dtype": "fp32", "kv_dtype": "int8"}, "kv_dtype int8 is for packed weights on a CPU"),
+        ({"dtype": torch.float32, "activations": "int8"}, "activations int8 is for packed weights on a CPU"),
+        ({"revision": "main", "kv_dtype": "fp16"}, "kv_dtype fp16 is for packed weights on a CPU"),
+        ({"model": "no model is looked for", "kv_dtype": "fp16"}, "kv_dtype fp16 is for packed weights on a CPU"),
+    ],
+    ids=range(4),
+)
+def test_what_only_packed_weights_have_is_refused_before_a_model_is_loaded(how, says, monkeypatch):
+    monkeypatch.setattr("redrafter.engine.engine.load_target", lambda *_, **__: pytest.fail("a model is loaded"))
+    assert says in refusal(lambda: redrafter.load(**how))
 
 
 def test_wrong_arguments_of_an_engine(target):

@@ -1,14 +1,13 @@
 """`load` and `Engine`: what most users need to know."""
 
 import difflib
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 
-from redrafter.bounds import Bounds, Count, check_value, checked
+from redrafter.bounds import Bounds, Count, checked
 from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, check_text_options
 from redrafter.core.noise import fold
 from redrafter.core.rules import Rule, make_rule
@@ -19,13 +18,14 @@ from redrafter.engine.encode import Messages, encode, prompt_ids
 from redrafter.engine.exactness import Exact, Exactness, Promise, make_promise
 from redrafter.engine.grammar import Grammars
 from redrafter.engine.processors import check_processor
-from redrafter.engine.request import Completion, Part, Request, as_list, check_request, room
+from redrafter.engine.request import Completion, Part, Request, as_list, check_request, room, seeds_of
 from redrafter.engine.resolve import check_drafter, resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
-from redrafter.targets.cpu.packed_target import use_rounding
+from redrafter.targets.cpu.packed_target import Activations, KVDtype, refuse_rounding, use_rounding
+from redrafter.targets.load import runs_packed
 from redrafter.tuning.account import AccountPolicy, DraftAccount
 from redrafter.tuning.policy import MOST_COPIED, Experience, StepPolicy, policy_for
 from redrafter.tuning.store import apply_profile
@@ -55,8 +55,8 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     threads: int | None = None,
-    kv_dtype: str = "fp32",
-    activations: str = "fp32",
+    kv_dtype: KVDtype = "fp32",
+    activations: Activations = "fp32",
     **model_kwargs: Any,
 ) -> "Engine":
     """Load a target and what guesses for it.
@@ -87,6 +87,8 @@ def load(
     shape = None if shape is None else Shape.of(shape)
     if threads is not None:
         use_threads(threads)
+    if not runs_packed(model, dtype, device, model_kwargs):
+        refuse_rounding(kv_dtype, activations)
     target = load_target(model, tokenizer=tokenizer, dtype=dtype, device=device, **model_kwargs)
     use_rounding(target, kv_dtype, activations)
     trusts = bool(model_kwargs.get("trust_remote_code"))
@@ -377,18 +379,6 @@ class Engine:
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)
         return ()
-
-
-def seeds_of(given: Any, count: int) -> list[int]:
-    """One seed for each of `count` prompts, drawn at random if none is given."""
-    seed = given.tolist() if hasattr(given, "tolist") else given
-    check_value("seed", seed, int | Sequence[int] | None)
-    if seed is None:
-        return [secrets.randbits(63) for _ in range(count)]
-    seeds = [int(one) for one in seed] if isinstance(seed, Sequence) else [int(seed)] * count
-    if len(seeds) != count:
-        raise ConfigError(f"got {len(seeds)} seeds for {count} prompts")
-    return seeds
 
 
 def no_room(what: str) -> OutOfMemory:

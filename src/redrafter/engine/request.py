@@ -1,17 +1,19 @@
 """What goes in and what comes out."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any, Literal
 
+from redrafter.bounds import check_value
 from redrafter.engine.encode import as_items, check_tokens
 from redrafter.engine.exactness import Exactness
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
 
-__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "check_request", "room"]
+__all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "check_request", "room", "seeds_of"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -86,6 +88,18 @@ def as_list(prompts: Any) -> tuple[bool, list[Any]]:
     if isinstance(items[0], Number | Mapping):
         return True, [items]
     return False, items
+
+
+def seeds_of(given: Any, count: int) -> list[int]:
+    """One seed for each of `count` prompts, drawn at random if none is given."""
+    seed = given.tolist() if hasattr(given, "tolist") else given
+    check_value("seed", seed, int | Sequence[int] | None)
+    if seed is None:
+        return [secrets.randbits(63) for _ in range(count)]
+    seeds = [int(one) for one in seed] if isinstance(seed, Sequence) else [int(seed)] * count
+    if len(seeds) != count:
+        raise ConfigError(f"got {len(seeds)} seeds for {count} prompts")
+    return seeds
 
 
 def check_request(request: Request, target: Target) -> None:

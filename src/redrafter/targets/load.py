@@ -93,6 +93,24 @@ def parse_device(device: str | None) -> str:
     return device
 
 
+def runs_packed(model: Any, dtype: str | torch.dtype | None, device: str | None, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the target will have packed weights: where they are asked for, or the default."""
+    if not (model is None or isinstance(model, str | Path)):
+        return False
+    if is_gguf(model) and model_kwargs:
+        raise ConfigError(f"a GGUF file takes no {next(iter(model_kwargs))!r}; leave it out")
+    packs = isinstance(dtype, str) and dtype in packed_load.BITS
+    if not packs and (dtype not in (None, "auto") or not (model is None or is_gguf(model))):
+        return False
+    fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()  # may compile: ask last
+    if packs and (not fits or is_gguf(model)):
+        raise ConfigError(
+            f"dtype {dtype} is for a Hugging Face model on a CPU where the compiled path runs (see redrafter "
+            "doctor), and takes no other options; leave it out"
+        )
+    return fits
+
+
 def _packed(
     model: str | Path | None,
     tokenizer: Any,
@@ -100,32 +118,21 @@ def _packed(
     device: str | None,
     model_kwargs: dict[str, Any],
 ) -> Target | None:
-    """The target with packed weights, where it is asked for or the default; None where transformers runs the model."""
-    if is_gguf(model) and model_kwargs:
-        raise ConfigError(f"a GGUF file takes no {next(iter(model_kwargs))!r}; leave it out")
-    packs = isinstance(dtype, str) and dtype in packed_load.BITS
-    if not packs and (dtype not in (None, "auto") or not (model is None or is_gguf(model))):
+    """The target with packed weights; None where transformers runs the model."""
+    if not runs_packed(model, dtype, device, model_kwargs):
         return None
-    fits = parse_device(device) == "cpu" and not model_kwargs and packed_load.available()  # may compile: ask last
-    if packs:
-        if not fits or is_gguf(model):
-            raise ConfigError(
-                f"dtype {dtype} is for a Hugging Face model on a CPU where the compiled path runs (see redrafter "
-                "doctor), and takes no other options; leave it out"
-            )
+    if isinstance(dtype, str) and dtype in packed_load.BITS:
         from redrafter.targets import pretrained
 
         source = str(default_model() if model is None else model)
         module, tokenizer = pretrained.load_parts(source, torch.float32, tokenizer, {})
-        bits = packed_load.BITS[str(dtype)]
+        bits = packed_load.BITS[dtype]
         if bits is None:
             again = partial(pretrained.load_module, source, torch.float32, {})
         else:
             log.info("the text is that of the %d-bit model", bits)
-            again = partial(_refuse_module, str(dtype))
+            again = partial(_refuse_module, dtype)
         return packed_load.from_module(module.eval(), tokenizer, pretrained.name_of(model, source), bits, again)
-    if not fits:
-        return None
     if model is None:
         found = default_gguf()
         return None if found is None else packed_load.from_gguf(found, tokenizer, NAME, _default_module)

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 POINTERS = "pointers of a packed pass"
-KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+KVDtype = Literal["fp32", "fp16", "int8"]
+Activations = Literal["fp32", "int8"]
+KV_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 """What keys and values may be kept in."""
-ACTIVATIONS = ("fp32", "int8")
+ACTIVATIONS = get_args(Activations)
 """What is multiplied with quantised weights."""
 
 
@@ -209,14 +211,19 @@ class PackedTarget(Target):
         return self.forward(tokens, positions, positions, None, None, cache, layers, keep)
 
 
-def use_rounding(target: Target, kv_dtype: str, activations: str) -> None:
+def use_rounding(target: Target, kv_dtype: KVDtype, activations: Activations) -> None:
     """`PackedTarget.use_kv_dtype` and `use_activations`; other targets have the model's own dtype for both."""
-    if isinstance(target, PackedTarget):
-        target.use_kv_dtype(kv_dtype)
-        target.use_activations(activations)
-        if activations != "fp32":
-            log.info("the text is that of %s activations", activations)
+    if not isinstance(target, PackedTarget):
+        refuse_rounding(kv_dtype, activations)
         return
+    target.use_kv_dtype(kv_dtype)
+    target.use_activations(activations)
+    if activations != "fp32":
+        log.info("the text is that of %s activations", activations)
+
+
+def refuse_rounding(kv_dtype: KVDtype, activations: Activations) -> None:
+    """Raise ConfigError for what only packed weights have."""
     for option, name in (("kv_dtype", kv_dtype), ("activations", activations)):
         if name != "fp32":
-            raise ConfigError(f"{option} {name} is for packed weights on a CPU (GGUF files, q8, q4), not {target.name}")
+            raise ConfigError(f"{option} {name} is for packed weights on a CPU (GGUF files, q8, q4): leave it out")
