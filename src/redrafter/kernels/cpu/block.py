@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields, loaded
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields, loaded, require_done
 from redrafter.kernels.threads import thread_count
 
 MATRICES = ("q", "q_bias", "k", "k_bias", "v", "v_bias", "q_norm", "k_norm", "o", "o_bias")
@@ -46,11 +46,12 @@ class Block:
     ) -> Tensor:
         """x (B, n, hidden), cos and sin (B, n, D), slots (B, n), cache (B, K, S, D), mask (B, 1, n, seen)."""
         y = torch.empty_like(x)
-        loaded().block(
+        done = loaded().block(
             *(self._at, x.data_ptr(), y.data_ptr()),
             *(cos.data_ptr(), sin.data_ptr(), slots.data_ptr()),
-            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1)),
+            *(keys.data_ptr(), values.data_ptr(), keys.shape[2], keys.stride(0), keys.stride(1)),
             *(mask.data_ptr(), mask.stride(0), mask.stride(2), mask.shape[3]),
             *(x.shape[0], x.shape[1], thread_count()),
         )
+        require_done(done)
         return y

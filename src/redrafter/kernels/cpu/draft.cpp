@@ -252,11 +252,10 @@ class Drafter {
 
 }  // namespace
 
-// Returns whether all tokens are in the vocabulary; if not, nothing is run.
 extern "C" long run_draft(const Network* network, const Draft* draft) {
   const Draft& d = *draft;
-  if (!has_rows(network->embedding, d.last, d.rows)) return 0;
-  if (d.chain && !has_rows(network->embedding, d.chain, d.rows * d.chain_length)) return 0;
+  if (!has_rows(network->embedding, d.last, d.rows)) return OUTSIDE_VOCABULARY;
+  if (d.chain && !has_rows(network->embedding, d.chain, d.rows * d.chain_length)) return OUTSIDE_VOCABULARY;
   Drafter(*network, d).run();
-  return 1;
+  return DONE;
 }

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, Matrix, fields, require_known
+from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, Matrix, fields, require_done
 from redrafter.kernels.cpu.packed import PackedMatrix
 from redrafter.kernels.threads import thread_count
 
@@ -73,10 +73,13 @@ class DraftModel:
         memory_heads = 0 if log_decay is None else len(log_decay)
         log_decay = None if log_decay is None else log_decay.detach().float().contiguous()
         self.layers = layers
+        guesses, known = matrices["vocabulary"].shape[0], matrices["embedding"].shape[0]
         if token_ids is not None:
-            guesses, known = matrices["vocabulary"].shape[0], matrices["embedding"].shape[0]
             token_ids = token_ids.long().contiguous()
-            require_known(len(token_ids) == guesses and bool(((token_ids >= 0) & (token_ids < known)).all()), known)
+            inside = len(token_ids) == guesses and bool(((token_ids >= 0) & (token_ids < known)).all())
+        else:
+            inside = guesses <= known
+        require_done(inside, known)
         kept_biases = [b.detach().contiguous() for b in block_biases]
         named = {name: b.detach().contiguous() for name, b in biases.items()}
         block_matrices = (Matrix * len(blocks))(*(b.fields for b in blocks))
@@ -128,6 +131,8 @@ class DraftModel:
         temperature = temperature.float().contiguous()
         tokens, parents = (torch.empty(rows, length, width, dtype=torch.long) for _ in range(2))
         scores, follows = torch.empty(rows, length, width), torch.empty(rows, dtype=torch.long)
+        if noise is not None and (noise.shape[1] < length or noise.shape[2] < self.network.embedding.rows):
+            raise IndexError(f"noise of the shape {tuple(noise.shape)} for {length} guesses")
         found = ctypes.c_long(length)
         ids, odds = (None, None) if chain is None else (chain[0].contiguous(), chain[1].float().contiguous())
         call = _Draft(
@@ -152,8 +157,7 @@ class DraftModel:
             found=ctypes.addressof(found),
             until=until,
         )
-        known = self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call))
-        require_known(known, self.network.embedding.rows)
+        require_done(self.lib.run_draft(ctypes.byref(self.network), ctypes.byref(call)), self.network.embedding.rows)
         if found.value < length:  # what would follow is too unlikely, the rest of a chain too
             tokens, parents, scores = (x.narrow(1, 0, found.value) for x in (tokens, parents, scores))
             return tokens, parents, scores, None
@@ -181,5 +185,4 @@ class DraftModel:
             layers=self.layers,
             threads=thread_count(),
         )
-        known = self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call))
-        require_known(known, self.network.embedding.rows)
+        require_done(self.lib.run_take(ctypes.byref(self.network), ctypes.byref(call)), self.network.embedding.rows)

@@ -3,6 +3,7 @@
 
 #include "arithmetic.h"
 #include "attention.h"
+#include "indexes.h"
 #include "linear.h"
 #include "team.h"
 
@@ -131,9 +132,10 @@ void norm(const float* x, const float* weight, float offset, float eps, float* y
 
 // Rotates queries (B, n, H, D) in place; writes rotated keys and plain values (B, n, K, D) into `slots` (B, n) of the
 // KV cache. `row_step` and `head_step` are the cache's strides in numbers. cos and sin are (B, n, D).
-void rotate_and_store(float* q, const float* k, const float* v, const float* cos, const float* sin,
-                      const int64_t* slots, float* keys, float* values, long row_step, long head_step, long batch,
-                      long n, long heads, long kv_heads, long size) {
+long rotate_and_store(float* q, const float* k, const float* v, const float* cos, const float* sin,
+                      const int64_t* slots, float* keys, float* values, long slot_count, long row_step, long head_step,
+                      long batch, long n, long heads, long kv_heads, long size) {
+  if (!inside(slots, batch * n, slot_count)) return OUTSIDE_TENSOR;
   const long half = size / 2;
   for (long i = 0; i < batch * n; i++) {
     const float *c = cos + i * size, *s = sin + i * size;
@@ -147,6 +149,7 @@ void rotate_and_store(float* q, const float* k, const float* v, const float* cos
       memcpy(values + to, v + from, size * sizeof(float));
     }
   }
+  return DONE;
 }
 
 // Attention of q (B, n, H, D) over the first `slots` slots -> out (B, n, H, D). Several query heads may share a key head.
@@ -161,9 +164,10 @@ void attention(const float* q, const float* keys, const float* values, long row_
 
 // x (B, n, hidden) -> y: y = x + attention(norm(x)), then y + mlp(norm(y)). The KV cache has the layout of
 // `rotate_and_store`, the mask that of `attention`.
-void block(const Block* l, const float* x, float* y, const float* cos, const float* sin, const int64_t* slots,
-           float* keys, float* values, long row_step, long head_step, const float* mask, long mask_row, long mask_step,
-           long seen, long batch, long n, long threads) {
+long block(const Block* l, const float* x, float* y, const float* cos, const float* sin, const int64_t* slots,
+           float* keys, float* values, long slot_count, long row_step, long head_step, const float* mask, long mask_row,
+           long mask_step, long seen, long batch, long n, long threads) {
+  if (seen > slot_count || !inside(slots, batch * n, slot_count)) return OUTSIDE_TENSOR;
   long t = batch * n, width = l->heads * l->size, kv_width = l->kv_heads * l->size;
   std::vector<float> room(t * (2 * l->hidden + 2 * width + 2 * kv_width + l->middle));
   float *normed = room.data(), *made = normed + t * l->hidden, *q = made + t * l->hidden, *k = q + t * width,
@@ -178,8 +182,8 @@ void block(const Block* l, const float* x, float* y, const float* cos, const flo
         norm(q, l->q_norm, l->head_offset, l->head_eps, q, t * l->heads, l->size);
         norm(k, l->k_norm, l->head_offset, l->head_eps, k, t * l->kv_heads, l->size);
       }
-      rotate_and_store(q, k, v, cos, sin, slots, keys, values, row_step, head_step, batch, n, l->heads, l->kv_heads,
-                       l->size);
+      rotate_and_store(q, k, v, cos, sin, slots, keys, values, slot_count, row_step, head_step, batch, n, l->heads,
+                       l->kv_heads, l->size);
     });
     attend(member, q, {keys, values, row_step, head_step}, visible, n, l->heads, l->kv_heads, l->size, l->scale, found);
     products(member, found, t, width, {{l->o, l->o_bias, y, l->hidden}}, [&] {
@@ -189,6 +193,7 @@ void block(const Block* l, const float* x, float* y, const float* cos, const flo
     mlp(member, normed, l->gate, l->up, l->down, inner, made, t, l->hidden, l->middle,
         [&] { add(y, made, t * l->hidden); });
   });
+  return DONE;
 }
 
 }  // extern "C"

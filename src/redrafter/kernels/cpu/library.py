@@ -56,15 +56,16 @@ SIGNATURES: dict[str, list[Any]] = {
     "linear3": [*([POINTER] * 4 + [LONG]), *([POINTER] * 3 + [LONG]) * 2, *[LONG] * 3],
     "gated": [POINTER] * 5 + [LONG] * 4,
     "norm": [POINTER, POINTER, FLOAT, FLOAT, POINTER, LONG, LONG],
-    "rotate_and_store": [POINTER] * 8 + [LONG] * 7,
+    "rotate_and_store": [POINTER] * 8 + [LONG] * 8,
     "attention": [*([POINTER] * 3 + [LONG] * 2), POINTER, LONG, LONG, POINTER, *[LONG] * 6, FLOAT, LONG],
-    "block": [POINTER] * 8 + [LONG] * 2 + [POINTER] + [LONG] * 6,
-    "move_path": [POINTER] * 3 + [LONG] * 8,
+    "block": [POINTER] * 8 + [LONG] * 3 + [POINTER] + [LONG] * 6,
+    "move_path": [POINTER] * 3 + [LONG] * 9,
     "uniform": [POINTER, POINTER, LONG, LONG, FLOAT],
 }
 """What the functions take."""
-RETURNING = ("packed_bytes", "take_rows", "run_pass", "run_draft", "run_take")
-"""Those that return a number: all but the first, whether the token ids they were given are in the vocabulary."""
+CHECKED = ("take_rows", "run_pass", "run_draft", "run_take", "rotate_and_store", "block", "move_path")
+"""Those that are given indexes. They return whether all are inside, as in indexes.h; if not, nothing was run."""
+OUTSIDE_VOCABULARY, DONE = 0, 1
 
 
 def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -121,10 +122,12 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
-def require_known(known: int, rows: int) -> None:
-    """Raise if a function found a token id, from a file or a user, that the matrix of embeddings has no row for."""
-    if not known:
+def require_done(done: int, rows: int = 0) -> None:
+    """Raise if one of CHECKED found an index outside: a token's of a vocabulary of `rows` tokens, or another."""
+    if done == OUTSIDE_VOCABULARY:
         raise ConfigError(f"got a token outside the model's vocabulary of {rows} tokens")
+    if done != DONE:
+        raise IndexError("a position, slot, column or count is outside its tensor; nothing was run")
 
 
 @functools.cache
@@ -139,7 +142,7 @@ def load(instructions: str) -> ctypes.CDLL | None:
     if made is not None:
         for name, types in SIGNATURES.items():
             function = getattr(made, name)
-            function.argtypes, function.restype = types, LONG if name in RETURNING else None
+            function.argtypes, function.restype = types, LONG if name in (*CHECKED, "packed_bytes") else None
     return made
 
 

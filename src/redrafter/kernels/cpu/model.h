@@ -28,9 +28,11 @@ struct Pass {
   long visible_row, visible_step;
   const int64_t* key_positions;  // (rows, extent): for windows; null: a slot's number is its position
   long extent;
-  const float *const *cos, *const *sin;  // tables of rotations: (positions, head size / 2) each
+  const float *const *cos, *const *sin;  // tables of rotations: (rotation_count, head size / 2) each
+  long rotation_count;
   void *const *keys, *const *values;   // by layer: (rows, kv heads, slots, size), as `cache` says
   long row_step, head_step;            // of keys and values, in numbers
+  long slot_count;
   const int64_t* wanted;               // hidden states to return: i is the input of layer i, the last one is normed
   long wanted_count;
   float* hidden;                       // (tokens, wanted_count, hidden)

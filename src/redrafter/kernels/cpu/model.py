@@ -58,7 +58,8 @@ class _Pass(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         *fields(POINTER, "tokens", "positions", "slots", "visible"),
         *[*fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
-        *[*fields(POINTER, "cos", "sin", "keys", "values"), *fields(LONG, "row_step", "head_step")],
+        *[*fields(POINTER, "cos", "sin"), ("rotation_count", LONG)],
+        *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step", "slot_count")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
         *[*fields(LONG, "rows", "nodes", "threads"), ("real", POINTER)],
@@ -254,10 +255,12 @@ class PassModel:
             extent=0 if visible is None else visible.shape[2],
             cos=ctypes.addressof(cos),
             sin=ctypes.addressof(sin),
+            rotation_count=min(len(pair[0]) for pair in rotations),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
             row_step=first.stride(0),
             head_step=first.stride(1),
+            slot_count=first.shape[2],
             wanted=states.data_ptr(),
             wanted_count=len(states),
             hidden=hidden.data_ptr(),
@@ -272,7 +275,7 @@ class PassModel:
             cache=CACHE_KINDS.index(first.dtype),
             rounds=rounded,
         )
-        library.require_known(self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call)), self.embedding.shape[0])
+        library.require_done(self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call)), self.embedding.shape[0])
         return logits, hidden
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_cpp
-from redrafter.kernels.cpu.library import library, loaded
+from redrafter.kernels.cpu.library import library, loaded, require_done
 from redrafter.kernels.threads import thread_count
 
 MOST = 16
@@ -94,10 +94,11 @@ def rotate_and_store(
     batch, n = slots.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
     heads = q.shape[-1] // size
-    loaded().rotate_and_store(
+    done = loaded().rotate_and_store(
         *(_at(x) for x in (q, k, v, cos, sin, slots, keys, values)),
-        *(keys.stride(0), keys.stride(1), batch, n, heads, kv_heads, size),
+        *(keys.shape[2], keys.stride(0), keys.stride(1), batch, n, heads, kv_heads, size),
     )
+    require_done(done)
 
 
 def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
@@ -106,12 +107,13 @@ def move_path(cache: Tensor, lengths: Tensor, path: Tensor) -> None:
     `cache` is (B, K, S, D), or several of these with equal distances, (parts, B, K, S, D).
     """
     parts = cache if cache.dim() == 5 else cache[None]
-    count, batch, heads, _, size = parts.shape
+    count, batch, heads, slots, size = parts.shape
     part_step, row_step, head_step = (step * cache.element_size() for step in parts.stride()[:3])
-    loaded().move_path(
-        *(_at(cache), _at(lengths), _at(path), count, part_step, batch, heads, path.shape[1]),
+    done = loaded().move_path(
+        *(_at(cache), _at(lengths), _at(path), count, part_step, batch, heads, slots, path.shape[1]),
         *(row_step, head_step, size * cache.element_size()),
     )
+    require_done(done)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:

@@ -79,10 +79,9 @@ extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long
   });
 }
 
-// Rows `ids` (count,) of a matrix -> y (count, columns) in fp32. Returns whether there are such rows; if not, y stays as
-// it is.
+// Rows `ids` (count,) of a matrix -> y (count, columns) in fp32.
 extern "C" long take_rows(const Matrix* m, const int64_t* ids, long count, float* y) {
-  if (!has_rows(*m, ids, count)) return 0;
+  if (!has_rows(*m, ids, count)) return OUTSIDE_VOCABULARY;
   for (long i = 0; i < count; i++) matrix_row(*m, ids[i], y + i * m->columns);
-  return 1;
+  return DONE;
 }

@@ -59,8 +59,8 @@ class PackedMatrix:
         """Rows of the matrix in fp32: ids (...) -> (..., columns)."""
         ids = ids.long().contiguous()
         made = torch.empty(*ids.shape, self.shape[1])
-        known = self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
-        library.require_known(known, self.shape[0])
+        done = self.lib.take_rows(ctypes.byref(self.fields), ids.data_ptr(), ids.numel(), made.data_ptr())
+        library.require_done(done, self.shape[0])
         return made
 
     def multiply(self, x: Tensor, *, rounded: bool = False) -> Tensor:

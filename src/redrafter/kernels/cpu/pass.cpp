@@ -254,12 +254,16 @@ class Runner {
 
 }  // namespace
 
-// Returns whether all tokens are in the vocabulary; if not, nothing is run.
 extern "C" long run_pass(const Model* model, const Pass* pass) {
   const Pass& p = *pass;
-  for (long i = 0; p.real && i < p.real_count; i++)
-    if (!has_rows(model->embedding, p.tokens + p.real[i], 1)) return 0;
-  if (!p.real && !has_rows(model->embedding, p.tokens, p.rows * p.nodes)) return 0;
+  const long all = p.rows * p.nodes, tokens = p.real ? p.real_count : all;
+  if (p.extent > p.slot_count) return OUTSIDE_TENSOR;
+  if (p.real ? !inside(p.real, tokens, all) : !inside(p.kept, p.kept_count, all)) return OUTSIDE_TENSOR;
+  for (long i = 0; i < tokens; i++) {
+    const long t = p.real ? p.real[i] : i;
+    if (!has_rows(model->embedding, p.tokens + t, 1)) return OUTSIDE_VOCABULARY;
+    if (!inside(p.positions + t, 1, p.rotation_count) || !inside(p.slots + t, 1, p.slot_count)) return OUTSIDE_TENSOR;
+  }
   Runner(*model, p).run();
-  return 1;
+  return DONE;
 }

@@ -1,5 +1,6 @@
 // Products of activations with packed matrices.
 #pragma once
+#include "indexes.h"
 #include "rows.h"
 
 // 16 outputs of some tokens: group `group` of the matrix -> y (tokens of the span, 16). A token's result does not depend
@@ -32,9 +33,5 @@ static inline void outputs(const Matrix& w, long group, const Rows& input, const
   outputs(w, group, input, {0, input.tokens}, bias, y, part);
 }
 
-// Whether the matrix has all rows `ids` (count,). Ids come from files and users, and each becomes an address.
-static inline bool has_rows(const Matrix& m, const int64_t* ids, long count) {
-  for (long i = 0; i < count; i++)
-    if (ids[i] < 0 || ids[i] >= m.rows) return false;
-  return true;
-}
+// Whether the matrix has all rows `ids` (count,).
+static inline bool has_rows(const Matrix& m, const int64_t* ids, long count) { return inside(ids, count, m.rows); }

@@ -4,11 +4,17 @@
 #include <cstring>
 #include <vector>
 
+#include "indexes.h"
+
 // Commits a path in `parts` tensors, `part_step` bytes apart. The tree's nodes lie in the slots from `lengths` (B,) on;
 // nodes `path` (B, steps) move to the first of these slots. Sources and destinations overlap, so all are read before any
 // is written. Sizes are in bytes, so that any dtype works.
-extern "C" void move_path(char* cache, const int64_t* lengths, const int64_t* path, long parts, long part_step,
-                          long batch, long heads, long steps, long row_step, long head_step, long size) {
+extern "C" long move_path(char* cache, const int64_t* lengths, const int64_t* path, long parts, long part_step,
+                          long batch, long heads, long slots, long steps, long row_step, long head_step, long size) {
+  for (long b = 0; b < batch; b++) {
+    const long room = slots - lengths[b];  // lengths[b] <= slots - steps, and all nodes below it
+    if (lengths[b] < 0 || room < steps || !inside(path + b * steps, steps, room)) return OUTSIDE_TENSOR;
+  }
   std::vector<char> moved(steps * size);
   for (long b = 0; b < batch; b++, path += steps) {
     long still = 0;  // number of leading nodes that are in their slots already
@@ -20,6 +26,7 @@ extern "C" void move_path(char* cache, const int64_t* lengths, const int64_t* pa
       for (long j = still; j < steps; j++) memcpy(tree + j * size, &moved[j * size], size);
     }
   }
+  return DONE;
 }
 
 // splitmix64, as in core/noise.py.

@@ -73,9 +73,9 @@ class Taker {
 
 }  // namespace
 
-// Returns whether all tokens are in the vocabulary; if not, nothing is run.
 extern "C" long run_take(const Network* network, const Taken* taken) {
-  if (!has_rows(network->embedding, taken->ids, taken->rows * taken->tokens)) return 0;
+  if (!has_rows(network->embedding, taken->ids, taken->rows * taken->tokens)) return OUTSIDE_VOCABULARY;
+  if (!inside(taken->count, taken->rows, taken->tokens + 1)) return OUTSIDE_TENSOR;
   Taker(*network, *taken).run();
-  return 1;
+  return DONE;
 }
