@@ -27,6 +27,7 @@ from redrafter.results import check_new, write_results
 from redrafter.targets import Target, load_target
 from redrafter.train.config import DistillConfig
 from redrafter.train.distill import distill
+from redrafter.train.text_plan import Clock
 
 ANSWERS = "answers"
 TEXTS = {"tasks-0": (50, 0), "tasks-1": (50, 1), "free": (0, 2)}
@@ -91,9 +92,8 @@ def write_part(target: Target, name: str, args: argparse.Namespace) -> dict[str,
             batch=args.batch,
         )
         prompts = [q.text for q in read_questions(args.prompts)] if args.prompts else None
-        made = distill(
-            target, args.out / name, config, prompts=prompts, self_prompt=prompts is None, seconds=args.seconds
-        )
+        clock = None if args.seconds is None else Clock(args.seconds)
+        made = distill(target, args.out / name, config, prompts=prompts, self_prompt=prompts is None, clock=clock)
         row |= {"tasks": percent, "seed": seed} | vars(made)
     row["seconds"] = round(time.perf_counter() - began, 1)
     print(row, flush=True)

@@ -61,6 +61,19 @@ def test_one_command_from_nothing_to_a_drafter(whole: Path, model: str, capsys) 
     assert "tokens/step" in capsys.readouterr().out
 
 
+def test_minutes_bound_data_and_training(model: str, tmp_path: Path, capsys) -> None:
+    """No sizes are given but those of the drafter: all texts and updates would take days."""
+    common = ["--model", model, "--device", "cpu"]
+    small = SMALL[SMALL.index("--state-size") : SMALL.index("--device")]
+    began = time.monotonic()
+    assert main(["train", "--out", str(tmp_path), *common, *small, "--depth", "3", "--minutes", "0.1"]) == 0
+    assert time.monotonic() - began < 60, "six seconds, on a busy machine"
+    out = " ".join(capsys.readouterr().out.split())
+    assert "writing texts for 2 s: 4 at once" in out
+    assert "positions fit into" in out
+    assert main(["generate", *common, "--drafter", str(tmp_path), "--max-new-tokens", "8", "hello"]) == 0
+
+
 @pytest.mark.parametrize("when", ["data/texts-00000.safetensors", "checkpoints/update-00000004"])
 @pytest.mark.slow
 def test_killed_at_any_moment(whole: Path, model: str, tmp_path: Path, when: str) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import StateSource, read_layers
 from redrafter.train.lock import only_writer
 from redrafter.train.run import TrainingFailed
+from redrafter.train.schedule import TooSlow
 from redrafter.train.setup import make_net
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
 from redrafter.train.trainer import train
@@ -40,6 +42,19 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def texts(target: Target) -> Texts:
     return make_texts(target)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def training(self, record: Any) -> None: ...
+    def held_out(self, record: Any) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def planned(self, updates: int) -> None:
+        self.notes.append(f"planned {updates}")
 
 
 def weights(folder: Path) -> bytes:
@@ -185,7 +200,7 @@ def test_states_in_memory_need_a_gpu(tmp_path: Path, target: Target, texts: Text
 def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, target: Target, texts: Texts, monkeypatch):
     """Hidden states in memory are given up first."""
     gradient = trainer._Training._gradient
-    notes: list[str] = []
+    told = Notes()
 
     def keep_states(_: Any, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path) -> StateSource:
         width = target.hidden_size * len(read_layers(layers))
@@ -196,18 +211,12 @@ def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, targ
             raise torch.OutOfMemoryError("CUDA out of memory")
         return gradient(self, rows, total, is_last)
 
-    class Watcher:
-        def training(self, record: Any) -> None: ...
-        def held_out(self, record: Any) -> None: ...
-        def note(self, text: str) -> None:
-            notes.append(text)
-
     monkeypatch.setattr(trainer, "open_states", keep_states)
     monkeypatch.setattr(trainer._Training, "_gradient", small_machine)
-    done = train(target, texts, tmp_path, options=OPTIONS, config=CONFIG, watcher=Watcher())
+    done = train(target, texts, tmp_path, options=OPTIONS, config=CONFIG, watcher=told)
     assert done.updates == 12
     smaller = ["out of memory: going on with N positions at once"] * 2
-    assert [re.sub(r"\d+", "N", n) for n in notes] == ["out of memory: hidden states are no longer kept", *smaller]
+    assert [re.sub(r"\d+", "N", n) for n in told.notes] == ["out of memory: hidden states are no longer kept", *smaller]
     monkeypatch.setattr(
         trainer._Training, "_gradient", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
     )
@@ -334,14 +343,35 @@ def test_a_drafter_learns_more_tokens(tmp_path: Path, target: Target, texts: Tex
 
 
 def test_minutes_replace_updates(target, texts, tmp_path):
-    config = replace(CONFIG, minutes=1 / 60, loss="seeded", patience=0)  # only time ends it
-    done = train(target, texts, tmp_path, options=OPTIONS, config=config)
-    assert done.seconds >= 1
+    config = replace(CONFIG, minutes=1 / 20, loss="seeded", patience=0)  # only time ends it
+    began, told = time.perf_counter(), Notes()
+    done = train(target, texts, tmp_path, options=OPTIONS, config=config, watcher=told)
+    assert time.perf_counter() - began < 30, "measured, trained and evaluated"
+    assert done.seconds < 5
     assert done.updates != CONFIG.updates
+    assert re.match(r"about \d+ updates of at most \d+ positions fit into \d+ s, with ", told.notes[0])
     rates = [r["lr"] for r in done.records if "lr" in r]
     assert rates[-1] < 0.2 * config.lr
-    assert [r["update"] for r in done.records if "held_out" in r][-1] == done.updates
-    assert train(target, texts, tmp_path, options=OPTIONS, config=config).updates == done.updates
+    again = Notes()
+    assert train(target, texts, tmp_path, options=OPTIONS, config=config, watcher=again).updates == done.updates
+    assert again.notes == told.notes[1:], "a run that goes on keeps to its plan"
+
+
+def test_without_time_for_a_simulation_there_is_a_drafter_nevertheless(target, texts, tmp_path, monkeypatch):
+    def slow(*_: Any, **__: Any) -> float:
+        raise TooSlow
+
+    monkeypatch.setattr(trainer._Training, "_time_evaluation", slow)
+    config = replace(CONFIG, minutes=1 / 60)
+    done = train(target, texts, tmp_path, options=OPTIONS, config=config)
+    assert done.updates > 1
+    assert done.tokens_per_step == 0
+    assert not [r for r in done.records if "held_out" in r]
+    RecurrentDrafter.load(tmp_path, target)
+    monkeypatch.undo()
+    late = train(target, texts, tmp_path / "late", options=OPTIONS, config=config, seconds=0)
+    assert late.updates == 1, "one update, and its drafter"
+    RecurrentDrafter.load(tmp_path / "late", target)
 
 
 def test_a_second_trainer_is_refused(tmp_path: Path, target: Target, texts: Texts) -> None:

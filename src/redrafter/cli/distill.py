@@ -20,6 +20,7 @@ from redrafter.train.config import DistillConfig
 if TYPE_CHECKING:
     from redrafter.targets import Target
     from redrafter.train.data_folder import Distilled
+    from redrafter.train.text_plan import Clock
 
 EPILOG = """examples:
   redrafter distill --out data
@@ -89,19 +90,30 @@ def make_texts(
     config: DistillConfig,
     sources: dict[str, Any],
     console: Console,
-    seconds: float | None = None,
+    clock: "Clock | None" = None,
 ) -> tuple["Distilled", float]:
-    """Run `distill` behind a progress bar. Returns the data and the tokens written per second."""
+    """Run `distill` behind a progress bar, with sizes that fit into the time of a clock.
+
+    Returns the data and the tokens written per second.
+    """
     from redrafter.train.distill import distill
+    from redrafter.train.text_plan import plan_texts
 
     began, written = time.perf_counter(), 0
+    if clock is not None:
+        config = plan_texts(target, folder, config, clock.seconds, sources["self_prompt"])
+        console.print(
+            f"writing texts for {clock.seconds:.0f} s: {config.batch} at once, answers of at most "
+            f"{config.max_new_tokens} tokens, {config.tasks} % tasks",
+            soft_wrap=True,
+        )
     given = sources["prompts"] or sources["documents"] or ()
     total = config.texts if sources["self_prompt"] else min(config.texts, len(given))
-    if total >= MANY and seconds is None and target.device.type == "cpu":
+    if total >= MANY and clock is None and target.device.type == "cpu":
         line = f"{total} texts may take days on a CPU: give --texts N, or redrafter train --minutes N"
         console.print(line, style="yellow", soft_wrap=True)
     with progress_bar(console, *Progress.get_default_columns(), "{task.fields[speed]}") as bar:
-        task = bar.add_task("writing texts", total=total, speed="")
+        task = bar.add_task("writing texts", total=None if clock else total, speed="")
 
         def progress(rows: int, tokens: int) -> None:
             nonlocal written
@@ -109,7 +121,7 @@ def make_texts(
             speed = written / (time.perf_counter() - began)
             bar.update(task, advance=rows, speed=f"{written} tokens, {speed:.0f}/s" if written else "")
 
-        made = distill(target, folder, config, **sources, progress=progress, seconds=seconds)
+        made = distill(target, folder, config, **sources, progress=progress, clock=clock)
     return made, written / (time.perf_counter() - began)
 
 

@@ -66,6 +66,11 @@ class LiveTraining:
         if not self._live:
             self._print("  ".join(f"{name} {value}" for name, value in self._line(record) if value))
 
+    def planned(self, updates: int) -> None:
+        """Time decides how many there are; about so many."""
+        self.total = updates
+        self._progress.update(self._task, total=updates)
+
     def note(self, text: str) -> None:
         """Print a line above the progress bar."""
         self._print(text)

@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from redrafter.cli.console import Console
@@ -20,9 +22,6 @@ from redrafter.train.config import DistillConfig, TrainConfig
 if TYPE_CHECKING:
     from redrafter.targets import Target
     from redrafter.train.trainer import Trained
-
-DATA_SHARE = 1 / 3
-"""Of `--minutes`, the part in which data is written."""
 
 EPILOG = """examples:
   redrafter train --out my-drafter --model my-model               needs no data: the model writes its own
@@ -71,10 +70,6 @@ def run(args: argparse.Namespace) -> None:
         if args.data and getattr(args, name):
             raise ConfigError(f"--data names finished data: leave --{name.replace('_', '-')} out")
     plan = None if args.data else (from_fields(args, DistillConfig, seed=config.seed), distill_sources(args))
-    seconds = None
-    if plan is not None and config.minutes is not None:
-        seconds = 60 * DATA_SHARE * config.minutes
-        config = dataclasses.replace(config, minutes=(1 - DATA_SHARE) * config.minutes)
     # torchrun and accelerate launch set RANK: each process has its own GPU, and only the first one prints.
     rank = int(os.environ.get("RANK", 0))
     if plan is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -86,8 +81,9 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.train.journal import read_journal
     from redrafter.train.report import write_report
     from redrafter.train.run import Run, disk_errors
-    from redrafter.train.setup import check
-    from redrafter.train.trainer import settings, train
+    from redrafter.train.setup import check, settings
+    from redrafter.train.text_plan import Clock, warm_up
+    from redrafter.train.trainer import train
 
     device = args.device
     if device is None and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
@@ -95,12 +91,15 @@ def run(args: argparse.Namespace) -> None:
     console = Console(quiet=rank > 0)
     with waiting(console, "loading"):
         target = load_target(args.model, dtype=args.dtype, device=device)
+        if config.minutes is not None:
+            warm_up(target)
+    began, seconds = time.perf_counter(), 60 * (config.minutes or math.inf)
     planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
     processes = int(os.environ.get("WORLD_SIZE", 1))
     Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
     folder = args.data or args.out / "data"
-    if plan is not None and (seconds is None or not Run(args.out).begun):  # a begun run has all its data
-        made, _ = make_texts(target, folder, *plan, console, seconds)
+    if plan is not None and (config.minutes is None or not Run(args.out).begun):  # a begun run has all its data
+        made, _ = make_texts(target, folder, *plan, console, None if config.minutes is None else Clock.of(seconds))
         console.print(f"{made.rows} texts, {made.answer_tokens} tokens written by {target.name}")
     texts = read_texts(folder, target)
     with LiveTraining(config.updates, console, read_journal(args.out)) as live:
@@ -113,13 +112,16 @@ def run(args: argparse.Namespace) -> None:
             shape=shape,
             init_from=args.init_from,
             watcher=live,
+            seconds=seconds - (time.perf_counter() - began),
         )
     if rank > 0:
         return
     with disk_errors(args.out):
         report = write_report(args.out, facts(target, config, shape, len(texts), done))
+    figure = f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts"
+    simulated = figure if done.tokens_per_step else "not simulated, for lack of time"
     console.print(
-        f"{done.tokens_per_step:.2f} tokens/step simulated on held-out texts, {done.parameters / 1e6:.1f} M "
+        f"{simulated}, {done.parameters / 1e6:.1f} M "
         f"parameters, {done.seconds / 60:.1f} minutes of training\n"
         f"try it:  redrafter compare {f'--model {args.model} ' if args.model else ''}--drafter {args.out}"
     )

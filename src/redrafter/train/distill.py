@@ -26,6 +26,7 @@ from redrafter.train.local_rollouts import roll_out_rows
 from redrafter.train.lock import only_writer
 from redrafter.train.self_prompts import Piece, SelfPrompts, mark, messages
 from redrafter.train.task_prompts import TaskPrompts
+from redrafter.train.text_plan import Clock, OutOfTime
 
 Progress = Callable[[int, int], None]
 """Told of (rows finished, tokens written), each since it was last told."""
@@ -89,12 +90,12 @@ def distill(
     self_prompt: bool = False,
     documents: Sequence[str] | None = None,
     progress: Progress | None = None,
-    seconds: float | None = None,
+    clock: Clock | None = None,
 ) -> Distilled:
     """Fill a folder with texts, going on where an earlier run with the same settings was stopped.
 
     `prompts` are answered, each once; then, with `self_prompt`, the target writes the rest of the
-    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts. With `seconds`, a
+    prompts itself. `documents` are texts that are taken as they are, for `config.local` rollouts. With a `clock`, a
     further shard is begun only if half of it fits into the time, judged by the slowest shard so far.
     """
     if documents is not None and (prompts is not None or self_prompt):
@@ -111,23 +112,28 @@ def distill(
             target_entry(target),
             _settings(config) | {"prompts": digest(prompts), "self_prompt": self_prompt, "text": digest(documents)},
         )
-        writer = _Writer(target, config, progress)
+        began, slowest = time.perf_counter(), 0.0
+        writer = _Writer(target, config, progress, (lambda: clock.check(began)) if clock else lambda: None)
         sources = writer.sources(prompts, self_prompt, documents)
         total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
         longest = config.longest_prompt + config.max_new_tokens
-        if made.finished < total:
+        if made.finished < total and clock is None:
             check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
         made.open()
         begun = Begun(0, [0] * len(sources), set())
-        began, slowest = time.perf_counter(), 0.0
         while begun.rows < total:
             now = time.perf_counter()
-            if begun.rows and seconds is not None and now - began + slowest / 2 > seconds:
+            if begun.rows and clock is not None and now - began + slowest / 2 > clock.seconds:
                 break
             index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
             rows = made.read(index, begun)
             if rows is None:
-                texts, marks, dropped = writer.shard(sources, begun, wanted)
+                try:
+                    texts, marks, dropped = writer.shard(sources, begun, wanted)
+                except OutOfTime:
+                    if not begun.rows:
+                        raise
+                    break
                 rows = made.add(index, texts, marks, begun.used, dropped)
             begun.rows += rows
             slowest = max(slowest, time.perf_counter() - now)
@@ -155,8 +161,14 @@ def _settings(config: DistillConfig) -> dict[str, Any]:
 class _Writer:
     """Turns pieces into rows."""
 
-    def __init__(self, target: Target, config: DistillConfig, progress: Progress | None) -> None:
-        self.target, self.config = target, config
+    def __init__(
+        self,
+        target: Target,
+        config: DistillConfig,
+        progress: Progress | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.target, self.config, self.check = target, config, check
         self.engine = Engine(target, NoDrafter())
         self.eos = self.engine.eos_tokens()
         self.tell = (lambda n: progress(0, n)) if progress is not None else None
@@ -180,6 +192,7 @@ class _Writer:
                 budget=self.config.prompt_tokens if chats else self.config.max_new_tokens,
                 rows=self.batch,
                 progress=self.tell,
+                check=self.check,
             )
             tasks = chats and self.config.tasks
             own: Source = TaskPrompts(free, self._answer, tasks, self.config.seed) if tasks else free
@@ -194,9 +207,14 @@ class _Writer:
             self._request(prompt, seed, limit, DOCUMENTS)
             for prompt, seed in zip(self._encode(chats), seeds, strict=True)
         ]
-        new = write_texts(self.target, requests, rows=self.batch, progress=self.tell)
+        new = write_texts(self.target, requests, rows=self.batch, progress=self.tell, check=self.check)
         found = self.target.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [str(text).strip() for text in found]
+
+    def _tell_and_check(self, tokens: int) -> None:
+        if self.tell is not None:
+            self.tell(tokens)
+        self.check()
 
     def _request(self, prompt: list[int], seed: int, limit: int, temperature: float) -> Request:
         room = max(1, min(limit, self.target.max_positions - len(prompt)))
@@ -288,7 +306,8 @@ class _Writer:
         for longest, fewer in ((SHORT, 1), (self.target.max_positions, LONG_TAKE)):  # room is made for the longest
             some = [i for i in open_ if i not in answers and len(pieces[i].tokens) <= longest]
             requests = [self._request(pieces[i].tokens, seeds[i], config.max_new_tokens, temperatures[i]) for i in some]
-            written = write_texts(self.target, requests, rows=max(1, self.batch // fewer), progress=self.tell)
+            at_once = max(1, self.batch // fewer)
+            written = write_texts(self.target, requests, rows=at_once, progress=self.tell, check=self.check)
             answers |= dict(zip(some, written, strict=True))
         rows = [p.tokens for p in pieces]
         lengths = [1 if p.seed is not None else len(p.tokens) for p in pieces]
@@ -299,7 +318,7 @@ class _Writer:
             lengths,
             [t if p.seed is None else p.temperature for t, p in zip(temperatures, pieces, strict=True)],
             seeds,
-            roll_out_rows(self.target, rows, config.local, self.tell) if config.local and rows else None,
+            roll_out_rows(self.target, rows, config.local, self._tell_and_check) if config.local and rows else None,
         )
 
 

@@ -12,12 +12,21 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 NAME = "journal.jsonl"
+
+
+class Watcher(Protocol):
+    """Told what happens; a terminal's display, for instance."""
+
+    def training(self, record: Record) -> None: ...
+    def held_out(self, record: Record) -> None: ...
+    def note(self, text: str) -> None: ...
+    def planned(self, updates: int) -> None: ...
 
 
 class Journal:

@@ -1,7 +1,7 @@
 """The training objective: the loss of a drafter's guesses at all positions and depths, in bounded memory."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,3 +172,10 @@ def label_table(token_ids: Tensor | None, vocab_size: int, device: torch.device)
     table = torch.full((vocab_size,), -1, device=device)
     table[token_ids.to(device)] = torch.arange(len(token_ids), device=device)
     return table
+
+
+def add_scores(scores: Sequence[Score]) -> Score:
+    def total(pick: Callable[[Score], Tensor]) -> Tensor:
+        return torch.stack([pick(s) for s in scores]).sum(0)
+
+    return Score(total(lambda s: s.loss), total(lambda s: s.right), total(lambda s: s.count))

@@ -110,8 +110,9 @@ class SelfPrompts:
         budget: int,
         rows: int,
         progress: Callable[[int], None] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.target, self.encode, self.rows, self.progress = target, encode, rows, progress
+        self.target, self.encode, self.rows, self.progress, self.check = target, encode, rows, progress, check
         self.seed = fold(seed, TURNS)
         self.turn = user_turn(target) if has_chat_template(target) else None
         self.budget = budget
@@ -162,7 +163,7 @@ class SelfPrompts:
             )
             for seed, (prefix, ends) in zip(seeds, starts, strict=True)
         ]
-        return write_texts(self.target, requests, rows=self.rows, progress=self.progress)
+        return write_texts(self.target, requests, rows=self.rows, progress=self.progress, check=self.check)
 
     def _text(self, tokens: list[int], seed: int) -> Piece:
         """A whole text. It need not have ended, and its special tokens are its own affair."""

@@ -1,6 +1,8 @@
 """The start of a training run: checks that need no data, the held-out texts, and the network."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +69,25 @@ def _read_fitting(target: Target, folder: Path, options: DrafterOptions) -> Draf
     return net.float()
 
 
+def settings(
+    target: Target,
+    drafter: DrafterConfig,
+    config: TrainConfig,
+    shape: Shape,
+    init_from: Path | None,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """What a run must have in common with the one it continues."""
+    return {
+        "train": asdict(config),
+        "drafter": asdict(drafter),
+        "shape": asdict(shape),
+        "target": checkpoint.identity(target),
+        "init_from": str(init_from),
+        "processes": processes,
+    }
+
+
 def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
     """Held-out rows, spread over the data and greedy if there are greedy ones; and the rows to learn from."""
     useful = (count_positions(texts) > 0).nonzero()[:, 0]
@@ -75,10 +96,19 @@ def split(texts: Texts, held_out: int) -> tuple[Tensor, Tensor]:
     greedy = useful[texts.temperatures[useful] == 0]
     pool = greedy if len(greedy) > 1 else useful
     count = min(held_out, max(1, len(useful) // 10), len(pool))
-    held = pool[torch.arange(count) * len(pool) // count]
+    held = spread(pool, count)
     mask = torch.ones(len(texts), dtype=torch.bool)
     mask[held] = False
     return held, useful[mask[useful]]
+
+
+def spread(rows: Tensor, count: int) -> Tensor:
+    """So many of them, at equal distances.
+
+    >>> spread(torch.arange(10), 3).tolist()
+    [0, 3, 6]
+    """
+    return rows[torch.arange(count) * len(rows) // count]
 
 
 def make_net(

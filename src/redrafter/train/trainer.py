@@ -1,50 +1,44 @@
 """Trains a drafter for a frozen target: updates, checkpoints, simulations, early stopping."""
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from redrafter.config import Shape
-from redrafter.drafters import checkpoint, registry
-from redrafter.drafters.base import DrafterConfig, DrafterNet
-from redrafter.drafters.load import bind
+from redrafter.drafters import checkpoint
+from redrafter.drafters.base import DrafterNet
 from redrafter.drafters.options import DrafterOptions
 from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
 from redrafter.targets import Target
 from redrafter.texts import Texts
-from redrafter.train.batches import all_groups, make_batch, micro_batches, sum_positions
+from redrafter.train.batches import all_groups, count_positions, make_batch, micro_batches, sum_positions
 from redrafter.train.config import TrainConfig
+from redrafter.train.held_out import Evaluator
 from redrafter.train.hidden_states import open_states
-from redrafter.train.journal import Journal, Record
+from redrafter.train.journal import Journal, Record, Watcher
 from redrafter.train.lock import only_writer
-from redrafter.train.objective import Objective, Score, States
+from redrafter.train.objective import Objective, Score, States, add_scores
 from redrafter.train.run import Run, TrainingFailed, disk_errors
-from redrafter.train.setup import check, make_net, split
+from redrafter.train.schedule import LEAST_POSITIONS, Plan, Speed, TooSlow, learning_rate, measure_evaluation
+from redrafter.train.setup import check, make_net, settings, split, spread
 from redrafter.train.teacher import Teacher
-from redrafter.tuning.simulate import SimulatedSteps, simulate
+from redrafter.train.text_plan import grow
 
 SHOW_EVERY, SHOW_SECONDS = 20, 5.0
 """Updates between two looks at the loss, fewer if they take longer: each look waits for the GPU."""
 
-CALIBRATION_TEXTS = 64
-"""Training texts that `DrafterKind.calibrate` sees before each evaluation."""
-
-
-class Watcher(Protocol):
-    """Told what happens; a terminal's display, for instance."""
-
-    def training(self, record: Record) -> None: ...
-    def held_out(self, record: Record) -> None: ...
-    def note(self, text: str) -> None: ...
+CHECKED = 64
+"""Tokens on which the head alone must give the target's logits."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +62,13 @@ def train(
     shape: Shape | None = None,
     init_from: Path | None = None,
     watcher: Watcher | None = None,
+    seconds: float | None = None,
 ) -> Trained:
     """Train into `folder`, or go on with what lies there; its config.json and model.safetensors are the best drafter.
 
-    shape: the beam and node budget that tokens/step is simulated with.
+    shape: the beam and node budget that tokens/step is simulated with. seconds: what is left of `config.minutes`.
     """
+    began = time.perf_counter()
     config = config or TrainConfig()
     run = Run(folder)
     shape = shape or Shape(width=16, length=config.depth, nodes=63)
@@ -87,7 +83,7 @@ def train(
         raise ConfigError(f"{len(learn)} texts cannot keep {accelerator.num_processes} processes busy")
     net = make_net(target, texts.select(learn), options, config.seed, init_from)
     if config.loss != "hard":
-        Teacher(target, None).check(texts.row(int(held[0])).long()[None].to(target.device))
+        Teacher(target, None).check(texts.row(int(held[0])).long()[None, :CHECKED].to(target.device))
     whole = settings(target, planned, config, shape, init_from, accelerator.num_processes)
     whole |= {"texts": len(texts), "tokens": len(texts.tokens)}
     run.check(whole)
@@ -99,26 +95,10 @@ def train(
             stack.callback(training.journal.close)
             run.begin(whole)
         accelerator.wait_for_everyone()
+        if config.minutes is not None:
+            left = 60 * config.minutes if seconds is None else seconds
+            training.keep_to_time(left, began)
         return training.finish()
-
-
-def settings(
-    target: Target,
-    drafter: DrafterConfig,
-    config: TrainConfig,
-    shape: Shape,
-    init_from: Path | None,
-    processes: int = 1,
-) -> dict[str, Any]:
-    """What a run must have in common with the one it continues."""
-    return {
-        "train": asdict(config),
-        "drafter": asdict(drafter),
-        "shape": asdict(shape),
-        "target": checkpoint.identity(target),
-        "init_from": str(init_from),
-        "processes": processes,
-    }
 
 
 class _Training:
@@ -158,15 +138,60 @@ class _Training:
         )
         self.objective = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
         self.source = open_states(config.states, target, self.net.config.layers, texts, run.folder / "states")
+        self.evaluator = Evaluator(self.net, objective, target, texts, learn, shape, self.source)
         self.micro = config.micro_batch or config.positions
         self.ahead: tuple[dict[int, int], States] | None = None
         self.update, self.seconds = 0, 0.0
         self.best, self.best_update = 0.0, 0
+        self.plan: Plan | None = None
         if found is not None:
             self._resume(*found)
         self.journal = Journal(run.folder, after=self.update) if accelerator.is_main_process else None
         self.window: list[Score] = []
         self.steepest = torch.zeros((), device=target.device)  # largest gradient since the last look; nan stays
+
+    def keep_to_time(self, seconds: float, began: float) -> None:
+        """Measure what fits into these seconds, of which some are over since `began`; a resumed run has its plan."""
+        config, net = self.config, {k: v.clone() for k, v in self.net.state_dict().items()}
+        if self.plan is None:
+            counts = count_positions(self.texts, self.learn)
+            most = min(int(counts.sum()) // config.together + 1, config.positions)
+            enough = seconds / 100
+            position = grow(lambda size: self._time_gradient(size, counts, enough), LEAST_POSITIONS, most, enough)
+            timed = functools.partial(self._time_evaluation, most=10 * enough)
+            texts, evaluation = measure_evaluation(timed, len(self.held), 2 * enough)
+            self.net.load_state_dict(net)  # an evaluation may calibrate it
+            speed = Speed(position, texts, evaluation)
+            left = seconds - (time.perf_counter() - began)
+            self.plan = Plan.of(config, speed, left, len(self.held), most)
+            self._note(str(self.plan))
+        self.config = self.plan.apply(config)
+        self.held = spread(self.held, self.plan.held_out)
+        if self.watcher is not None:
+            self.watcher.planned(self.plan.updates)
+
+    def _time_gradient(self, positions: int, counts: Tensor, enough: float) -> float:
+        """Seconds for each position of an update of about so many; twice, for some things are made once."""
+        rows = self.learn[: int((counts.cumsum(0) < positions).sum()) + 1].tolist()
+        for _ in range(2):
+            began = time.perf_counter()
+            score = self._gradient(rows, positions, is_last=True)
+            float(score.loss)  # waits for the GPU
+            took = time.perf_counter() - began
+            self.optimizer.zero_grad(set_to_none=True)
+            if took >= enough:
+                break
+        return took / sum_positions(self.texts, rows)
+
+    def _time_evaluation(self, texts: int, most: float) -> float:
+        began = time.perf_counter()
+
+        def pause() -> None:
+            if time.perf_counter() - began > most:
+                raise TooSlow
+
+        self.evaluator(spread(self.held, texts), self.micro, pause)
+        return time.perf_counter() - began
 
     def finish(self) -> Trained:
         config = self.config
@@ -187,7 +212,7 @@ class _Training:
                 shown, shown_at = self.update, time.perf_counter()
             if evaluates:
                 self._evaluate()
-                stale = (self.update - self.best_update) // config.evaluation_interval
+                stale = (self.update - self.best_update) // config.evaluation_interval if len(self.held) else 0
                 shown_at = time.perf_counter()
             if saves:
                 self._save()
@@ -301,9 +326,12 @@ class _Training:
     @torch.no_grad()
     def _evaluate(self) -> None:
         """Simulate; the best drafter so far becomes the one in the folder. Other processes wait."""
+        if not len(self.held):  # no time for it
+            self._write()
+            return
         figure = torch.zeros(2, dtype=torch.float64, device=self.target.device)
         if self.accelerator.is_main_process:
-            walked, score = self._held_out()
+            walked, score = self.evaluator(self.held, self.micro)
             count = score.count.tolist()
             held = {
                 "tokens_per_step": walked.tokens_per_step,
@@ -313,36 +341,15 @@ class _Training:
             self._record({"update": self.update, "seconds": self.seconds, "held_out": held})
             if walked.tokens_per_step > self.best:
                 self.best, self.best_update = walked.tokens_per_step, self.update
-                with disk_errors(self.run.folder):
-                    checkpoint.write(self.run.folder, self.net, self.target, overwrite=True)
+                self._write()
             figure = torch.tensor([self.best, self.best_update], dtype=torch.float64, device=self.target.device)
         if self.accelerator.num_processes > 1:
             torch.distributed.broadcast(figure, 0)
             self.best, self.best_update = float(figure[0]), int(figure[1])
 
-    def _held_out(self) -> tuple[SimulatedSteps, Score]:
-        self.net.eval()
-        self._calibrate()
-        drafter = bind(self.net, self.target)
-        walked = simulate(self.target, drafter, self.texts.select(self.held), self.shape)
-        objective = self.accelerator.unwrap_model(self.objective)
-        scores = []
-        for part in micro_batches(self.texts, self.held.tolist(), self.micro):
-            batch = make_batch(self.texts, part).to(self.target.device)
-            scores.append(objective(batch, self.source.fetch(batch, part))[1])
-        self.net.train()
-        return walked, add_scores(scores)
-
-    def _calibrate(self) -> None:
-        """Let the kind measure on training texts what no gradient trains, if it has something to measure."""
-        calibrate = registry.get(self.net.config.kind).calibrate
-        if calibrate is None:
-            return
-        rows = self.learn[:: max(1, len(self.learn) // CALIBRATION_TEXTS)][:CALIBRATION_TEXTS].tolist()
-        batches = (
-            make_batch(self.texts, part).to(self.target.device) for part in micro_batches(self.texts, rows, 4096)
-        )
-        calibrate(self.net, self.target, batches)
+    def _write(self) -> None:
+        with disk_errors(self.run.folder):
+            checkpoint.write(self.run.folder, self.net, self.target, overwrite=True)
 
     def _record(self, record: Record) -> None:
         if self.journal is not None:
@@ -361,7 +368,9 @@ class _Training:
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
-        facts = {"seconds": self.seconds, "best": self.best, "best_update": self.best_update}
+        facts: dict[str, Any] = {"seconds": self.seconds, "best": self.best, "best_update": self.best_update}
+        if self.plan is not None:
+            facts["plan"] = self.plan.facts
         self.run.save(self.update, tensors, facts)
 
     def _resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -374,27 +383,5 @@ class _Training:
         self.optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
         self.update, self.seconds = facts["update"], facts["seconds"]
         self.best, self.best_update = facts["best"], facts["best_update"]
-
-
-def learning_rate(config: TrainConfig, update: int, seconds: float = 0.0) -> float:
-    """Linear warm-up, then a cosine to zero at the last update, or at the end of the time given.
-
-    >>> [round(learning_rate(TrainConfig(updates=20, warmup=4, lr=1.0), u), 2) for u in (0, 3, 4, 12, 19)]
-    [0.25, 1.0, 1.0, 0.5, 0.01]
-    >>> [round(learning_rate(TrainConfig(minutes=2, warmup=4, lr=1.0), 9, s), 2) for s in (0, 60, 120)]
-    [1.0, 0.5, 0.0]
-    """
-    warm = min(config.warmup, config.updates // 2)
-    if update < warm:
-        return config.lr * (update + 1) / warm
-    done = (update - warm) / max(1, config.updates - warm)
-    if config.minutes is not None:
-        done = min(1.0, seconds / (60 * config.minutes))
-    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def add_scores(scores: Sequence[Score]) -> Score:
-    def total(pick: Callable[[Score], Tensor]) -> Tensor:
-        return torch.stack([pick(s) for s in scores]).sum(0)
-
-    return Score(total(lambda s: s.loss), total(lambda s: s.right), total(lambda s: s.count))
+        if "plan" in facts:
+            self.plan = Plan(**facts["plan"])
