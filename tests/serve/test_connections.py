@@ -124,6 +124,22 @@ def test_who_speaks_is_not_the_one_to_go(url: str, served: Served, monkeypatch: 
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.2], ids=["before the answer", "after it"])
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+def test_a_body_may_become_no_http(capfd: pytest.CaptureFixture[str], kind: str, wait: float) -> None:
+    head = BEGUN + f"Content-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    wrong = b"zz\r\n"
+    with running(make_served()) as url:
+        with opened(url, head if wait else head + wrong) as client:
+            time.sleep(wait)
+            with contextlib.suppress(ConnectionError):
+                client.sendall(wrong)
+            assert client.recv(65536).startswith(b"HTTP/1.1 4")
+            assert closed_within(client, 5)
+        assert ask(url)[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_who_does_not_read_is_sent_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "stalled_seconds", 0.3)
     ids = json.dumps({"tokens": [1] * 200_000}).encode()

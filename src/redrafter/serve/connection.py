@@ -2,6 +2,7 @@
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_SILENT = 256
@@ -44,6 +45,16 @@ class Connection(H11Protocol):
             self._stop_heading()
         elif self.heading is None:  # of the next request on this connection
             self.heading = self.loop.call_later(self.header_seconds, self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        """A request that becomes wrong in its body ends, also where its answer has begun."""
+        if not self.waits_for_headers:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self.silent_since = self.loop.time()
