@@ -66,10 +66,10 @@ def test_minutes_bound_data_and_training(model: str, tmp_path: Path, capsys) -> 
     common = ["--model", model, "--device", "cpu"]
     small = SMALL[SMALL.index("--state-size") : SMALL.index("--device")]
     began = time.monotonic()
-    assert main(["train", "--out", str(tmp_path), *common, *small, "--depth", "3", "--minutes", "0.1"]) == 0
-    assert time.monotonic() - began < 60, "six seconds, on a busy machine"
+    assert main(["train", "--out", str(tmp_path), *common, *small, "--depth", "3", "--minutes", "0.2"]) == 0
+    assert time.monotonic() - began < 60, "twelve seconds, on a busy machine"
     out = " ".join(capsys.readouterr().out.split())
-    assert "writing texts for 2 s: 4 at once" in out
+    assert "writing texts for 4 s: 4 at once" in out
     assert "positions fit into" in out
     assert main(["generate", *common, "--drafter", str(tmp_path), "--max-new-tokens", "8", "hello"]) == 0
 

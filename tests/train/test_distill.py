@@ -64,7 +64,8 @@ def test_no_shard_is_begun_after_the_time_given(target, tmp_path):
 def test_a_shard_is_begun_if_half_of_it_fits_into_the_time(target, tmp_path, monkeypatch, seconds, shards):
     """On this clock a shard takes 5 seconds and 5 more pass before the next: it is judged after 5, 15, 25 seconds."""
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("redrafter.train.distill.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for module in ("distill", "text_plan"):
+        monkeypatch.setattr(f"redrafter.train.{module}.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     config = DistillConfig(**vars(SMALL) | {"shard": 1})
     assert distill(target, tmp_path, config, prompts=FILE, clock=Clock(seconds)).rows == shards
 
@@ -76,13 +77,20 @@ def test_a_shard_that_takes_too_long_is_given_up(target, tmp_path, monkeypatch, 
     config = DistillConfig(**vars(SMALL) | {"shard": 1})
     if finished:
         distill(target, tmp_path, config, prompts=FILE, clock=Clock(0.0))
-    monkeypatch.setattr("redrafter.train.text_plan.time", SimpleNamespace(perf_counter=lambda: next(clock) + 1e9))
+    monkeypatch.setattr("redrafter.train.text_plan.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     limited = Clock(1e9, 1.0)
     if finished:
         assert distill(target, tmp_path, config, prompts=FILE, clock=limited).rows == 1
     else:
         with pytest.raises(ConfigError, match="no training text was finished within 1 s: give more --minutes"):
             distill(target, tmp_path, config, prompts=FILE, clock=limited)
+
+
+def test_when_the_time_is_over_the_prompts_there_are_will_do(target, tmp_path):
+    config = DistillConfig(**vars(SMALL) | {"shard": 10, "batch": 1})
+    made = distill(target, tmp_path, config, self_prompt=True, clock=Clock(0.0))
+    assert 1 <= made.rows < 10
+    assert distill(target, tmp_path, config, self_prompt=True, clock=Clock(0.0)) == made, "it is as it is"
 
 
 def test_texts_that_fit_are_chosen_from_the_speed(target, tmp_path, monkeypatch):

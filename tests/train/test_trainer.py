@@ -260,7 +260,7 @@ def test_it_stops_early_when_nothing_gets_better(tmp_path: Path, target: Target,
         seen.append(SimulatedSteps(tokens=14 if seen else 15, steps=10, reached=(0, 0, 0)))
         return seen[-1]
 
-    monkeypatch.setattr(trainer, "simulate", figure)
+    monkeypatch.setattr("redrafter.train.held_out.simulate_batches", figure)
     config = replace(CONFIG, updates=40, evaluate_every=4, patience=2)
     done = train(target, texts, tmp_path, options=OPTIONS, config=config)
     assert (done.updates, done.tokens_per_step, len(seen)) == (12, 1.5, 3)

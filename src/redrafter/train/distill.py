@@ -1,6 +1,7 @@
 """Makes training data: prompts from a file or from the target itself, the target's answers, and its rollouts."""
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -112,18 +113,20 @@ def distill(
             target_entry(target),
             _settings(config) | {"prompts": digest(prompts), "self_prompt": self_prompt, "text": digest(documents)},
         )
-        began, slowest = time.perf_counter(), 0.0
-        writer = _Writer(target, config, progress, (lambda: clock.check(began)) if clock else lambda: None)
+        slowest = 0.0
+        clock = clock or Clock()
+        clock.start()
+        writer = _Writer(target, config, progress, clock)
         sources = writer.sources(prompts, self_prompt, documents)
         total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
         longest = config.longest_prompt + config.max_new_tokens
-        if made.finished < total and clock is None:
+        if made.finished < total and clock.seconds == math.inf:
             check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
         made.open()
         begun = Begun(0, [0] * len(sources), set())
         while begun.rows < total:
             now = time.perf_counter()
-            if begun.rows and clock is not None and now - began + slowest / 2 > clock.seconds:
+            if begun.rows and now - clock.began + slowest / 2 > clock.seconds:
                 break
             index, wanted = begun.rows // config.shard, min(config.shard, total - begun.rows)
             rows = made.read(index, begun)
@@ -166,9 +169,10 @@ class _Writer:
         target: Target,
         config: DistillConfig,
         progress: Progress | None,
-        check: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
-        self.target, self.config, self.check = target, config, check
+        self.target, self.config, self.clock = target, config, clock or Clock()
+        self.check = self.clock.check
         self.engine = Engine(target, NoDrafter())
         self.eos = self.engine.eos_tokens()
         self.tell = (lambda n: progress(0, n)) if progress is not None else None
@@ -278,6 +282,8 @@ class _Writer:
                     if len(pieces) == wanted:
                         break
                 kept = len(pieces) - before
+                if source.endless and pieces and self.clock.passed > self.clock.seconds:
+                    break
                 if source.endless and len(pieces) < wanted and tried >= PATIENCE and 50 * kept < tried:
                     raise ConfigError(
                         f"{self.target.name} writes hardly any prompts of use ({kept} of {tried}; "

@@ -1,9 +1,10 @@
 """Which training texts fit into a time limit: the target writes a little, then sizes are chosen from its speed."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -38,23 +39,31 @@ class OutOfTime(ConfigError):
     """The time for texts is over."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Clock:
-    """The time for texts, from now on."""
+    """The time for texts, from `start` on."""
 
-    seconds: float
+    seconds: float = math.inf
     """When to stop: a further shard is begun only if half of it fits."""
-    most: float = float("inf")
+    most: float = math.inf
     """When what is being written is given up."""
+    began: float = field(init=False, default=0.0)
 
     @classmethod
     def of(cls, seconds: float) -> Self:
         """Its part of the seconds for data and training."""
         return cls(SHARE * seconds, MOST_SHARE * seconds)
 
-    def check(self, began: float) -> None:
+    def start(self) -> None:
+        self.began = time.perf_counter()
+
+    @property
+    def passed(self) -> float:
+        return time.perf_counter() - self.began
+
+    def check(self) -> None:
         """Raise OutOfTime when it is over."""
-        if time.perf_counter() - began > self.most:
+        if self.most < math.inf and self.passed > self.most:
             raise OutOfTime(
                 f"no training text was finished within {self.most:.0f} s: give more --minutes, or shorter --prompts, "
                 "--max-new-tokens or --batch"
