@@ -73,6 +73,7 @@ class ModelDrafter:
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> CausalLMState:
         cache = self.new_cache(slots)
+        tokens = self._known(tokens)
         self.model.prefill(tokens, lengths.tolist(), cache, ())
         text = tokens.new_zeros(tokens.shape[0], slots)
         text[:, : tokens.shape[1]] = tokens
@@ -83,13 +84,18 @@ class ModelDrafter:
         """Append new tokens to the text; the next draft reads them."""
         place = torch.arange(accepted.tokens.shape[1], device=state.lengths.device)
         slots = state.lengths[:, None] + place
-        new = torch.where(place < accepted.count[:, None], accepted.tokens, state.tokens.gather(1, slots))
+        tokens = self._known(accepted.tokens)
+        new = torch.where(place < accepted.count[:, None], tokens, state.tokens.gather(1, slots))
         return replace(
             state,
             tokens=state.tokens.scatter(1, slots, new),
             lengths=state.lengths + accepted.count,
             gamma=self._next_gamma(state.gamma, accepted),
         )
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens that only the target has are read as the last one that the draft model has too."""
+        return tokens if self.shared is None else tokens.clamp(max=len(self.shared) - 1)
 
     def _next_gamma(self, gamma: Tensor, accepted: Accepted) -> Tensor:
         guessed = accepted.tokens.shape[1] - 1  # by the row that guessed furthest
@@ -114,6 +120,7 @@ class ModelDrafter:
             nonlocal limit
             if beams is None:
                 return self._read_text(state, max(unread, 1))
+            tokens = self._known(tokens)
             guessed = beams.depth + 1
             if self.gamma.name == "confidence":
                 unsure = confidence(beams.logits, tokens, parents) < self.gamma.threshold
