@@ -105,6 +105,8 @@ class Unnamed(Protocol):
         ({1: 2.0}, dict[int, float], None),
         ({"1": 2.0}, dict[int, float], "must be a whole number"),
         ([1], dict[int, float], "must be a mapping"),
+        (-(2**63), int, None),
+        (-(2**63) - 1, int, f"must be at least {-(2**63)}"),
         ([1, 2], Sequence[int], None),
         ((1, np.int64(2)), Sequence[int], None),
         ([1, True], Sequence[int], "must be a whole number"),

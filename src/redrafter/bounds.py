@@ -196,7 +196,8 @@ def _wrong_number(value: Any, kind: type, bounds: Bounds) -> str | None:
     if problem := bounds.wrong(value):
         return f"must be {problem}"
     if kind is int:
-        return None if -MOST_INTEGER <= value <= MOST_INTEGER else f"must be at most {MOST_INTEGER}"
+        problem = Bounds(least=-MOST_INTEGER - 1, most=MOST_INTEGER).wrong(value)
+        return f"must be {problem}" if problem else None
     return None if math.isfinite(value) or value in (bounds.least, bounds.most) else "must be finite"
 
 

@@ -51,6 +51,18 @@ class Texts:
         """(R,) number of tokens in each row, prompt included."""
         return self.starts.diff()
 
+    def within(self, vocab_size: int) -> bool:
+        """Whether all tokens are in a vocabulary; rollouts have -1 where they hold nothing.
+
+        >>> Texts.of([[5, 6]], [1], [0.0], [0]).within(6)
+        False
+        """
+        rollouts = torch.empty(0) if self.rollouts is None else self.rollouts
+        return all(
+            not x.numel() or least <= int(x.min()) <= int(x.max()) < vocab_size
+            for x, least in ((self.tokens, 0), (rollouts, -1))
+        )
+
     def row(self, index: int) -> Tensor:
         """(length,) the tokens of one row."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]

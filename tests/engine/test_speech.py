@@ -1,6 +1,8 @@
 """Whisper as a target of our own step: its texts are plain decoding's, and its drafter's guesses help."""
 
 import importlib.util
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,47 @@ def words(text: str) -> str:
     """Lower case, no punctuation; `mister` as Whisper writes it."""
     kept = "".join(c if c.isalnum() or c in "' " else " " for c in text.lower())
     return " ".join("mr" if word == "mister" else word for word in kept.split())
+
+
+@pytest.mark.parametrize(
+    ("recordings", "options", "says"),
+    [
+        (torch.zeros(9), {}, "recordings must be a list, got tensor"),
+        ([5], {}, "recordings[0] must be of type Tensor, got 5"),
+        ([torch.zeros(9, dtype=torch.int16)], {}, "recordings[0] must be one row of samples at 16000 Hz"),
+        ([torch.zeros(9), torch.zeros(1, 9)], {}, "recordings[1] must be one row of samples at 16000 Hz"),
+        ([torch.tensor([0.0, math.nan])], {}, "recordings[0] has samples that are no numbers"),
+        ([torch.full((9,), 1e30)], {}, "recordings[0] has samples that are no numbers"),
+        ([], {"batch_size": "2"}, "batch_size must be a whole number, got '2'"),
+        ([], {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ([], {"temperature": -1}, "temperature must be at least 0, got -1"),
+        ([], {"seed": None}, "seed must be a whole number, got None"),
+        ([], {"progress": 5}, "progress must be a function, got 5"),
+    ],
+    ids=range(11),
+)
+def test_wrong_arguments_of_transcribe(recordings, options, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Transcriber(make_target(), NgramDrafter()).transcribe(recordings, **options)
+
+
+def test_wrong_arguments_of_a_transcriber():
+    target = make_target()
+    for call, says in (
+        (lambda: Transcriber(5, NgramDrafter()), "target must be of type SpeechTarget, got 5"),
+        (lambda: Transcriber(target, 5), "a drafter is a name, a folder, a causal LM or a drafter object, not 5"),
+        (lambda: Transcriber(target, NgramDrafter(), shape=5), "shape must be of type Shape or text, got 5"),
+        (lambda: load_speech(5), "model must be text or of type Path, got 5"),
+        (lambda: load_speech(language=None), "language must be text, got None"),
+        (lambda: load_speech(gamma=5), "gamma must be of type Gamma or text, got 5"),
+        (lambda: load_speech(device=0), "device must be text, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            call()
+
+
+def test_samples_of_any_floating_point_type():
+    transcriber = Transcriber(make_target(), NgramDrafter())
+    for kind in (torch.float16, torch.bfloat16, torch.float64):
+        sound = sounds(0.3)[0].to(kind)
+        assert transcriber.transcribe([sound])[0].tokens == transcriber.transcribe([sound.float()])[0].tokens

@@ -368,3 +368,41 @@ def test_num_return_sequences_and_dict(model, ours):
     out = model.generate(torch.tensor([PROMPTS[0]]), pad_token_id=0, **options, **ours).sequences
     assert out.shape[0] == 3
     assert len({tuple(r) for r in out.tolist()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stream_to": 5}, "stream_to must be of type Streamer, got 5"),
+        ({"seed": "5"}, "seed must be a whole number, got '5'"),
+        ({"shape": 5}, "shape must be of type Shape or text, got 5"),
+        ({"rule": "seeded"}, "rule must be of type RuleConfig, got 'seeded'"),
+        ({"drafter": 5}, "a drafter is a name, a folder, a causal LM or a drafter object, not 5"),
+    ],
+    ids=["stream_to", "seed", "shape", "rule", "drafter"],
+)
+def test_wrong_arguments(model, ours, options, says):
+    with pytest.raises(ConfigError) as error:
+        model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2, **(ours | options))
+    assert says in str(error.value)
+
+
+def test_a_wrong_argument_ends_the_streamer(model, ours):
+    """Or a thread that reads it would wait forever."""
+    ended = threading.Event()
+
+    class Sink:
+        def put(self, value):
+            pass
+
+        def end(self):
+            ended.set()
+
+    with pytest.raises(ConfigError, match="seed"):
+        model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2, **(ours | {"seed": "5", "stream_to": Sink()}))
+    assert ended.is_set()
+
+
+def test_ids_outside_the_vocabulary(model, ours):
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        model.generate(torch.tensor([[1, 10_000]]), max_new_tokens=2, **ours)

@@ -501,3 +501,20 @@ def test_a_folder_in_which_nothing_was_written_goes_again(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RedrafterError, match="cannot write to"), only_writer(tmp_path / "file" / "new"):
         pass
+
+
+def test_wrong_arguments(target, tmp_path):
+    for call, says in (
+        (lambda: distill(5, tmp_path, SMALL), "target must be of type Target, got 5"),
+        (lambda: distill(target, str(tmp_path), SMALL), "folder must be of type Path, got '"),
+        (lambda: distill(target, tmp_path, {}), "config must be of type DistillConfig, got {}"),
+        (lambda: distill(target, tmp_path, SMALL, prompts="abc"), "prompts must be a list, got 'abc'"),
+        (lambda: distill(target, tmp_path, SMALL, prompts=[b"a"]), "prompts[0] must be text, got b'a'"),
+        (lambda: distill(target, tmp_path, SMALL, documents=5), "documents must be a list, got 5"),
+        (lambda: distill(target, tmp_path, SMALL, self_prompt="no"), "self_prompt must be true or false, got 'no'"),
+        (lambda: distill(target, tmp_path, SMALL, self_prompt=True, clock=9), "clock must be of type Clock, got 9"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert says in str(error.value)
+    assert not list(tmp_path.iterdir())

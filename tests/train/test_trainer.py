@@ -378,3 +378,23 @@ def test_a_second_trainer_is_refused(tmp_path: Path, target: Target, texts: Text
     with only_writer(tmp_path), pytest.raises(ConfigError, match="another process writes to"):
         train(target, texts, tmp_path, options=OPTIONS, config=CONFIG)
     assert train(target, texts, tmp_path, options=OPTIONS, config=CONFIG).updates == CONFIG.updates
+
+
+def test_wrong_arguments(target, texts, tmp_path):
+    for call, says in (
+        (lambda: train(5, texts, tmp_path), "target must be of type Target, got 5"),
+        (lambda: train(target, [[1, 2]], tmp_path), "texts must be of type Texts, got [[1, 2]]"),
+        (lambda: train(target, texts, str(tmp_path)), "folder must be of type Path, got '"),
+        (lambda: train(target, texts, tmp_path, config={}), "config must be of type TrainConfig, got {}"),
+        (lambda: train(target, texts, tmp_path, options=5), "options must be of type DrafterOptions, got 5"),
+        (lambda: train(target, texts, tmp_path, shape="3x3"), "shape must be of type Shape, got '3x3'"),
+        (lambda: train(target, texts, tmp_path, init_from="x"), "init_from must be of type Path, got 'x'"),
+        (lambda: train(target, texts, tmp_path, watcher=5), "watcher must be of type Watcher, got 5"),
+        (
+            lambda: train(target, Texts.of([[1, 2, VOCAB]] * 4, [1] * 4, [0.0] * 4, [0] * 4), tmp_path),
+            f"the texts have token ids outside the vocabulary of {VOCAB}",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            call()
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,9 @@
 """`tune`: the best shape of a grid with made-up costs, the real thing at toy scale, and the command."""
 
+import math
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,3 +131,23 @@ def test_interrupted_tuning_leaves_nothing(capsys, tmp_path, profiles, monkeypat
     monkeypatch.setattr(search, "time_steps", interrupted)
     assert main(["tune", *toy_folders(tmp_path), "--quick"]) == 130
     assert not profiles.exists()
+
+
+def test_wrong_arguments():
+    engine = Engine(make_target(), NgramDrafter())
+    for call, says in (
+        (lambda: tune(5), "engine must be of type TunableEngine, got 5"),
+        (lambda: tune(engine, row_counts=2), "row_counts must be a list, got 2"),
+        (lambda: tune(engine, row_counts=[]), "row_counts must have a length of at least 1"),
+        (lambda: tune(engine, row_counts=["1"]), "row_counts[0] must be a whole number, got '1'"),
+        (lambda: tune(engine, temperature=math.nan), "temperature must be a number, got nan"),
+        (lambda: tune(engine, prompts="abc"), "prompts must be a list, got 'abc'"),
+        (lambda: tune(engine, prompts=[5]), "prompts[0] must be text, got 5"),
+        (lambda: tune(engine, grid=5), "grid must be of type SearchGrid, got 5"),
+        (lambda: tune(engine, progress=5), "progress must be a function, got 5"),
+        (lambda: replace(GRID, widths=()), "widths must have a length of at least 1"),
+        (lambda: replace(GRID, finalists=0), "finalists must be at least 1, got 0"),
+        (lambda: TimingBudget(turns=0, steps=1), "turns must be at least 1, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            call()

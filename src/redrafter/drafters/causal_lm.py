@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from redrafter.bounds import checked
 from redrafter.config import Gamma, Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
@@ -54,6 +55,7 @@ class ModelDrafter:
     name = "model"
     layers: tuple[int, ...] = ()
 
+    @checked
     def __init__(
         self,
         model: Target,

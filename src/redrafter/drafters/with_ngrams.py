@@ -64,7 +64,7 @@ class WithNgrams:
     """
 
     def __init__(self, inner: Drafter) -> None:
-        if isinstance(inner, NoDrafter | NgramDrafter | WithNgrams):
+        if isinstance(inner, NoDrafter | NgramDrafter | WithNgrams) or not hasattr(inner, "draft"):
             raise ConfigError(f"n-grams mix into a drafter with a network, not into {type(inner).__name__}")
         if isinstance(inner, RecurrentDrafter):
             inner.read_every_token()

@@ -1,13 +1,14 @@
 """A batch of rows at different lengths, shown one position at a time as transformers' `generate` shows it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
 
+@runtime_checkable
 class Streamer(Protocol):
     """The interface of transformers' `BaseStreamer`."""
 

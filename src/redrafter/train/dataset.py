@@ -150,19 +150,10 @@ def read_texts(folder: Path, target: Target) -> Texts:
     parts = []
     for entry in manifest["shards"]:
         texts, _ = read_shard(folder, entry)
-        if not _known(texts, target.vocab_size):
+        if not texts.within(target.vocab_size):
             raise CorruptCheckpoint(
                 f"{folder / entry['file']} has token ids outside the vocabulary of {target.vocab_size} of "
                 f"{target.name}; make the data with this target"
             )
         parts.append(texts)
     return concatenate(parts)
-
-
-def _known(texts: Texts, size: int) -> bool:
-    """Whether all tokens are in the vocabulary; rollouts have -1 where they hold nothing."""
-    rollouts = torch.empty(0) if texts.rollouts is None else texts.rollouts
-    return all(
-        not x.numel() or least <= int(x.min()) <= int(x.max()) < size
-        for x, least in ((texts.tokens, 0), (rollouts, -1))
-    )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from redrafter.bounds import checked
 from redrafter.config import SamplingParams
 from redrafter.core.noise import as_int64, fold
 from redrafter.drafters import NoDrafter
@@ -82,6 +83,7 @@ class Remembered:
         return [self.known[i] for i in wanted if i in self.known]
 
 
+@checked
 def distill(
     target: Target,
     folder: Path,

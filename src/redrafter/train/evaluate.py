@@ -1,11 +1,13 @@
 """Draft quality, measured by real decoding: tokens/step, acceptance by depth and verified nodes, by category."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from redrafter.bounds import Count, checked
 from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.engine.request import Completion, Request
+from redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,18 @@ def count(
     return result
 
 
+@checked
 def evaluate(
     engine: Engine,
     requests: Sequence[Request],
     categories: Sequence[str],
-    shapes: Iterable[Shape],
-    batch_size: int = 8,
+    shapes: Sequence[Shape],
+    batch_size: Count = 8,
     progress: Callable[[int], None] | None = None,
 ) -> list[DraftQuality]:
     """Decode all requests with each shape. `progress` is called with the size of each finished batch."""
+    if not len(requests) == len(categories) > 0:
+        raise ConfigError(f"got {len(categories)} categories for {len(requests)} requests: give one for each")
     result = []
     temperature = requests[0].sampling.temperature
     for shape in shapes:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ Record = dict[str, Any]
 NAME = "journal.jsonl"
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Told what happens; a terminal's display, for instance."""
 

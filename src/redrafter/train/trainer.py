@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from redrafter.bounds import Seconds, checked
 from redrafter.config import Shape
 from redrafter.drafters import checkpoint
 from redrafter.drafters.base import DrafterNet
@@ -52,6 +53,7 @@ class Trained:
     records: list[Record]
 
 
+@checked
 def train(
     target: Target,
     texts: Texts,
@@ -62,13 +64,15 @@ def train(
     shape: Shape | None = None,
     init_from: Path | None = None,
     watcher: Watcher | None = None,
-    seconds: float | None = None,
+    seconds: Seconds | None = None,
 ) -> Trained:
     """Train into `folder`, or go on with what lies there; its config.json and model.safetensors are the best drafter.
 
     shape: the beam and node budget that tokens/step is simulated with. seconds: what is left of `config.minutes`.
     """
     began = time.perf_counter()
+    if not texts.within(target.vocab_size):
+        raise ConfigError(f"the texts have token ids outside the vocabulary of {target.vocab_size} of {target.name}")
     config = config or TrainConfig()
     run = Run(folder)
     shape = shape or Shape(width=16, length=config.depth, nodes=63)

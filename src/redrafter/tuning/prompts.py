@@ -1,7 +1,7 @@
 """Texts to tune with. The target writes them itself, after our prompts, the user's prompts, or random openings."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from redrafter.config import SamplingParams
 from redrafter.core.noise import fold
@@ -38,6 +38,7 @@ OPENING_SEED = fold(0, -1)
 """Openings and the texts after them must not share their sampling noise."""
 
 
+@runtime_checkable
 class TunableEngine(Protocol):
     """The part of `redrafter.Engine` that tuning needs."""
 

@@ -6,7 +6,9 @@ drafting (by W and L) plus verification (by N). Then the most promising shapes a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from redrafter.bounds import Bounds, Count, NotNegative, check, checked
 from redrafter.config import SamplingParams, Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters import NgramDrafter, NoDrafter
@@ -21,22 +23,27 @@ from redrafter.tuning.simulate import Progress, simulate_shapes
 from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 from redrafter.tuning.store import profile_key, resolve_runtime
 
+Counts = Annotated[tuple[Count, ...], Bounds(least=1)]
+
 
 @dataclass(frozen=True)
 class SearchGrid:
     """Which shapes to try, and how long to measure them."""
 
-    widths: tuple[int, ...]
-    lengths: tuple[int, ...]
-    nodes: tuple[int, ...]
-    texts: int
+    widths: Counts
+    lengths: Counts
+    nodes: Counts
+    texts: Count
     """Texts to simulate on."""
-    tokens: int
+    tokens: Count
     """New tokens in each text."""
     component_budget: TimingBudget
     step_budget: TimingBudget
-    finalists: int
+    finalists: Count
     """Shapes that are timed as whole steps."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def shapes(self, drafter: Drafter) -> list[Shape]:
         """All useful combinations, and the drafter's default shape."""
@@ -107,11 +114,12 @@ def grid_for(target: Target, drafter: Drafter, runtime: str, quick: bool = False
     return replace(grid, widths=NGRAM_WIDTHS, lengths=NGRAM_LENGTHS) if isinstance(drafter, NgramDrafter) else grid
 
 
+@checked
 def tune(
     engine: TunableEngine,
     *,
-    row_counts: Sequence[int] = (1,),
-    temperature: float = 0.0,
+    row_counts: Annotated[Sequence[Count], Bounds(least=1)] = (1,),
+    temperature: NotNegative = 0.0,
     prompts: Sequence[str] | None = None,
     grid: SearchGrid | None = None,
     progress: Progress | None = None,
@@ -120,8 +128,6 @@ def tune(
     target, drafter = engine.target, engine.drafter
     if isinstance(drafter, NoDrafter):
         raise ConfigError("there is nothing to tune without a drafter: name one with --drafter")
-    if not row_counts or min(row_counts) < 1:
-        raise ConfigError(f"batch sizes must be at least 1, got {', '.join(map(str, row_counts)) or 'none'}")
     grid = grid or grid_for(target, drafter, engine.runtime)
     shapes = grid.shapes(drafter)
     slack = 1 + max(shape.budget for shape in shapes)

@@ -4,15 +4,17 @@ Other programs on the machine slow down all steps of a turn alike. Each shape's 
 plain steps of the same turn, and the median over all turns counts.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from redrafter.bounds import Bounds, Count, check
 from redrafter.config import SamplingParams, Shape
 from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
@@ -60,12 +62,15 @@ class DummyDrafter(NoDrafter):
 class TimingBudget:
     """How long to measure."""
 
-    turns: int
+    turns: Count
     """In each turn, plain decoding and every shape are timed once."""
-    steps: int
+    steps: Count
     """Timed steps of each shape in a turn."""
-    seconds: float = float("inf")
+    seconds: Annotated[float, Bounds(least=0, most=math.inf)] = math.inf
     """No further turn starts after this much timed work: a busy machine is measured less often, not for longer."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def time_steps(
