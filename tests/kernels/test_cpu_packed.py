@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from redrafter.kernels.cpu import library
+from redrafter.kernels.cpu import library, ops
 from redrafter.kernels.cpu.matrices import Floats, Quantised, quantise
-from redrafter.kernels.cpu.packed import PackedMatrix, format_of
+from redrafter.kernels.cpu.packed import PackedMatrix, format_of, whole
 from redrafter.kernels.cpu.packed import quantise as packed_quantise
 from tests.helpers import cpu_results
 
@@ -32,6 +32,18 @@ def test_every_format():
         x = torch.randn(19, COLUMNS)
         made, wanted = packed.multiply(x), x.double() @ torch.from_numpy(weights).double().T
         assert float((made - wanted).abs().max() / wanted.abs().max()) < 1e-6, library.FORMATS[index]
+
+
+def test_what_lies_at_an_odd_byte_is_copied():
+    """Where safetensors files end their header, and so begin their tensors, is up to them."""
+    odd = torch.frombuffer(bytearray(range(1, 14)), dtype=torch.float32, offset=1)
+    assert ops.readable(odd.clone())
+    assert not ops.readable(odd)
+    for array, copied in ((odd.numpy(), True), (odd.clone().numpy(), False)):
+        made = whole(array)
+        assert made.flags.aligned
+        assert np.array_equal(made, array)
+        assert (made is not array) == copied
 
 
 def test_a_token_alone_and_among_others_is_the_same_bit_for_bit():

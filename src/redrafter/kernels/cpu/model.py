@@ -14,7 +14,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu import library
 from redrafter.kernels.cpu.library import FLOAT, LONG, POINTER, fields
 from redrafter.kernels.cpu.matrices import Matrix
-from redrafter.kernels.cpu.packed import Memory, PackedMatrix
+from redrafter.kernels.cpu.packed import Memory, PackedMatrix, whole
 from redrafter.kernels.threads import thread_count
 
 Array = np.ndarray[Any, Any]
@@ -185,7 +185,7 @@ class PassModel:
     def _vector(self, values: Array | None) -> int | None:
         if values is None:
             return None
-        kept = np.ascontiguousarray(values, dtype=np.float32)
+        kept = whole(values, np.float32)
         self._kept.append(kept)
         return int(kept.ctypes.data)
 

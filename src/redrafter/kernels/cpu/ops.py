@@ -9,6 +9,8 @@ from redrafter.kernels.threads import thread_count
 
 MOST = 16
 """Most rows of x that a product takes; for more rows torch's own products are faster."""
+NUMBER_BYTES = 4
+"""Of fp32."""
 LANES = 16
 """Numbers of a vector in C++; attention takes heads of a multiple of them."""
 MOST_NORMED = 1 << 16
@@ -31,9 +33,16 @@ def usable(x: Tensor) -> bool:
     )
 
 
-def readable(*weights: Tensor) -> bool:
-    """Whether products take these weights, all of one module: contiguous fp32."""
-    return all(w.dtype is torch.float32 and w.is_contiguous() and runs_cpp(w.device) for w in weights)
+def readable(*weights: Tensor | None) -> bool:
+    """Whether products take these weights, all of one module: contiguous fp32.
+
+    Tensors of a safetensors file lie in memory as in the file, which may be at any byte: torch copes with that.
+    """
+    return all(
+        w.dtype is torch.float32 and w.is_contiguous() and w.data_ptr() % NUMBER_BYTES == 0 and runs_cpp(w.device)
+        for w in weights
+        if w is not None
+    )
 
 
 def normable(x: Tensor) -> bool:

@@ -46,12 +46,12 @@ class PackedMatrix:
         at = self.data.ctypes.data
         inputs = 16 if kind == library.FORMATS.index("8 bits, fp32 scale for each 16") else 32
         if isinstance(matrix, Quantised):
-            values, scales = np.ascontiguousarray(matrix.values), np.ascontiguousarray(matrix.scales)
-            least = None if matrix.minimums is None else np.ascontiguousarray(matrix.minimums)
+            values, scales = whole(matrix.values), whole(matrix.scales)
+            least = None if matrix.minimums is None else whole(matrix.minimums)
             given = (values.ctypes.data, scales.ctypes.data, None if least is None else least.ctypes.data)
             lib.pack_quantised(kind, *given, rows, columns, at, thread_count())
         else:
-            numbers = np.ascontiguousarray(matrix.values)
+            numbers = whole(matrix.values)
             lib.pack_floats(kind, numbers.ctypes.data, rows, columns, at, thread_count())
         self.fields = library.Matrix(at, rows, columns, -(-columns // inputs), kind)
 
@@ -72,9 +72,14 @@ class PackedMatrix:
         return made
 
 
+def whole(array: np.ndarray[Any, Any], dtype: Any = None) -> np.ndarray[Any, Any]:
+    """The array, copied unless it is contiguous and aligned: tensors of a safetensors file may lie at any byte."""
+    return np.require(array, dtype, ["C", "A"])
+
+
 def quantise(weights: np.ndarray[Any, Any], bits: Literal[4, 8], group: int = 32) -> Quantised:
     """As `matrices.quantise`, by all threads."""
-    weights = np.ascontiguousarray(weights, np.float32)
+    weights = whole(weights, np.float32)
     rows, columns = weights.shape
     shape = (rows, columns // group)
     values = np.empty((rows, columns), np.int8 if bits == 8 else np.uint8)

@@ -82,7 +82,7 @@ class LayerForward:
         found = _weights(layer)
         at = [None if w is None else w.data_ptr() for w in found.values()]
         if at != self._made_of:
-            readable = ops.readable(*(w for w in found.values() if w is not None))
+            readable = ops.readable(*found.values())
             self._block = Block(found, _numbers(layer), layer.self_attn.head_dim) if readable else None
             self._made_of = at
         return self._block

@@ -61,7 +61,7 @@ def weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def linear(self: nn.Linear, input: Tensor) -> Tensor:
     weight, bias = weights(self)
-    if ops.usable(input) and ops.readable(weight):
+    if ops.usable(input) and ops.readable(weight, bias):
         return ops.linear(input, weight, bias)
     return nn.Linear.forward(self, input)
 
@@ -109,7 +109,7 @@ def attention(
         if (
             stored is not None
             and cos.shape[:2] == hidden_states.shape[:2]
-            and ops.readable(out[0], *(w for w, _ in each))
+            and ops.readable(*out, *(w for pair in each for w in pair))
         ):
             keys, values = stored
             q, k, v = ops.linear3(hidden_states, each)
