@@ -66,6 +66,7 @@ BLOCKS: dict[str, Block] = {
     "serve_cpu": (("serve_cpu.json",), decoding.serving),
     "serve_gpu": (("serve_gpu.json",), decoding.serving),
     "serve_start": (("serve_start.json",), decoding.serve_start),
+    "server_attack": (("server_attack.json",), decoding.server_attack),
     "vllm": (("vllm_cpu.json",), engines.vllm),
     "engines": (("engines_gpu.json",), engines.engines),
     "sglang": (("sglang_gpu.json",), engines.engine),

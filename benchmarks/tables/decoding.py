@@ -336,3 +336,19 @@ def exact_gpu(result: Result) -> str:
 def serve_start(result: Result) -> str:
     taken = ", ".join(f"{r['seconds']:.1f}" for r in result["rows"])
     return f"From `redrafter serve` to the first answer, in seconds, each in a new process: {taken}."
+
+
+def server_attack(result: Result) -> str:
+    head = result["headline"]
+    lines = [
+        f"A small request alone takes {head['small_alone_seconds']:.2f} s at most. Memory grows by "
+        f"{head['peak_growth_mb']:.0f} MB at most, and by {head['kept_growth_mb']:.0f} MB in the end.",
+        "",
+        "| attack, all at once | statuses | slowest small request, s | slowest `/health`, s |",
+        "|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        statuses = ", ".join(f"{status}: {count}" for status, count in r["statuses"].items())
+        slowest = f"{r['small_slowest_seconds']:.2f} | {r['health_slowest_seconds']:.2f}"
+        lines.append(f"| {r['attack']} | {statuses} | {slowest} |")
+    return "\n".join(lines)
