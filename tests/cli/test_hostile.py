@@ -15,6 +15,8 @@ from redrafter.cli import bench
 from redrafter.cli.console import Console
 from redrafter.cli.main import READER_GONE, VERBS, main, parser
 from redrafter.engine.request import Part, Stats
+from tests.helpers.letters import END, tokenizer
+from tests.helpers.zoo import make_model
 
 HUGE = ("99999999999999999999", "9" * 9999, "1e999", "nan", "inf", "-inf", "", "x", "\udcff", "[/b]")
 QUESTIONS = "benchmarks/data/mt_bench.jsonl"
@@ -132,6 +134,19 @@ def test_a_reader_that_has_gone_is_silent(capsys, monkeypatch, words):
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(words) == READER_GONE
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("lost", ["full", "closed"])
+def test_a_server_that_cannot_say_where_it_is_ends(capsys, monkeypatch, tmp_path, lost):
+    make_model(eos_token_id=END).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["serve", "--model", str(tmp_path), "--device", "cpu", "--rows", "1", "--context", "32", "--port", "0"]
+    with open(writing, "w") as pipe, open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full if lost == "full" else pipe)
+        assert main(words) == (2 if lost == "full" else READER_GONE)
+    assert capsys.readouterr().err == ("redrafter: cannot write: No space left on device\n" if lost == "full" else "")
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] | None = None,
     ) -> None:
         self.served, self.grace, self.ready = served, grace, ready
+        self.unsaid: OSError | None = None
         super().__init__(
             uvicorn.Config(
                 make_app(served, guard),
@@ -88,10 +89,20 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """`ready` is called once requests are answered."""
+        """`ready` is called once requests are answered; if it cannot write, the server ends."""
         await super().startup(sockets=sockets)
         if self.ready is not None and self.started:
-            self.ready()
+            try:
+                self.ready()
+            except OSError as error:
+                self.unsaid = error
+                await self.shutdown(sockets=sockets)
+                self.should_exit = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run(sockets=sockets)
+        if self.unsaid is not None:
+            raise self.unsaid
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """While running answers finish, new requests get status 503. A second signal ends the server at once."""
