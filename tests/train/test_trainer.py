@@ -22,7 +22,7 @@ from redrafter.texts import Texts
 from redrafter.train import trainer
 from redrafter.train.batches import epoch_groups, make_batch, sum_positions
 from redrafter.train.config import TrainConfig
-from redrafter.train.hidden_states import StateSource, read_layers
+from redrafter.train.hidden_states import StateSource, open_states, read_layers
 from redrafter.train.lock import only_writer
 from redrafter.train.run import TrainingFailed
 from redrafter.train.schedule import TooSlow
@@ -192,6 +192,12 @@ def test_states_that_could_not_be_stored_are_computed_again(target: Target, text
         assert torch.equal(source.fetch(batch, [2, 0]).last[real], wanted[real])
 
 
+def test_in_limited_time_a_text_passes_through_the_target_once(tmp_path: Path, target: Target, texts: Texts) -> None:
+    for hurries in (False, True):
+        source = open_states(None, target, (0,), texts, tmp_path, hurries)
+        assert isinstance(source.store, MemoryStore) == hurries
+
+
 def test_states_in_memory_need_a_gpu(tmp_path: Path, target: Target, texts: Texts) -> None:
     with pytest.raises(ConfigError, match="--states memory needs a GPU"):
         train(target, texts, tmp_path / "a", options=OPTIONS, config=replace(CONFIG, states="memory"))
@@ -202,7 +208,7 @@ def test_out_of_memory_is_answered_by_a_smaller_micro_batch(tmp_path: Path, targ
     gradient = trainer._Training._gradient
     told = Notes()
 
-    def keep_states(_: Any, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path) -> StateSource:
+    def keep_states(_: Any, target: Target, layers: tuple[int, ...], texts: Texts, *__: Any) -> StateSource:
         width = target.hidden_size * len(read_layers(layers))
         return StateSource(target, layers, MemoryStore(texts, width, target.dtype, target.device, 1 << 30))
 
@@ -362,9 +368,9 @@ def test_without_time_for_a_simulation_there_is_a_drafter_nevertheless(target, t
         raise TooSlow
 
     monkeypatch.setattr(trainer._Training, "_time_evaluation", slow)
-    config = replace(CONFIG, minutes=1 / 60)
+    config = replace(CONFIG, minutes=1 / 30)
     done = train(target, texts, tmp_path, options=OPTIONS, config=config)
-    assert done.updates > 1
+    assert done.updates >= 1
     assert done.tokens_per_step == 0
     assert not [r for r in done.records if "held_out" in r]
     RecurrentDrafter.load(tmp_path, target)

@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 
 PATIENCE = 500
 """Self-written prompts tried in one shard before asking whether any are of use."""
+FEW = 3
+"""Texts that a shard must have even when time runs out: training needs two, and one to evaluate."""
 ROW_BYTES = 64
 """What a row costs on disk besides its tokens, generously."""
 DOCUMENTS = 0.7
@@ -270,6 +272,7 @@ class _Writer:
         for place, source in enumerate(sources):
             tried, before = 0, len(pieces)
             while len(pieces) < wanted:
+                asked_at = self.clock.passed if source.endless else 0.0
                 fetched = source.take(begun.used[place], max(wanted - len(pieces), self.batch))
                 if not fetched:
                     break
@@ -284,8 +287,10 @@ class _Writer:
                     if len(pieces) == wanted:
                         break
                 kept = len(pieces) - before
-                if source.endless and pieces and self.clock.passed > self.clock.seconds:
-                    break
+                if source.endless and len(pieces) >= FEW:
+                    passed = self.clock.passed
+                    if passed + 2 * (passed - asked_at) > self.clock.seconds:  # no time for more prompts and answers
+                        break
                 if source.endless and len(pieces) < wanted and tried >= PATIENCE and 50 * kept < tried:
                     raise ConfigError(
                         f"{self.target.name} writes hardly any prompts of use ({kept} of {tried}; "

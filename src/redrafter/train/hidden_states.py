@@ -9,11 +9,15 @@ from torch import Tensor
 from redrafter.core.cache import KVCache
 from redrafter.drafters.training import TrainingBatch
 from redrafter.errors import ConfigError
+from redrafter.memory import free_bytes
 from redrafter.targets import Target
 from redrafter.texts import Texts
 from redrafter.train.local_rollouts import rollout_visibility
 from redrafter.train.objective import States
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore, gpu_room
+
+CPU_ROOM = 2**30
+"""Bytes for hidden states in a CPU's memory, at most."""
 
 
 class StateSource:
@@ -71,8 +75,13 @@ def read_layers(layers: tuple[int, ...]) -> tuple[int, ...]:
     return layers if layers[-1] == -1 else (*layers, -1)
 
 
-def open_states(kind: str | None, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path) -> StateSource:
-    """A source with the store that `--states` names; `folder` is for `cache`."""
+def open_states(
+    kind: str | None, target: Target, layers: tuple[int, ...], texts: Texts, folder: Path, hurries: bool = False
+) -> StateSource:
+    """A source with the store that `--states` names; `folder` is for `cache`.
+
+    hurries: where no store is named, a CPU too keeps states in memory. A run that is resumed then differs in last bits.
+    """
     on_gpu = target.device.type == "cuda"
     width = target.hidden_size * len(read_layers(layers))
     store: StateStore | None = None
@@ -82,4 +91,8 @@ def open_states(kind: str | None, target: Target, layers: tuple[int, ...], texts
         if not on_gpu:
             raise ConfigError("--states memory needs a GPU: use --states cache, which keeps hidden states on disk")
         store = MemoryStore(texts, width, target.dtype, target.device, gpu_room(target.device))
+    elif kind is None and hurries:
+        store = MemoryStore(
+            texts, width, target.dtype, target.device, int(min(CPU_ROOM, free_bytes(target.device) / 4))
+        )
     return StateSource(target, layers, store)

@@ -141,7 +141,8 @@ class _Training:
             self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         self.objective = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
-        self.source = open_states(config.states, target, self.net.config.layers, texts, run.folder / "states")
+        hurries, layers = config.minutes is not None, self.net.config.layers
+        self.source = open_states(config.states, target, layers, texts, run.folder / "states", hurries)
         self.evaluator = Evaluator(self.net, objective, target, texts, learn, shape, self.source)
         self.micro = config.micro_batch or config.positions
         self.ahead: tuple[dict[int, int], States] | None = None
