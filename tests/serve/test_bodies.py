@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from redrafter.serve.bodies import MOST_FIELDS, check_fields, fields_in
 from redrafter.serve.errors import Refused
-from redrafter.serve.responses_schema import ResponsesAsked
+from redrafter.serve.responses_schema import ResponsesAsked, unsendable
 from redrafter.serve.schema import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked
 from tests.helpers.serving import NAME, make_served, running
 from tests.serve.test_http import post
@@ -93,6 +93,16 @@ def test_the_server_says_so_at_once(url: str, path: str, field: str, text: str) 
     status, answer = post(url, f'{{"model":"{NAME}","{field}":{text}}}'.encode(), path)
     assert (status, "\n" in answer["error"]["message"]) == (400, False)
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("item", [1, "a"])
+def test_a_long_list_of_a_response_is_looked_at_quickly(item: Any) -> None:
+    given = [item] * 2**20
+    began = time.process_time()
+    assert unsendable(given) is None
+    assert time.process_time() - began < 1.5
+    assert unsendable([*given, "\ud800"]) == "holds half a surrogate pair, which is no text"
+    assert unsendable({"a": [{"\ud800": 1}]}) == "holds half a surrogate pair, which is no text"
 
 
 @pytest.fixture(scope="module")

@@ -189,26 +189,20 @@ def unsendable(given: Any) -> str | None:
     >>> unsendable({"a": ["b"]}), unsendable({"a": "\\ud800"})
     (None, 'holds half a surrogate pair, which is no text')
     """
-    left = [(given, 0)]
+    left, texts = [(given, 0)], [given] if isinstance(given, str) else []
     while left:
         value, depth = left.pop()
         if depth > DEEPEST:
             return f"is nested more than {DEEPEST} levels deep"
-        if isinstance(value, str) and not _is_text(value):
-            return "holds half a surrogate pair, which is no text"
-        if isinstance(value, dict):
-            left += [(item, depth + 1) for item in (*value, *value.values()) if isinstance(item, str | dict | list)]
-        elif isinstance(value, list):
-            left += [(item, depth + 1) for item in value if isinstance(item, str | dict | list)]
-    return None
-
-
-def _is_text(value: str) -> bool:
+        if isinstance(value, dict | list):
+            inner = [*value, *value.values()] if isinstance(value, dict) else value
+            texts += [item for item in inner if type(item) is str]  # there may be a million
+            left += [(item, depth + 1) for item in inner if type(item) in (dict, list)]
     try:
-        value.encode()
+        "".join(texts).encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return "holds half a surrogate pair, which is no text"
+    return None
 
 
 def _joined(content: str | list[Part]) -> str:
