@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from redrafter.errors import ConfigError
@@ -112,6 +113,17 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
         for key, item, kind in _items(value, annotation):
             check_value(f"{name}[{shown(key)}]", item, kind)
         raise ConfigError(f"{name} {problem}, got {shown(value)}")
+
+
+def check_path(name: str, path: str | Path) -> None:
+    """Raise ConfigError for a path that the file system refuses: it is too long, or in a folder nobody may read."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name} is no path that can be read ({reason}), got {shown(str(path))}") from None
 
 
 def wrong(value: Any, annotation: Any, bounds: Bounds | None = None) -> str | None:

@@ -62,15 +62,15 @@ class Shape:
         >>> Shape.of("16x5:63")
         Shape(width=16, length=5, nodes=63)
         """
-        if isinstance(given, cls):
+        if isinstance(given, Shape):
             return given
-        text = str(given)
+        check_value("shape", given, Shape | str)
         try:
-            beam, _, nodes = text.partition(":")
+            beam, _, nodes = given.partition(":")
             width, length = beam.split("x")
             return cls(width=int(width), length=int(length), nodes=int(nodes) if nodes else None)
         except ValueError:
-            raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {shown(text)}") from None
+            raise ConfigError(f"a shape is written WxL or WxL:N, such as 16x5:63, got {shown(given)}") from None
 
     @property
     def label(self) -> str:

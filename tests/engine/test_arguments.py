@@ -65,6 +65,7 @@ OPTIONS = [
     ({"seed": True}, "seed must be a whole number or a list, got True"),
     ({"seed": 2**64}, "seed must be at most"),
     ({"seed": ["5"]}, "seed[0] must be a whole number, got '5'"),
+    ({"seed": torch.tensor([1]).to("meta")}, "holds no numbers that can be read"),
     ({"seed": torch.tensor(0.5)}, "seed must be a whole number or a list, got 0.5"),
     ({"temperature": None}, "temperature must be a number, got None"),
     ({"temperature": True}, "temperature must be a number, got True"),
@@ -111,6 +112,8 @@ NOT_PROMPTS = [
     (None, "not None"),
     (torch.tensor(5), "not tensor(5)"),
     ({1, 2}, "not {1, 2}"),
+    (torch.tensor([1]).to("meta"), "holds no numbers that can be read"),
+    (torch.eye(2).to_sparse(), "holds no numbers that can be read"),
     (len, "not <built-in function len>"),
     ([], "no prompt given"),
     ([[]], "the prompt is empty"),
@@ -158,6 +161,9 @@ def test_prompts_that_are_right(engine):
     assert engine.encode([call])
     assert engine.generate(PROMPT, seed=torch.tensor(3)).seed == 3
     assert engine.generate(PROMPT, seed=np.array([3]), max_new_tokens=1).seed == 3
+    assert len(engine.generate([PROMPT] * 3, max_new_tokens=1, batch_size=np.int64(3))) == 3
+    request = Request(prompt=PROMPT, max_new_tokens=1, seed=np.int64(3))
+    assert engine.complete([request])[0].tokens == engine.generate(PROMPT, seed=3, max_new_tokens=1).tokens
 
 
 def test_a_chat_template_that_fails():
@@ -226,6 +232,9 @@ LOADS = [
     ({"model": 5}, "a model is a name, a folder, a GGUF file or a causal LM of transformers, not 5"),
     ({"model": torch.nn.Linear(1, 1)}, "not Linear("),
     ({"model": b"x"}, "not b'x'"),
+    ({"model": "a" * 5000}, "model is no path that can be read (File name too long), got 'aaa"),
+    ({"drafter": "a" * 5000}, "drafter is no path that can be read (File name too long), got 'aaa"),
+    ({"model": "a\0b"}, "model is no path that can be read (embedded null byte)"),
 ]
 
 

@@ -183,6 +183,7 @@ def test_wrong_arguments_of_a_transcriber():
         (lambda: Transcriber(target, 5), "a drafter is a name, a folder, a causal LM or a drafter object, not 5"),
         (lambda: Transcriber(target, NgramDrafter(), shape=5), "shape must be of type Shape or text, got 5"),
         (lambda: load_speech(5), "model must be text or of type Path, got 5"),
+        (lambda: load_speech("a" * 5000), "model is no path that can be read (File name too long)"),
         (lambda: load_speech(language=None), "language must be text, got None"),
         (lambda: load_speech(gamma=5), "gamma must be of type Gamma or text, got 5"),
         (lambda: load_speech(device=0), "device must be text, got 0"),

@@ -9,6 +9,8 @@ kernels/verify/noise.py computes the same numbers in Triton; on a GPU all Gumbel
 files together; tests/kernels/test_verify.py and test_verify_seeded.py compare them.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ SEEDED, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 def as_int64(value: int) -> int:
     """The int64 with the same 64 bits."""
-    value &= 2**64 - 1
+    value = operator.index(value) & (2**64 - 1)  # numpy's integers have 64 bits
     return value - 2**64 if value >= 2**63 else value
 
 

@@ -53,10 +53,18 @@ def prompt_ids(prompt: Any, encode: Callable[[str | Messages], list[int]]) -> li
 
 def as_items(prompt: Any) -> list[Any]:
     """What a list, a tensor or an array holds; bytes are no token ids, and a set has no order."""
-    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    items = as_plain(prompt)
     if not hasattr(items, "__iter__") or isinstance(items, bytes | bytearray | memoryview | set | frozenset | Mapping):
         raise ConfigError(f"a prompt is text, token ids or chat messages, not {shown(prompt)}")
     return list(items)
+
+
+def as_plain(given: Any) -> Any:
+    """What a tensor or an array holds; anything else as it is."""
+    try:
+        return given.tolist() if hasattr(given, "tolist") else given
+    except Exception as error:  # such as a sparse tensor's
+        raise ConfigError(f"{shown(given)} holds no numbers that can be read: {first_line(error)}") from None
 
 
 def check_tokens(ids: Sequence[int], vocab_size: int) -> None:

@@ -281,7 +281,7 @@ class Engine:
             check_request(request, self.target)
         for processor in processors:
             check_processor(processor, self.target.vocab_size, self.target.device)
-        rows = min(rows or len(requests), len(requests))
+        rows = min(int(rows or len(requests)), len(requests))
         return self._run(requests, processors, rows) if requests else iter(())
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:

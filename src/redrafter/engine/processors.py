@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter.bounds import shown
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
 
@@ -27,7 +28,7 @@ def check_processor(processor: Any, vocab_size: int, device: torch.device) -> No
     if name in UNUSABLE:
         raise ConfigError(f"the logits processor {name} cannot be used: it {UNUSABLE[name]}")
     if isinstance(processor, type) or not callable(processor):
-        raise ConfigError(f"a logits processor is called with (ids, scores), not {processor!r}")
+        raise ConfigError(f"a logits processor is called with (ids, scores), not {shown(processor)}")
     parameters = list(inspect.signature(processor).parameters.values())
     required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if len(required) > 2:

@@ -7,7 +7,7 @@ from numbers import Number
 from typing import Any, Literal
 
 from redrafter.bounds import check_value
-from redrafter.engine.encode import as_items, check_tokens
+from redrafter.engine.encode import as_items, as_plain, check_tokens
 from redrafter.engine.exactness import Exactness
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.runtime.row import Request
@@ -92,7 +92,7 @@ def as_list(prompts: Any) -> tuple[bool, list[Any]]:
 
 def seeds_of(given: Any, count: int) -> list[int]:
     """One seed for each of `count` prompts, drawn at random if none is given."""
-    seed = given.tolist() if hasattr(given, "tolist") else given
+    seed = as_plain(given)
     check_value("seed", seed, int | Sequence[int] | None)
     if seed is None:
         return [secrets.randbits(63) for _ in range(count)]

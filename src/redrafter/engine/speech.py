@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrafter.bounds import Count, NotNegative, checked
+from redrafter.bounds import Count, NotNegative, check_path, checked
 from redrafter.config import Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.noise import as_int64
 from redrafter.core.rows import keep_rows
@@ -93,6 +93,7 @@ def installed_model() -> Path:
 
 
 def _load(source: str, language: str, dtype: torch.dtype, device: str) -> SpeechTarget:
+    check_path("model", source)
     folder = Path(source)
     if (folder / ctranslate2.MODEL_FILE).is_file():
         model, tokenizer = ctranslate2.read(folder)
@@ -133,6 +134,7 @@ def _resolve(drafter: Any, target: SpeechTarget, language: str) -> Drafter | Spe
         return NoDrafter()
     if drafter == "ngram":
         return NgramDrafter()
+    check_path("drafter", drafter)
     folder = Path(drafter)
     ours = folder.is_dir() and not (folder / ctranslate2.MODEL_FILE).is_file()
     config = files.read_config(folder) if ours else {}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from redrafter.bounds import check_path
 from redrafter.errors import ModelNotFound
 
 WITH_NGRAMS = "+ngram"
@@ -12,6 +13,7 @@ BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "ngram", "none")
 
 def find(drafter: str) -> Path:
     """A local folder, or the downloaded folder of a Hugging Face id."""
+    check_path("drafter", drafter)
     missing = ModelNotFound(
         f"no drafter {drafter!r}: no such folder here, and no Hugging Face id that can be reached; built in are "
         f"{', '.join(BUILT_IN)}"

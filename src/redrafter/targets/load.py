@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from redrafter.bounds import checked, shown
+from redrafter.bounds import check_path, checked, shown
 from redrafter.errors import ConfigError, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.default import NAME, default_gguf, default_model
@@ -37,7 +37,7 @@ def parse_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     if dtype in packed_load.BITS:  # of the weights; activations are in fp32
         return torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; use one of {', '.join([*DTYPES, *packed_load.BITS])}")
+        raise ConfigError(f"unknown dtype {shown(dtype)}; use one of {', '.join([*DTYPES, *packed_load.BITS])}")
     return DTYPES[dtype]
 
 
@@ -64,6 +64,8 @@ def load_target(
     """
     if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
         raise ConfigError(f"tokenizer must be a tokenizer of transformers, got {shown(tokenizer)}")
+    if isinstance(model, str | Path):
+        check_path("model", model)
     if model is None or isinstance(model, str | Path):
         packed = _packed(model, tokenizer, dtype, device, model_kwargs)
         if packed is not None:
@@ -90,7 +92,7 @@ def parse_device(device: str | None) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"no device {device!r} here ({first_line(error)}); use cpu or leave it out") from error
+        raise ConfigError(f"no device {shown(device)} here ({first_line(error)}); use cpu or leave it out") from error
     return device
 
 
