@@ -130,6 +130,9 @@ def test_ngrams_do_not_mix_into_a_drafter_by_name_that_gives_no_probabilities(ta
     class Own:
         """Built by name, and no drafter with a network."""
 
+        def draft(self, state, last, search):
+            raise AssertionError
+
     made = redrafter.engine.resolve._resolve
 
     def with_own(drafter, *rest):
