@@ -132,7 +132,7 @@ def warm_up(contender: Ours, temperatures: list[float], tokens: int) -> float:
 
 def recorded(engine: Engine) -> bool:
     """Whether all steps that the engine has run are recorded. On a CPU none is."""
-    steps = [step for batch in engine._idle for step in batch.executor.steps.values()]
+    steps = [step for batch in engine._idle if batch.steps is not None for step in batch.steps.steps.values()]
     return engine.recorded and None not in steps
 
 

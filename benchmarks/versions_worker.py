@@ -30,9 +30,10 @@ try:
     from redrafter.tuning.chooser import ShapeChooser
 except ImportError:  # the older version
     from redrafter.nets.recurrent import RecurrentNet  # type: ignore[import-not-found, no-redef]
-    from redrafter.runtime.eager import Start as OldStart  # type: ignore[import-not-found]
     from redrafter.runtime.pool import Pool as Batch  # type: ignore[import-not-found, no-redef]
     from redrafter.serve.costs import Costs as ShapeChooser  # type: ignore[import-not-found, no-redef]
+
+    from redrafter.runtime.eager import Start as OldStart  # type: ignore[attr-defined]
 
     START = OldStart
 

@@ -31,6 +31,7 @@ MEASURING = (
     "gpu_small",
     "lengths",
     "ngram_odds",
+    "own_gpu",
     "packing",
     "past_answers",
     "peers",

@@ -269,7 +269,6 @@ def test_wrong_arguments_of_an_engine(target):
         (lambda: Engine(target, drafter, adapts="no"), "adapts must be true or false, got 'no'"),
         (lambda: Engine(target, drafter, rule={}), "rule must be of type RuleConfig, got {}"),
         (lambda: Engine(target, drafter, exact="yes"), "exact must be one of auto, require, got 'yes'"),
-        (lambda: Engine(target, drafter).promise(5), "shapes must be a list, got 5"),
         (lambda: NgramDrafter("4"), "longest must be a whole number, got '4'"),
         (lambda: load_target(make_model(), tokenizer="x"), "tokenizer must be a tokenizer of transformers, got 'x'"),
     ):

@@ -12,9 +12,9 @@ from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.tree import pack_beam
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter
-from redrafter.drafters.step_drafter import trimmed
 from redrafter.errors import ConfigError, DrafterMismatch, PromptTooLong
-from redrafter.runtime.executor import Executor
+from redrafter.runtime.eager import EagerSteps
+from redrafter.runtime.step_drafter import trimmed
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
@@ -64,13 +64,13 @@ def test_batch_size_changes_nothing(engine):
 def test_finished_rows_are_dropped(target, monkeypatch):
     """Budgets of 2, 2, 2, 2 and 30: after the short rows end, the batch is one row."""
     sizes = []
-    run = Executor.run
+    launch = EagerSteps.launch
 
-    def counted(self, start, stop, *rest):
-        sizes.append(stop - start)
-        return run(self, start, stop, *rest)
+    def counted(self, rows, *rest):
+        sizes.append(len(rows))
+        return launch(self, rows, *rest)
 
-    monkeypatch.setattr(Executor, "run", counted)
+    monkeypatch.setattr(EagerSteps, "launch", counted)
     for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1), ModelDrafter(target, target)):
         engine = Engine(target, drafter, shape=Shape(width=2, length=2))
         budgets = [2, 2, 2, 2, 30]

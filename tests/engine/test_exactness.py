@@ -14,7 +14,7 @@ from redrafter.engine import engine as engine_module
 from redrafter.engine import exactness
 from redrafter.engine.exactness import Promise, weakest
 from redrafter.errors import ConfigError, NotExact
-from redrafter.kernels.tree_attention.naive import NEWEST
+from redrafter.kernels.tree_attention.naive import DEEPEST, NEWEST
 from redrafter.runtime.batch import Batch
 from redrafter.targets import load_target
 from redrafter.targets.cuda import verifier as verifier_module
@@ -91,13 +91,9 @@ def causal_lm(target):
     return recorded(target, ModelDrafter(load_target(make_model("llama", torch.float32)), target))
 
 
-def too_deep(target):
-    return recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(not_recorded, "on a CPU"), (causal_lm, "causal LM as drafter"), (too_deep, "beam length is 16")],
+    [(not_recorded, "on a CPU"), (causal_lm, "causal LM as drafter")],
 )
 def test_only_ties_whatever_the_verdict(target, tried, make, words):
     engine = make(target)
@@ -106,11 +102,13 @@ def test_only_ties_whatever_the_verdict(target, tried, make, words):
     assert tried.verifiers == [], "nothing to try"
 
 
-def test_the_deepest_tree_with_bits(target, tried):
-    engine = recorded(target, NgramDrafter(), shape=Shape(width=1, length=NEWEST - 1))
+def test_a_beam_deeper_than_a_tree_may_be_keeps_the_bits(target, tried):
+    """Recorded steps verify its first tokens only."""
+    engine = recorded(target, NgramDrafter(), shape=Shape(width=1, length=2 * NEWEST))
     assert engine.exactness == "bitwise"
-    assert engine.promise([TREE, Shape(width=1, length=NEWEST)]).exactness == "ties", "the server's shapes count"
-    assert recorded(target, NoDrafter(), shape=Shape(width=1, length=99)).exactness == "bitwise", "nothing is drafted"
+    done = engine.generate([1, 2] * 30, max_new_tokens=40)
+    assert max(done.stats.accepted_per_step) <= DEEPEST
+    assert done.tokens == recorded(target, NoDrafter()).generate([1, 2] * 30, max_new_tokens=40).tokens
 
 
 def test_the_models_own_attention(tried):
@@ -143,14 +141,12 @@ def same_scores(input_ids, scores):
     return scores
 
 
-@pytest.mark.parametrize("how", ["recorded", "processor", "unrecorded prompt", "many prompts"])
+@pytest.mark.parametrize("how", ["recorded", "processor", "many prompts"])
 def test_every_pass_is_the_one_that_was_tried(target, tried, monkeypatch, how):
-    """Prompts that no recorded pass reads, and steps that run one by one, go through the verifier too."""
+    """Prompts that are read apart from steps, and steps that run one by one, go through the verifier too."""
     engine = recorded(target, NgramDrafter())
     engine.generate([1, 2, 3], max_new_tokens=2)  # the self-check compares with the model's own attention
     monkeypatch.setattr(type(target), "forward", lambda *a, **k: pytest.fail("a pass with the model's own attention"))
-    if how == "unrecorded prompt":
-        monkeypatch.setattr("redrafter.runtime.prefill.PromptReader.read", lambda *_: None)
     options = {"logits_processor": [same_scores]} if how == "processor" else {}
     prompts = [[1, 2, 3, 1, 2, 3], [4, 5]] if how == "many prompts" else [[1, 2, 3, 1, 2, 3]]
     engine.generate(prompts, max_new_tokens=4, **options)
@@ -171,7 +167,7 @@ def test_a_verifier_that_fails_is_passed_by_where_bits_differ_anyway(target, tri
     def fail(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(TreeTarget, "forward", fail)
+    monkeypatch.setattr(TreeTarget, "read", fail)
     engine = recorded(target, NgramDrafter())
     if verdict:  # the twin: the model's own attention would break the promise
         with pytest.raises(RuntimeError, match="no such kernel"):

@@ -94,7 +94,7 @@ def test_confidence_stops_after_an_improbable_guess(target, monkeypatch):
 
         monkeypatch.setattr(engine.drafter.model, "forward", counting)
         nodes = nodes_by_step(engine, **HOT)
-        assert passes == 1 + sum(nodes), "the prompt's, then one for each guess: none is made for nothing"
+        assert passes == 2 + sum(nodes), "room for the state, the prompt, then one for each guess: none is for nothing"
         return sum(nodes) / len(nodes)
 
     assert guesses(0.0) == 6

@@ -8,7 +8,7 @@ from redrafter.core import accept, step
 from redrafter.core.rules import beam_search
 from redrafter.drafters import NoDrafter
 from redrafter.errors import UnsupportedTarget
-from redrafter.runtime import executor, host_step
+from redrafter.runtime import eager, host_step
 from redrafter.runtime.cache import Arena
 from redrafter.targets import load_target
 from redrafter.targets import target as target_module
@@ -93,7 +93,7 @@ def test_commit_that_writes_while_it_reads(monkeypatch):
 
 def test_accept_everything(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "runs_on_host", lambda *_: False)
+        patch.setattr(eager, "runs_on_host", lambda *_: False)
         assert broken(patch, accept, "deepest", lambda tree, hit: tree.depths.argmax(-1))
 
     def straight(choice, tokens, parents, valid):
@@ -122,7 +122,7 @@ def test_eos_not_cut(monkeypatch):
         ended = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=24)]
         assert exact_against(target, ended)
         with monkeypatch.context() as patch:
-            patch.setattr(executor, "runs_on_host", lambda *_: False)
+            patch.setattr(eager, "runs_on_host", lambda *_: False)
             assert exact_against(target, ended)
             patch.setattr(step, "cut", lambda accepted, rows: (accepted, rows.done | (rows.remaining <= 8)))
             assert not exact_against(target, ended)

@@ -21,7 +21,7 @@ class FakeSteps:
         self.real = step_cost.run_steps
         monkeypatch.setattr(step_cost, "run_steps", self)
 
-    def __call__(self, batch: Batch, shape: Shape | None, count: int, drafts: bool = True) -> float:
+    def __call__(self, batch: Batch, shape: Shape | None, count: int) -> float:
         self.taken.append((shape, count))
-        assert self.real(batch, shape, count, drafts) > 0
+        assert self.real(batch, shape, count) > 0
         return 10.0 + (shape.budget if shape else 0)

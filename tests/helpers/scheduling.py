@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from redrafter import Shape
-from redrafter.drafters.copied import Copied
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.copied import Copied
 from redrafter.runtime.row import Row
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Limits, Scheduler
@@ -37,7 +37,7 @@ class AnyPolicy(StepPolicy):
         super().__init__(SHAPES[0], Experience(), copies=True)
         self.chance, self.planned = random.Random(4), set()
 
-    def choose(self, room: Mapping[Row, int]) -> Plan:
+    def choose(self, room: Mapping[Row, int], others: int = 0) -> Plan:
         copied = {}
         for row in room:
             record = self.rows[row]

@@ -7,16 +7,25 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from redrafter.kernels.rotary import HeadNorms, Heads, naive
 from redrafter.kernels.rotary import triton as kernel
-from redrafter.kernels.tree_attention.naive import pack_mask
+from redrafter.kernels.tree_attention.naive import PLACE, SLOT, padding
 
 BIG = torch.cuda.is_available()
 DEVICE = "cuda" if BIG else "cpu"
-CASES = [  # B, n, heads, kv heads, D, rotated
-    (1, 1, 2, 2, 16, 16),
-    (2, 2, 4, 2, 24, 24),
-    (2, 2, 3, 1, 32, 8),
+CASES = [  # tokens, heads, kv heads, D, rotated
+    (1, 2, 2, 16, 16),
+    (4, 4, 2, 24, 24),
+    (4, 3, 1, 32, 8),
 ]
-LARGE = [(1, 64, 32, 32, 128, 128), (3, 64, 32, 8, 128, 128), (2, 9, 8, 4, 256, 256), (2, 5, 32, 32, 96, 72)]
+LARGE = [(64, 32, 32, 128, 128), (192, 32, 8, 128, 128), (18, 8, 4, 256, 256), (10, 32, 32, 96, 72)]
+
+
+def random_lines(tokens: int) -> torch.Tensor:
+    """Lines of tokens in some slots of three places, and one line of padding in the middle."""
+    lines = padding(tokens + 1, DEVICE)
+    at = torch.randperm(3 * (tokens + 5), device=DEVICE)[:tokens]
+    real = torch.arange(tokens + 1, device=DEVICE) != tokens // 2
+    lines[real, PLACE], lines[real, SLOT] = at // (tokens + 5), at % (tokens + 5)
+    return lines
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -28,7 +37,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("norms", ["none", "head", "all"])
 def test_rotate(case, dtype, count, norms, monkeypatch):
-    batch, n, queries, kv, size, turned = case
+    tokens, queries, kv, size, turned = case
     if not BIG:
         monkeypatch.setattr(kernel, "ELEMENTS", 64)  # several programs per token
     torch.manual_seed(size)
@@ -37,54 +46,60 @@ def test_rotate(case, dtype, count, norms, monkeypatch):
         wide = (1, 1) if norms == "head" else (queries, kv)
         scales = (random(heads * size, dtype=dtype) for heads in wide)
         made = HeadNorms(*scales, offset=float(norms == "head"), eps=1e-5)
-    heads = Heads(queries, kv, size, made)
-    parts = random(count, batch * n, (queries + 2 * kv) * size, dtype=dtype if count == 1 else torch.float32)
-    angles = random(1 if case is CASES[-1] else batch, n, turned // 2).repeat(1, 1, 2)
-    cos, sin = (a.to(dtype).expand(batch, -1, -1) for a in (angles.cos(), angles.sin()))
-    places = torch.arange(batch, device=DEVICE).flip(0) + 1
-    depths = torch.arange(n, device=DEVICE).expand(batch, -1)
-    lengths = torch.arange(batch, device=DEVICE) * 2 + 3
-    packed = pack_mask(lengths, depths, None, None, places)
-    cache = random(2, batch + 2, kv, n + batch * 2 + 5, size, dtype=dtype)  # keys and values
+    heads, lines = Heads(queries, kv, size, made), random_lines(tokens)
+    parts = random(count, len(lines), (queries + 2 * kv) * size, dtype=dtype if count == 1 else torch.float32)
+    angles = random(1 if case is CASES[-1] else len(lines), turned // 2).repeat(1, 2)
+    cos, sin = (a.to(dtype).expand(len(lines), -1) for a in (angles.cos(), angles.sin()))
+    cache = random(2, 3, kv, tokens + 5, size, dtype=dtype)  # keys and values
     theirs, mine = cache.clone(), cache.clone()
-    want = naive.rotate(parts, cos, sin, heads, *theirs, packed)
-    got = kernel.rotate(parts, cos, sin, heads, *mine, packed)
+    want = naive.rotate(parts, cos, sin, heads, *theirs, lines)
+    got = kernel.rotate(parts, cos, sin, heads, *mine, lines)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    assert got.shape == (batch, n, queries, size)
+    assert got.shape == (len(lines), queries, size)
     torch.testing.assert_close(got, want, **close)
     torch.testing.assert_close(mine, theirs, **close)
+    real = lines[lines[:, SLOT] >= 0]
     written = torch.zeros(cache.shape[1:4:2], dtype=torch.bool, device=DEVICE)  # place, slot
-    for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
-        written[place, length : length + n] = True
+    written[real[:, PLACE], real[:, SLOT]] = True
     same = (mine == cache).all(-1).all(2).all(0)
-    assert torch.equal(same, ~written), "the nodes' slots are written and no others"
+    assert torch.equal(same, ~written), "the tokens' slots are written and no others"
 
-    other = naive.rotate(parts, cos, -sin, heads, *theirs, packed)
+    other = naive.rotate(parts, cos, -sin, heads, *theirs, lines)
     assert not torch.allclose(got, other, **close), "twin: rotated backwards"
     assert not torch.allclose(mine[0], theirs[0], **close)
     assert torch.allclose(mine[1], theirs[1], **close), "values are not rotated"
     if made is not None:
         scaled = heads._replace(norms=made._replace(offset=0.5))
-        assert not torch.allclose(got, naive.rotate(parts, cos, sin, scaled, *theirs, packed), **close)
-    swapped = pack_mask(lengths, depths, None, None, places.flip(0))
-    naive.rotate(parts, cos, sin, heads, *theirs, swapped)
-    assert batch == 1 or not torch.allclose(mine[1], theirs[1], **close), "twin: rows at each other's places"
+        assert not torch.allclose(got, naive.rotate(parts, cos, sin, scaled, *theirs, lines), **close)
+    elsewhere = lines.clone()
+    elsewhere[lines[:, SLOT] >= 0, PLACE] = (real[:, PLACE] + 1) % 3
+    theirs.copy_(cache)
+    naive.rotate(parts, cos, sin, heads, *theirs, elsewhere)
+    assert not torch.allclose(mine[1], theirs[1], **close), "twin: another row's place"
+    elsewhere = lines.clone()
+    elsewhere[tokens // 2, SLOT] = (~written[0]).nonzero()[0, 0]
+    kernel.rotate(parts, cos, sin, heads, *mine, elsewhere)
+    assert not torch.equal((mine == cache).all(-1).all(2).all(0), ~written), "twin: padding with a slot"
 
 
-@pytest.mark.skipif(not BIG, reason="needs a GPU")
 @pytest.mark.parametrize("wide", [0, 1, 8], ids=["no norms", "head norms", "a norm of all heads"])
 def test_a_token_has_the_same_bits_in_every_pass(wide):
-    heads = Heads(8, 8, 128, HeadNorms(random(wide * 128), random(wide * 128), 0.0, 1e-5) if wide else None)
-    parts, angles = random(2, 64, 24 * 128), random(1, 64, 128)
-    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
-    cache = torch.zeros(2, 1, 8, 200, 128, device=DEVICE, dtype=torch.bfloat16)
-    depths = torch.arange(64, device=DEVICE)[None]
-    together = kernel.rotate(parts, cos, sin, heads, *cache, pack_mask(depths[:, 0] + 100, depths, None))
-    for i in range(64):
-        at = torch.tensor([i], device=DEVICE)
-        packed = pack_mask(at, depths[:, :1], None)
-        part, c, s = parts[:, i : i + 1].contiguous(), cos[:, i : i + 1], sin[:, i : i + 1]
-        alone = kernel.rotate(part, c, s, heads, *cache, packed)
-        assert torch.equal(alone[0, 0], together[0, i])
-    assert torch.equal(cache[:, :, :, :64], cache[:, :, :, 100:164])
-    assert cache[:, :, :, 64:100].eq(0).all()
+    count, size = (64, 128) if BIG else (5, 16)
+    dtype = torch.bfloat16 if BIG else torch.float32
+    norms = HeadNorms(random(wide * size), random(wide * size), 0.0, 1e-5) if wide else None
+    heads = Heads(8, 8, size, norms)
+    parts, angles = random(2, count, 24 * size), random(count, size)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cache = torch.zeros(2, 1, 8, 3 * count, size, device=DEVICE, dtype=dtype)
+    lines = padding(count, DEVICE)
+    lines[:, SLOT] = torch.arange(count, device=DEVICE) + count
+    together = kernel.rotate(parts, cos, sin, heads, *cache, lines)
+    for i in range(count):
+        one = slice(i, i + 1)
+        lines[i, SLOT] = i
+        alone = kernel.rotate(parts[:, one].contiguous(), cos[one], sin[one], heads, *cache, lines[one])
+        assert torch.equal(alone[0], together[i])
+    assert torch.equal(cache[:, :, :, :count], cache[:, :, :, count : 2 * count])
+    assert cache[:, :, :, 2 * count :].eq(0).all()
+    other = kernel.rotate(parts[:, 1:2].contiguous(), cos[:1], sin[:1], heads, *cache, lines[1:2])
+    assert not torch.equal(other[0], together[1]), "twin: another position"

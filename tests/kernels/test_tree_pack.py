@@ -12,6 +12,7 @@ from redrafter.kernels import tree_pack  # noqa: E402
 from redrafter.kernels.tree_pack import naive  # noqa: E402
 from redrafter.kernels.tree_pack import triton as kernel  # noqa: E402
 
+NAMES = ("tokens", "parents", "depths", "valid", "mask", "place", "scores")
 CASES = [(1, 1, 1, 1), (3, 4, 3, 5), (2, 3, 5, 15), (2, 16, 5, 63), (1, 2, 12, 4), (1, 64, 5, 63)]
 """Rows, nodes of each depth, depths, budget."""
 
@@ -37,7 +38,7 @@ def test_kernel(case):
     for seed in range(3):
         nodes = random_nodes(rows, width, length, seed)
         want, got = (made.pack(*nodes, budget, length) for made in (naive, kernel))
-        for name, a, b in zip(("tokens", "parents", "depths", "valid", "mask", "place"), want, got, strict=True):
+        for name, a, b in zip(NAMES, want, got, strict=True):
             assert a.dtype == b.dtype, name
             assert torch.equal(a, b), name
 
@@ -55,7 +56,7 @@ def test_scores_that_are_not_numbers_keep_as_many_nodes():
     tokens, parents, depths, scores, last = random_nodes(2, 4, 3)
     scores[0, ::2] = torch.nan
     scores[1] = torch.nan
-    valid, place = kernel.pack(tokens, parents, depths, scores, last, 6, 3)[3::2]
+    valid, _, place, _ = kernel.pack(tokens, parents, depths, scores, last, 6, 3)[3:]
     assert [sorted(row) for row in place.tolist()] == [[0] * 7 + list(range(1, 7))] * 2
     assert valid[1].tolist() == [True] + [False] * 6
 

@@ -10,10 +10,12 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.config import RuleConfig, SamplingParams
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
-from redrafter.drafters.step_drafter import StepDrafter
-from redrafter.runtime.batch import Batch, StepResult
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.flat_pass import AT_ONCE
+from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.runtime.state import BatchState
+from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import Target
 from tests.helpers.zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
 
@@ -59,46 +61,36 @@ def alone(target: Target, every: list[Any]) -> list[list[int]]:
 def serve(batch: Batch, every: list[Any], chance: random.Random, cancel: float = 0.0) -> dict[int, list[int]]:
     """Whatever order chance wants; texts of the rows that were not cancelled."""
     waiting = list(range(len(every)))
-    rows: dict[Any, int] = {}
-    reading: list[Any] = []
+    rows: dict[Row, int] = {}
     texts: dict[int, list[int]] = {i: [] for i in waiting}
     while waiting or rows:
         while waiting and batch.free and chance.random() < 0.7:
             i = waiting.pop(0)
-            r = every[i]
-            row = batch.open(
-                r,
-                drafts=chance.random() < 0.7,
-                logprobs=3 if chance.random() < 0.1 else None,
-            )
-            rows[row] = i
-            reading.append(row)
-        for row in list(reading):
-            if chance.random() < 0.5:
-                written = batch.read(row, chance.choice([1, 5, 16]))
-                if written is not None:
-                    reading.remove(row)
+            logprobs = 3 if chance.random() < 0.1 else None
+            rows[batch.open(every[i], drafts=chance.random() < 0.7, logprobs=logprobs)] = i
+        pieces: dict[Row, int] = {}
+        for row in [row for row in rows if row.unread and chance.random() < 0.5]:
+            most = chance.choice([1, 5, 16])
+            if batch.reads_in_steps and len(pieces) < AT_ONCE and chance.random() < 0.7:
+                batch.reuse(row)
+                pieces |= {row: min(most, row.unread)} if row.unread else {}
+            else:
+                batch.read(row, most)
+        decoding = any(row.unread <= pieces.get(row, 0) for row in rows)
+        if (decoding or pieces) and chance.random() < 0.8:
+            for result in batch.step(chance.choice([*SHAPES, None]), pieces=pieces):
+                for row, written in result.rows:
+                    if row not in rows:  # finished by an earlier step of the same results
+                        continue
                     texts[rows[row]] += written.tokens
+                    assert row.ids == [*row.request.prompt, *texts[rows[row]]]
                     if written.done:
                         batch.close(row)
                         del rows[row]
-        for drafts in (True, False):
-            if batch.live[drafts] and chance.random() < 0.8:
-                for result in batch.step(drafts, chance.choice([*SHAPES, None])):
-                    for row, written in result.rows:
-                        if row not in rows:  # finished by an earlier step of the same results
-                            continue
-                        texts[rows[row]] += written.tokens
-                        assert row.ids == [*row.request.prompt, *texts[rows[row]]]
-                        if written.done:
-                            batch.close(row)
-                            del rows[row]
         for row in list(rows):
             if chance.random() < cancel:
                 batch.close(row)
                 del texts[rows.pop(row)]
-                if row in reading:
-                    reading.remove(row)
     assert batch.free == batch.rows
     return texts
 
@@ -168,23 +160,29 @@ def everyone(results: list[StepResult]) -> list[tuple[Row, RowOutput]]:
     return [pair for result in results for pair in result.rows]
 
 
-def stepped(batch: Batch, drafts: bool, shape: Shape | None) -> RowOutput:
+def stepped(batch: Batch, shape: Shape | None) -> RowOutput:
     """A step of a batch of one row."""
-    ((_, output),) = everyone(batch.step(drafts, shape) + batch.drain())
+    ((_, output),) = everyone(batch.step(shape) + batch.drain())
     return output
+
+
+def opened(batch: Batch, request: Request, most: int = 64, **options: Any) -> Row:
+    """A row whose prompt is read, in pieces of `most` tokens: its next step is its first."""
+    row = batch.open(request, **options)
+    while row.unread:
+        batch.read(row, most)
+    return row
 
 
 def drafted(batch: Batch, prompts: list[list[int]], budget: int = 20) -> list[list[tuple[int, int]]]:
     """One prompt after the other: of each step, tokens and how many were guessed."""
     found = []
     for prompt in prompts:
-        row = batch.open(request(prompt, 1, budget))
-        while (written := batch.read(row, 16)) is None:
-            pass
-        steps = []
-        while not written.done:
-            written = stepped(batch, True, SHAPES[0])
+        row, steps, done = opened(batch, request(prompt, 1, budget), 16), [], False
+        while not done:
+            written = stepped(batch, SHAPES[0])
             steps.append((len(written.tokens), written.drafted))
+            done = written.done
         batch.close(row)
         found.append(steps)
     return found
@@ -195,23 +193,22 @@ def test_a_known_beginning_is_not_read_again_and_guesses_stay_the_same(target: T
     first = [chance.randrange(VOCAB) for _ in range(40)]
     second = [*first[:33], 1, 2, 3]
     batch = make_batch(target)
-    passes: list[int] = []
-    forward = target.forward
+    read: list[int] = []
+    prefill = target.prefill
 
-    def counted(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        passes.append(tokens.shape[1])
-        return forward(tokens, *args, **kwargs)
+    def counted(tokens: torch.Tensor, lengths: list[int], cache: Any, layers: Any, begin: int = 0) -> Any:
+        read.append(lengths[0] - begin)
+        return prefill(tokens, lengths, cache, layers, begin)
 
     apart = [drafted(make_batch(target), [p])[0] for p in (first, second)]
-    target.forward = counted  # type: ignore[method-assign]
+    target.prefill = counted  # type: ignore[method-assign]
     try:
         together = drafted(batch, [first, second])
-        read = [n for n in passes if n > 1]
     finally:
-        del target.forward  # type: ignore[method-assign]
+        del target.prefill  # type: ignore[method-assign]
     assert together == apart
     assert sum(d for steps in together for _, d in steps) > 0, "else nothing is shown about guesses"
-    assert 3 in read, "the second prompt's own end alone"
+    assert read == [16, 16, 7, 2], "of the second prompt its own end alone; last tokens are read by steps"
     assert batch.used == 0
 
 
@@ -234,11 +231,9 @@ def test_guesses_notice_lost_hidden_states(target: Target, monkeypatch: pytest.M
 def test_a_chats_next_turn_reuses_the_answer(target: Target) -> None:
     batch = make_batch(target)
     prompt = list(range(20))
-    row = batch.open(request(prompt, 1, 12))
-    while (written := batch.read(row, 16)) is None:
+    row = opened(batch, request(prompt, 1, 12), 16)
+    while not stepped(batch, SHAPES[0]).done:
         pass
-    while not written.done:
-        written = stepped(batch, True, SHAPES[0])
     batch.close(row)
     again = batch.open(request([*row.ids, 5, 6], 1, 4))
     batch.read(again, 64)
@@ -248,13 +243,14 @@ def test_a_chats_next_turn_reuses_the_answer(target: Target) -> None:
 def test_logprobs_are_the_targets_own(target: Target) -> None:
     batch = make_batch(target)
     prompt = [3, 1, 4, 1, 5]
-    row = batch.open(request(prompt, 1, 9, SamplingParams(temperature=2.0, top_k=4)), logprobs=5)
-    written = batch.read(row, 64)
-    assert written is not None
-    every = [(t, f) for t, f in zip(written.tokens, written.logprobs or [], strict=True)]
-    while not written.done:
-        written = stepped(batch, True, SHAPES[0])
+    row = opened(batch, request(prompt, 1, 9, SamplingParams(temperature=2.0, top_k=4)), logprobs=5)
+    every: list[Any] = []
+    done = False
+    while not done:
+        written = stepped(batch, SHAPES[0])
         every += zip(written.tokens, written.logprobs or [], strict=True)
+        done = written.done
+    assert len(every) == 9
     whole = torch.tensor([row.ids])
     with torch.no_grad():
         logp = target.model(input_ids=whole).logits[0].float().log_softmax(-1)
@@ -275,14 +271,11 @@ def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
         return logits
 
     rows[1].processor = bad
-    texts: dict[Any, list[int]] = {}
-    for row in rows:
-        written = batch.read(row, 64)
-        assert written is not None
-        texts[row] = written.tokens
+    texts: dict[Any, list[int]] = {row: [] for row in rows}
+    batch.read_all(rows)
     failed = None
-    while any(row.live for row in rows):
-        for row, written in everyone(batch.step(True, SHAPES[0])):
+    while any(row.open for row in rows):
+        for row, written in everyone(batch.step(SHAPES[0])):
             texts[row] += written.tokens
             if written.error is not None:
                 failed = row
@@ -296,12 +289,13 @@ def test_a_processor_that_raises_ends_its_row_alone(target: Target) -> None:
 
 def test_the_tree_of_a_step_is_told(target: Target) -> None:
     batch = make_batch(target)
-    row = batch.open(request([3, 1, 4], 2, 30))
-    batch.read(row, 64)
+    row = opened(batch, request([3, 1, 4], 2, 30))
+    first = stepped(batch, SHAPES[0])
+    assert (first.steps, first.tree) == (0, ([4], [0], [0])), "the prompt's last token and no guess"
     seen = 0
     for _ in range(6):
         last = row.ids[-1]
-        written = stepped(batch, True, SHAPES[0])
+        written = stepped(batch, SHAPES[0])
         assert written.tree is not None
         tokens, parents, path = written.tree
         assert len(tokens) == len(parents) == written.nodes + 1 == 10
@@ -333,26 +327,28 @@ def test_other_rules_write_what_they_write_alone(target: Target, name: str) -> N
 
 
 def test_plain_rows_compute_no_guess(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        StepDrafter, "draft", lambda self, *a: pytest.fail("a guess") if self.guesses else DRAFT(self, *a)
-    )
-    batch = make_batch(target)
-    row = batch.open(request([3, 1, 4], 2, 5), drafts=False)
-    batch.read(row, 64)
-    written = stepped(batch, False, None)
-    assert (len(written.tokens), written.nodes) == (1, 0)
+    draft, guessing = StepDrafter.draft, []
 
+    def seen(self: StepDrafter, *arguments: Any) -> Any:
+        guessing.append(self.guesses)
+        return draft(self, *arguments)
 
-DRAFT = StepDrafter.draft
+    monkeypatch.setattr(StepDrafter, "draft", seen)
+    for drafts in (False, True):  # twin: a row that drafts, which does so from its second step on
+        batch = make_batch(target)
+        opened(batch, request([3, 1, 4], 2, 5), drafts=drafts)
+        nodes = [stepped(batch, SHAPES[0]).nodes for _ in range(2)]
+        assert [n > 0 for n in nodes] == [False, drafts]
+        assert guessing == [False, drafts]
+        guessing.clear()
 
 
 def trees(batch: Batch, plain: int) -> dict[int, Any]:
     """By where a step begins; the first `plain` steps come without a guess. Results may come one step late."""
-    row = batch.open(request(list(range(20)), 1, 40))
-    batch.read(row, 64)
+    row = opened(batch, request(list(range(20)), 1, 40))
     found, at, launched = {}, len(row.ids), 0
     while at < 55:
-        for _, written in everyone(batch.step(True, None if launched < plain else SHAPES[0])):
+        for _, written in everyone(batch.step(None if launched < plain else SHAPES[0])):
             found[at] = written.tree
             at += len(written.tokens)
         launched += 1
@@ -380,5 +376,6 @@ def test_the_tree_kernels_rows_write_the_same() -> None:
     every = requests(target, 12, chance)
     batch = make_batch(target, recurrent_drafter(target), recorded=True, runtime="graphs")
     assert serve(batch, every, chance) == dict(enumerate(alone(target, every)))
-    assert batch.executor.verifier is not target
-    assert batch.executor.steps
+    assert batch.reads_in_steps
+    assert batch.steps is not None
+    assert batch.steps.steps

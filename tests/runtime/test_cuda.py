@@ -12,14 +12,15 @@ from redrafter import Engine, Grammar, RuleConfig, Shape
 from redrafter.config import SamplingParams
 from redrafter.core.noise import SEEDED, gumbel, uniform
 from redrafter.core.rules import make_rule
+from redrafter.core.step import step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
-from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.errors import OutOfMemory
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
-from redrafter.runtime.executor import Executor
+from redrafter.runtime.eager import EagerSteps
 from redrafter.runtime.row import Request
-from redrafter.runtime.steps import run_step
+from redrafter.runtime.state import assign
+from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
 from redrafter.tuning.account import AccountPolicy
@@ -111,16 +112,18 @@ def test_a_step_never_waits_for_the_host(rule, draft):
     batch = Batch(target, drafter, rows=2, context=99, shapes=[shape], rules=rules, runtime="eager")
     requests = [Request(prompt=p, seed=1, max_new_tokens=40, sampling=params) for p in PROMPTS[:2]]
     batch.read_all([batch.open(r) for r in requests])
-    batch.step(True, shape)  # first use allocates
-    state, sampling = batch.state, batch._sampling(0, 2)
-    rows = state.view(0, 2, drafts=True, counted=True)
-    seen = StepDrafter(drafter, rows, state.history, guesses=True, trims=False)
+    for _ in range(2):  # the first step of a row drafts nothing
+        batch.step(shape)
+    state, sampling = batch.state, batch._sampling(2)
+    rows = state.view(2, drafts=True, counted=True)
+    seen = StepDrafter(drafter, rows, state.history, follows=state.guesses[:2], guesses=True)
     with torch.no_grad():
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(3):
-                run_step(rows, state.cache, sampling, rules(shape), seen, target)
+                new, _, _ = step(rows, state.cache, sampling, rules(shape), seen, target)
+                assign(rows, new)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert int(rows.lengths.min()) > len(PROMPTS[1]) + 3
@@ -133,12 +136,13 @@ def test_rows_join_and_leave_while_steps_are_under_way():
     requests = [Request(prompt=p, seed=1, max_new_tokens=40, sampling=sampling) for p in PROMPTS[:3]]
     rows = [batch.open(r) for r in requests[:2]]
     batch.read_all(rows)
-    batch.step(True, None)
+    for _ in range(2):
+        batch.step()
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch.close(rows[0])
         batch.open(requests[2])
-        batch._sampling(0, 2)
+        batch._sampling(2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     batch.drain()
@@ -190,13 +194,13 @@ def test_rows_that_join_and_leave_a_recorded_batch_write_what_each_writes_alone(
     eager = Engine(target, NoDrafter(), runtime="eager")
     assert texts == {i: eager.complete([r])[0].tokens for i, r in enumerate(every)}
     assert batch.recorded == (runtime != "eager")
-    assert all(s is not None for s in batch.executor.steps.values())
+    assert all(s is not None for s in batch.steps.steps.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["own attention", "tree kernel"])
 @pytest.mark.parametrize("runtime", ["graphs", "compiled"])
 def test_steps_with_a_grammar_are_recorded(dtype, runtime, monkeypatch):
-    """As three graphs, beside a row without a grammar; the texts are those of eager plain decoding."""
+    """Beside a row without a grammar; the texts are those of eager plain decoding."""
     pytest.importorskip("llguidance")
     small = byte_target(dtype=dtype)
     target = load_target(copy.deepcopy(small.model).cuda(), tokenizer=small.tokenizer)
@@ -208,12 +212,11 @@ def test_steps_with_a_grammar_are_recorded(dtype, runtime, monkeypatch):
         asked = [engine.requests(["name"], grammar=g, **options)[0] for g in (schema, None, pattern)]
         want = [c.tokens for c in Engine(small, NoDrafter()).complete(asked)]
         with monkeypatch.context() as patch:
-            patch.setattr(Executor, "run", lambda *_: pytest.fail("a step ran eagerly"))
+            patch.setattr(EagerSteps, "launch", lambda *_: pytest.fail("a step ran eagerly"))
             for contender in (engine, engine.plain()):
                 assert [c.tokens for c in contender.complete(asked)] == want
     (batch,) = engine._idle
-    assert {len(step.graphs) for step in batch.executor.steps.values()} <= {1, 3}
-    assert 3 in {len(step.graphs) for step in batch.executor.steps.values()}
+    assert any(kind.guided for kind in batch.steps.steps)
 
 
 @pytest.mark.parametrize("runtime", ["eager", "graphs", "compiled"])
@@ -249,4 +252,4 @@ def test_a_drafter_that_is_nearly_always_wrong_is_hardly_used(runtime):
     figures = f"{plain} of {steps} steps were plain; a draft costs {engine.account.cost(size):.2f} plain steps"
     assert plain > 0.7 * steps, f"{figures}, {[list(x) for x in times.recent.values()]}"
     (batch,) = engine._idle
-    assert len(batch.executor.steps) == 2
+    assert {kind.shape is None for kind in batch.steps.steps} == {True, False}

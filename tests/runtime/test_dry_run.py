@@ -1,4 +1,5 @@
-"""The dry run before a recording: it asks for every kernel that the step launches, runs none, and changes nothing.
+"""The dry run before a recording: it asks for every kernel that the step and its pass launch, runs none, and changes
+nothing.
 
 In Triton's interpreter, where a kernel that is only to be compiled does nothing.
 """
@@ -15,7 +16,8 @@ from redrafter.config import SamplingParams
 from redrafter.core.sampling import Sampling
 from redrafter.engine.request import Request
 from redrafter.kernels import drafter_layers
-from redrafter.runtime import executor as executor_module
+from redrafter.runtime import flat_pass, recorded
+from redrafter.runtime.recorded_step import RecordedStep
 from redrafter.runtime.state import tensors_of
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
@@ -45,30 +47,39 @@ def launched(monkeypatch):
             kernels._compiles_only.reset(token)
 
     monkeypatch.setattr(InterpretedFunction, "run", run)
-    monkeypatch.setattr(executor_module, "compile_kernels", dry)
+    for module in (recorded, flat_pass):
+        monkeypatch.setattr(module, "compile_kernels", dry)
     monkeypatch.setitem(drafter_layers._TRUSTED, (torch.device("cpu"), torch.float32), True)
     return seen
 
 
 @torch.no_grad()
-def test_the_dry_run_asks_for_every_kernel_and_changes_nothing(launched):
+def test_the_dry_run_asks_for_every_kernel_and_changes_nothing(launched, monkeypatch):
     target = load_target(make_model("llama", torch.float32))
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE, runtime="graphs")
     engine.recorded = True
-    batch = engine._batch([Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)], 1, engine.drafter)
-    batch.read(batch.open(Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)), 512)
-    run = batch.executor
+    asked = Request(prompt=PROMPTS[0], max_new_tokens=4, seed=1)
+    batch = engine._batch([asked], 1, engine.drafter)
+    batch.read_all([batch.open(asked)])
+    batch.state.allocate(engine.drafter)
     sampling = Sampling.of([SamplingParams(temperature=1.0, top_p=0.9)], target.vocab_size, target.device)
-    rows, drafter, cache = run._parts(0, 1, True, SHAPE, sampling, trims=False)
-    kept = [*tensors_of(rows), *batch.state.cache.tensors(), batch.state.history]
+    tokens = batch.state.history[:, :-1]  # the last slot is no token's
+    steps, kept = batch.steps, [*tensors_of(batch.state.rows), *batch.state.cache.tensors(), tokens]
     before = [x.clone() for x in kept]
+
+    def record() -> None:
+        steps._recorded(RecordedStep(steps._parts(steps.kind(1, SHAPE, True, sampling, False), sampling), lambda f: f))
+
     with kernels.force("triton"):
-        run._compile_kernels(rows, cache, sampling, run.rule(SHAPE), drafter)
-        # The mask is packed for real: layers that are not fused use it as indices. Its kernel compiles in a moment.
-        assert launched[False] <= {"_pack_mask"}
+        with monkeypatch.context() as patch:
+            for module in (recorded, flat_pass):
+                patch.setattr(module, "unrecorded", lambda actions: [None for _ in actions])
+            record()
+        assert not launched[False]
         assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
 
-        with executor_module.serving(run.verifier, cache):
-            executor_module.run_step(rows, cache, sampling, run.rule(SHAPE), drafter, run.verifier)
-        assert {"_chunk", "_choose", "_pack", "_node_choices", "_floor", "_cell", "_commit"} <= launched[False]
-        assert launched[True] == launched[False] - {"_pack_mask"}
+        asked_for = launched[True].copy()
+        steps.passes.graphs.clear()
+        record()
+        assert {"_choose", "_pack", "_flatten", "_node_choices", "_floor", "_cell", "_commit"} <= launched[False]
+        assert asked_for == launched[False]

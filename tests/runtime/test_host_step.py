@@ -7,7 +7,7 @@ from redrafter import Engine, Shape
 from redrafter.core.rules.seeded import accept_seeded
 from redrafter.core.tree import Nodes, pack, within
 from redrafter.drafters import ModelDrafter, NgramDrafter, WithNgrams
-from redrafter.runtime import executor
+from redrafter.runtime import eager
 from redrafter.runtime.host_step import walked
 from redrafter.targets import load_target
 from tests.helpers.zoo import PROMPTS, OracleDrafter, make_model, recurrent_drafter
@@ -58,7 +58,7 @@ def test_the_same_texts_and_statistics(monkeypatch, temperature):
             engine = Engine(target, make(), shape=Shape(width=2, length=3, nodes=4))
             with monkeypatch.context() as patch:
                 if not on_host:
-                    patch.setattr(executor, "runs_on_host", lambda *_: False)
+                    patch.setattr(eager, "runs_on_host", lambda *_: False)
                 done = engine.generate(PROMPTS, batch_size=2, **options)
             found.append([(c.tokens, c.stats.steps, c.stats.nodes, c.stats.accepted_per_step) for c in done])
         assert found[0] == found[1]
@@ -87,7 +87,7 @@ def test_trees_with_empty_nodes(monkeypatch):
         engine = Engine(target, drafter, shape=Shape(width=2, length=3))
         with monkeypatch.context() as patch:
             if not on_host:
-                patch.setattr(executor, "runs_on_host", lambda *_: False)
+                patch.setattr(eager, "runs_on_host", lambda *_: False)
             done = engine.generate(PROMPTS, batch_size=2, **options)
         found.append([(c.tokens, c.stats.steps, c.stats.nodes, c.stats.accepted_per_step) for c in done])
         assert all(tokens == states for tokens, states in widths)

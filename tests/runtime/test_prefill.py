@@ -1,19 +1,21 @@
-"""Prompts of a running batch, read by recorded passes; and what is recorded before it is needed."""
+"""Prompts that are read in pieces by the passes of recorded steps; and what is recorded before it is needed."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from redrafter import Engine
+from redrafter import Shape
 from redrafter.config import SamplingParams
-from redrafter.drafters import NoDrafter
-from redrafter.runtime.prefill import PromptReader
-from redrafter.runtime.row import Request
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.flat_pass import AT_ONCE, FlatPasses
+from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
 from redrafter.tuning.batch_cost import warm_up
 from tests.helpers.zoo import VOCAB, make_model
-from tests.runtime.test_batch import SHAPES, alone, make_batch, requests, serve, stepped
+from tests.runtime.test_batch import SHAPES, alone, everyone, make_batch, opened, requests, serve, stepped
 
 
 @pytest.fixture(scope="module")
@@ -22,56 +24,171 @@ def single() -> Target:
     return Target(make_model("llama", torch.float32))
 
 
+def recorded(target: Target, **options: Any) -> Batch:
+    return make_batch(target, recorded=True, runtime="graphs", **options)
+
+
+def passes_of(batch: Batch) -> FlatPasses:
+    assert batch.steps is not None
+    assert batch.steps.passes is not None
+    return batch.steps.passes
+
+
+def reading_sizes(batch: Batch) -> set[int]:
+    """Tokens of the recorded passes with pieces of prompts."""
+    return {size for _, size, rows in passes_of(batch).graphs if rows > 0}
+
+
+def finished(batch: Batch, shape: Shape | None) -> dict[Row, list[int]]:
+    """Step until all rows are done; what they wrote since."""
+    texts: dict[Row, list[int]] = {row: [] for row in batch.at if row is not None and row.open}
+    while any(row.open for row in texts):
+        for row, output in everyone(batch.step(shape)):
+            texts[row] += output.tokens
+            if output.done:
+                batch.close(row)
+    batch.drain()
+    return texts
+
+
+def text_alone(target: Target, request: Request) -> list[int]:
+    batch = make_batch(target)
+    opened(batch, request)
+    ((_, tokens),) = finished(batch, None).items()
+    return tokens
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "gemma3"])
-def test_recorded_passes_read_whatever_fits(kind: str) -> None:
-    """Pieces of every length, filled up to the recorded ones; near the end of the context as they are."""
-    single = Target(make_model(kind, torch.float32))
-    prompt = [i % VOCAB for i in range(80)]
-    expected = Engine(single, NoDrafter()).complete(
-        Engine(single, NoDrafter()).requests([prompt], max_new_tokens=9, seed=0)
-    )[0]
-    for most in (1, 7, 33, 80):
-        batch = make_batch(single, recorded=True, runtime="graphs")
-        assert batch.reader is not None
-        row = batch.open(Request(prompt=prompt, seed=0, max_new_tokens=9))
-        while (written := batch.read(row, most)) is None:
-            pass
-        tokens = list(written.tokens)
-        while not written.done:
-            written = stepped(batch, True, SHAPES[0])
-            tokens += written.tokens
-        assert tokens == expected.tokens
-        # Room for 90 tokens and a tree: 64 fit behind the first 33, 128 nowhere.
-        assert set(batch.reader.pieces) == {1: {16}, 7: {16}, 33: {64, 16}, 80: set()}[most]
-        assert not batch.reader.failed
+def test_recorded_passes_read_pieces_of_any_length(kind: str) -> None:
+    """Filled up to the recorded ones, with the row's place in the step beside them."""
+    target = Target(make_model(kind, torch.float32))
+    request = Request(prompt=[i % VOCAB for i in range(80)], seed=0, max_new_tokens=9)
+    expected = text_alone(target, request)
+    for most, sizes in ((1, {32}), (7, {32}), (33, {64, 32}), (80, {128})):
+        batch = recorded(target)
+        row = batch.open(request)
+        while row.unread:
+            batch.step(pieces={row: min(most, row.unread)})
+        assert row.live, "the pass that reads the prompt's end takes the row's first step"
+        assert list(finished(batch, SHAPES[0]).values()) == [expected]
+        assert reading_sizes(batch) == sizes
 
 
-def test_a_wrong_place_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twin: prompts read into the next row's place."""
-    read = PromptReader.read
-    monkeypatch.setattr(
-        PromptReader, "read", lambda self, place, tokens, begin: read(self, (place + 1) % 9, tokens, begin)
-    )
+def test_several_prompts_are_read_beside_rows_that_decode(single: Target) -> None:
+    """In one pass: a row that drafts, a plain row, and pieces of three prompts, one of which ends."""
+    prompts = [[3, 1, 4], [1, 5, 9], list(range(30)), list(range(9, 29)), [2, 7, 1, 8]]
+    every = [Request(prompt=p, seed=i, max_new_tokens=20) for i, p in enumerate(prompts)]
+    batch = recorded(single)
+    rows = [opened(batch, every[0]), opened(batch, every[1], drafts=False)]
+    texts: dict[Row, list[int]] = {}
+    for row, output in everyone(batch.step(SHAPES[0]) + batch.step(SHAPES[0]) + batch.drain()):
+        texts[row] = texts.get(row, []) + output.tokens
+    rows += [batch.open(r, reuses=False) for r in every[2:]]
+    (late,) = batch.step(SHAPES[0], pieces=dict(zip(rows[2:], (13, 7, 3), strict=True))) + batch.drain()
+    assert (late.read, late.size) == (23, 3)
+    assert [(row.known, row.live) for row in rows[2:4]] == [(13, False), (7, False)]
+    assert [output.steps for row, output in late.rows if row is rows[4]] == [0], "its first step"
+    for row, output in late.rows:
+        texts[row] = texts.get(row, []) + output.tokens
+    batch.step(SHAPES[0], pieces=dict(zip(rows[2:4], (16, 12), strict=True)))
+    for row, rest in finished(batch, SHAPES[0]).items():
+        texts[row] = texts.get(row, []) + rest
+    assert [texts[row] for row in rows] == [text_alone(single, r) for r in every]
+
+
+def test_proposed_pieces_are_those_of_the_rows_that_came_first(single: Target) -> None:
+    batch = recorded(single, rows=AT_ONCE + 2)
+    lengths = [30, 1, 9, *[3] * (AT_ONCE - 1)]
+    rows = [batch.open(Request(prompt=[5] * n, seed=0, max_new_tokens=3), reuses=False) for n in lengths]
+    assert batch.pieces(20) == {rows[0]: 20}
+    assert batch.pieces(33) == {rows[0]: 29, rows[2]: 4}
+    assert list(batch.pieces(512)) == [rows[0], *rows[2 : AT_ONCE + 1]], "a pass reads so many prompts"
+    batch.close(rows[0])
+    assert list(batch.pieces(8)) == [rows[2]]
+
+
+def test_a_row_that_is_closed_while_its_prompt_is_read_leaves_no_trace(single: Target) -> None:
+    """Its place is free at once, and the next row there reads its own prompt; others write what they write alone."""
+    every = [Request(prompt=[i, 3, *range(25)], seed=i, max_new_tokens=12) for i in range(3)]
+    batch = recorded(single, rows=2, kept=0)
+    first, cancelled = opened(batch, every[0]), batch.open(every[1])
+    batch.step(SHAPES[0], pieces={cancelled: 11})
+    batch.close(cancelled)
+    assert (batch.free, batch.used) == (1, first.known)
+    again = batch.open(every[2])
+    assert again.place == cancelled.place
+    results = batch.step(SHAPES[0], pieces={again: again.unread})
+    texts = {row: list(output.tokens) for row, output in everyone(results)}
+    assert set(texts) == {first}
+    for row, rest in finished(batch, SHAPES[0]).items():
+        texts[row] = texts.get(row, []) + rest
+    assert texts == {first: text_alone(single, every[0]), again: text_alone(single, every[2])}
+
+
+def test_results_come_one_step_late(single: Target) -> None:
+    """The next step runs while the host reads those of the step before."""
+    batch = recorded(single)
+    row = opened(batch, Request(prompt=[3, 1, 4], seed=0, max_new_tokens=9))
+    assert batch.step() == []
+    assert row.ids == [3, 1, 4]
+    ((_, first),) = everyone(batch.step())
+    assert (first.steps, len(first.tokens), len(row.ids)) == (0, 1, 4)
+    ((_, second),) = everyone(batch.drain())
+    assert (second.steps, len(row.ids)) == (1, 5)
+    assert batch.drain() == []
+
+
+def wrong_place(self: FlatPasses, area: int, rows: int, pieces: Any) -> None:
+    RUN(self, area, rows, [replace(piece, place=(piece.place + 1) % 9) for piece in pieces])
+
+
+def wrong_begin(self: FlatPasses, area: int, rows: int, pieces: Any) -> None:
+    RUN(self, area, rows, [replace(piece, begin=piece.begin + (piece.begin > 0)) for piece in pieces])
+
+
+RUN = FlatPasses.run
+
+
+@pytest.mark.parametrize("wrong", [wrong_place, wrong_begin])
+def test_a_wrong_piece_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    """Twins: prompts read into the next row's place, or a slot too far."""
+    monkeypatch.setattr(FlatPasses, "run", wrong)
     chance = random.Random(0)
     every = requests(single, 8, chance)
-    assert serve(make_batch(single, recorded=True, runtime="graphs"), every, chance) != dict(
-        enumerate(alone(single, every))
-    )
+    assert serve(recorded(single), every, chance) != dict(enumerate(alone(single, every)))
 
 
 def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
-    batch = make_batch(single, recorded=True, runtime="graphs")
-    warm_up(batch, lambda rows: [*SHAPES, None])
+    batch = recorded(single, rows=3)
+    assert batch.steps is not None
+    warm_up(batch, lambda rows: [*SHAPES, None], chunk=3 * 16)
     assert batch.free == batch.rows
-    assert batch.reader is not None
-    before = set(batch.executor.steps), set(batch.reader.pieces)
-    assert before[1] == {16, 32, 64}
+    before = set(batch.steps.steps), set(passes_of(batch).graphs)
     chance = random.Random(8)
-    every = requests(single, 24, chance)
+    every = requests(single, 12, chance)
     assert serve(batch, every, chance) == dict(enumerate(alone(single, every)))
-    # A scheduler guesses for no plain row. Watched rows are rare: their steps are recorded at first use.
-    made = {key for key in batch.executor.steps if (key[2] or key[3] is None) and not key[-1]}
-    assert (made, set(batch.reader.pieces)) == before
-    small = make_batch(single, recorded=True, runtime="graphs")
-    warm_up(small, lambda rows: [*SHAPES, None], [SamplingParams()])
-    assert set(small.executor.steps) < before[0], "greedy rows alone need fewer"
+    # Watched rows are rare: their steps are recorded at first use.
+    made = {kind for kind in batch.steps.steps if not kind.guided}
+    assert (made, set(passes_of(batch).graphs)) == before
+    small = recorded(single, rows=3)
+    warm_up(small, lambda rows: [*SHAPES, None], [SamplingParams()], chunk=16)
+    assert small.steps is not None
+    assert set(small.steps.steps) < before[0], "greedy rows alone need fewer"
+    assert set(passes_of(small).graphs) < before[1], "and shorter pieces"
+
+
+def test_an_own_pass_for_log_probabilities_of_a_prompt(single: Target) -> None:
+    """Steps read no piece of such a prompt: the logits of all its tokens are wanted."""
+    batch = recorded(single)
+    row = batch.open(Request(prompt=[3, 1, 4, 1, 5], seed=0, max_new_tokens=3), prompt_logprobs=2)
+    assert batch.pieces(64) == {}
+    while row.unread:
+        batch.read(row, 3)
+    output = stepped(batch, None)
+    with torch.no_grad():
+        logp = single.model(input_ids=torch.tensor([[3, 1, 4, 1, 5]])).logits[0].float().log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    assert [told[0][0] for told in output.prompt_logprobs] == [1, 4, 1, 5]
+    for at, told in zip(logp, output.prompt_logprobs, strict=False):
+        assert [t for t, _ in told[1:]] == at.topk(2).indices.tolist()
+        assert told[0][1] == pytest.approx(float(at[told[0][0]]), abs=1e-4)

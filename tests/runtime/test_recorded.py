@@ -8,15 +8,19 @@ import pytest
 import torch
 
 from redrafter import Engine, Shape
+from redrafter.core import flat
 from redrafter.core.cache import KVCache
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
+from redrafter.engine import decode
 from redrafter.errors import UnsupportedTarget
 from redrafter.runtime import batch as batch_module
-from redrafter.runtime import prefill
+from redrafter.runtime import flat_pass
+from redrafter.runtime.batch import Batch
 from redrafter.runtime.cache import Arena
-from redrafter.runtime.executor import Executor
-from redrafter.runtime.steps import WholeStep
-from redrafter.targets import attention, load_target
+from redrafter.runtime.recorded import RecordedSteps
+from redrafter.runtime.recorded_step import RecordedStep
+from redrafter.runtime.row import Request
+from redrafter.targets import load_target
 from redrafter.targets.cuda import tree_target as tree
 from redrafter.targets.selfcheck import checked_tree_target
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
@@ -30,13 +34,13 @@ def test_tree_kernel_gives_the_models_own_logits(kind):
     assert target.config._attn_implementation == before
 
 
-def test_twin_tree_kernel_with_wrong_masks_is_refused(monkeypatch):
-    whole = attention.pack_mask
+def test_twin_tree_kernel_with_wrong_ancestors_is_refused(monkeypatch):
+    flatten = flat.flatten
 
-    def wrong(lengths, depths, mask, *more):  # a chain has no ancestors
-        return whole(lengths, depths, mask if mask is None else torch.ones_like(mask), *more)
+    def wrong(tokens, depths, mask, *more):  # every node above is an ancestor
+        return flatten(tokens, depths, torch.ones_like(mask), *more)
 
-    monkeypatch.setattr(attention, "pack_mask", wrong)
+    monkeypatch.setattr(flat, "flatten", wrong)
     with pytest.raises(UnsupportedTarget, match="other logits"):
         checked_tree_target(load_target(make_model("llama", torch.float32)))
 
@@ -93,17 +97,19 @@ def test_guesses_past_the_last_position_do_no_harm(monkeypatch):
     shape = Shape(width=3, length=4, nodes=9)
     assert recorded(target, recurrent_drafter(target), shape).generate(prompt, **room).tokens == want
     monkeypatch.setattr(type(target), "clamp_positions", lambda self, positions: positions)
+    monkeypatch.setattr(tree.TreeTarget, "longest", 10**6)
     with pytest.raises(IndexError):  # the twin: gpt2 looks its positions up
         recorded(target, recurrent_drafter(target), shape).generate(prompt, **room)
 
 
 def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(prefill, "PIECES", (4, 16))
-    monkeypatch.setattr(batch_module, "PIECES", (4, 16))
+    for module in (flat_pass, batch_module, decode):
+        monkeypatch.setattr(module, "MOST", 16)
+    monkeypatch.setattr(flat_pass, "LEAST", 8)
     target = load_target(make_model("llama", torch.float32))
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
     engine = recorded(target, drafter, Shape(width=3, length=3, nodes=5))
-    for length in (1, 16, 39):
+    for length in (1, 10, 39):
         prompt = torch.arange(length) % 47
         want = Engine(target, NoDrafter()).generate(prompt.tolist(), max_new_tokens=20).tokens
         assert engine.generate(prompt.tolist(), max_new_tokens=20).tokens == want
@@ -112,7 +118,7 @@ def test_one_prompt_is_read_by_recorded_passes_piece_by_piece(monkeypatch):
             _, own = target.prefill(prompt[None], [length], KVCache(slots=64), drafter.layers)
         mine = batch.state.history[:1, :length].clone()
         torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
-    assert set(batch.reader.pieces) == {4, 16}
+    assert {size for _, size, rows in batch.steps.passes.graphs if rows > 0} == {8, 16, 32}
     prompt[3] += 1  # twin: another token in the first piece
     engine.generate(prompt.tolist(), max_new_tokens=20)
     other = batch.state.history[:1, :length]
@@ -126,7 +132,10 @@ def test_a_closed_engine_leaves_its_memory_at_once():
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=2))
     engine.generate(PROMPTS[0], max_new_tokens=4)
     (batch,) = engine._idle
-    assert batch.reader.pieces
+    assert batch.steps.passes.graphs
+    for step in batch.steps.steps.values():
+        step.graphs = ()  # a graph does not hold its step; what stands for it on a CPU does
+    del step
     arena = weakref.ref(batch.state.cache)
     gc.disable()
     try:
@@ -156,15 +165,46 @@ def test_a_batch_serves_run_after_run_and_two_at_once():
 
 
 def test_statistics_are_those_of_eager_steps():
+    """Where each row has a budget of its own: alone, or where no budget cuts a tree."""
     target = load_target(make_model())
-    drafter, shape = recurrent_drafter(target), Shape(width=3, length=3, nodes=5)
-    eager = Engine(target, drafter, shape=shape).generate(PROMPTS, max_new_tokens=20)
-    for mine, theirs in zip(recorded(target, drafter, shape).generate(PROMPTS, max_new_tokens=20), eager, strict=True):
-        assert (mine.stats.steps, mine.stats.accepted, mine.stats.nodes) == (
-            theirs.stats.steps,
-            theirs.stats.accepted,
-            theirs.stats.nodes,
-        )
+    drafter = recurrent_drafter(target)
+    for shape, prompts in ((Shape(width=3, length=3, nodes=5), PROMPTS[:1]), (Shape(width=3, length=3), PROMPTS)):
+        eager = Engine(target, drafter, shape=shape).generate(prompts, max_new_tokens=20)
+        late = recorded(target, drafter, shape).generate(prompts, max_new_tokens=20)
+        for mine, theirs in zip(late, eager, strict=True):
+            assert (mine.stats.steps, mine.stats.accepted, mine.stats.nodes) == (
+                theirs.stats.steps,
+                theirs.stats.accepted,
+                theirs.stats.nodes,
+            )
+            assert mine.stats.nodes > 0
+
+
+@pytest.mark.parametrize("how", ATTENTION)
+def test_rows_share_a_budget_of_nodes(how):
+    """Under the rule seeded: the most probable nodes of all rows are verified; twin: in eager steps each row's own."""
+    target, shape = load_target(make_model("llama", ATTENTION[how])), Shape(width=3, length=3, nodes=2)
+    drafter = recurrent_drafter(target)
+
+    def nodes(late: bool) -> list[list[int]]:
+        """Of each step in which all rows draft, the drafted nodes of each row."""
+        batch = Batch(target, drafter, rows=4, context=60, shapes=[shape], recorded=late, runtime="graphs")
+        rows = [batch.open(Request(prompt=p, max_new_tokens=12, seed=0)) for p in PROMPTS[:4]]
+        batch.read_all(rows)
+        steps = []
+        while any(row.open for row in rows):
+            for result in batch.step(shape):
+                steps.append([output.nodes for _, output in result.rows if output.steps])
+                for row, output in result.rows:
+                    if output.done:
+                        batch.close(row)
+        return [step for step in steps if len(step) == 4]
+
+    shared, own = nodes(late=True), nodes(late=False)
+    assert len(shared) > 2
+    assert all(sum(step) == 4 * 2 for step in shared)
+    assert any(max(step) > 2 for step in shared)
+    assert all(max(step) <= 2 for step in own)
 
 
 def test_a_row_stopped_from_outside_writes_no_more():
@@ -195,16 +235,17 @@ def test_what_cannot_be_recorded_goes_on_eagerly(caplog):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
-    monkeypatch.setattr(tree, "PIECE", 1)  # sixteen tokens a piece, and one left over
+    monkeypatch.setattr(tree, "PIECE", 16)  # two full passes, one of the end of both prompts
     target = load_target(make_model(kind, torch.float32))
     tokens = torch.randint(40, (2, 33), generator=torch.Generator().manual_seed(1))
     caches = [Arena(target, 2, 64) for _ in range(2)]
-    want = target.prefill(tokens, [33, 20], caches[0], (1, -1))
+    logits, hidden = target.prefill(tokens, [33, 20], caches[0], (1, -1))
     reader = tree.TreeTarget(target)
     with reader.using(caches[1]):
-        got = reader.prefill(tokens, [33, 20], caches[1], (1, -1))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        got, states = reader.prefill([tokens[0].tolist(), tokens[1, :20].tolist()], (1, -1))
+    torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-5)
+    for a, b, n in zip(states, hidden, (33, 20), strict=True):
+        torch.testing.assert_close(a, b[:n], rtol=1e-4, atol=1e-5)
     for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):
         torch.testing.assert_close(a[:, :, :20], b[:, :, :20], rtol=1e-4, atol=1e-5)
 
@@ -234,17 +275,18 @@ def test_a_failed_recording_leaves_no_half_made_step(monkeypatch, caplog):
     target = load_target(make_model())
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=12).tokens
-    monkeypatch.setattr(WholeStep, "_run", lambda self: 1 / 0)
+    monkeypatch.setattr(RecordedStep, "draft", lambda self: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == want
     assert "ZeroDivisionError" in caplog.text
     (batch,) = engine._idle
-    assert list(batch.executor.steps.values()) == [None]
+    assert set(batch.steps.steps.values()) == {None}
     assert batch.free == batch.rows
     monkeypatch.undo()
     hot = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
     assert engine.generate(PROMPTS[0], **hot).tokens == engine.plain().generate(PROMPTS[0], **hot).tokens
-    assert sum(step is not None for step in batch.executor.steps.values()) == 1
+    done = [kind for kind, step in batch.steps.steps.items() if step is not None]
+    assert [kind.shape for kind in done] == [None, engine.shape], "a row's first step, and the others"
 
 
 def test_an_eager_step_after_recorded_ones_knows_how_long_the_rows_are(monkeypatch):
@@ -252,13 +294,13 @@ def test_an_eager_step_after_recorded_ones_knows_how_long_the_rows_are(monkeypat
     target = load_target(make_model())
     engine = recorded(target, recurrent_drafter(target), Shape(width=2, length=3))
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=60).tokens
-    launch, calls = Executor.launch, []
+    launch, calls = RecordedSteps.launch, []
 
     def sometimes(self, *arguments):
         calls.append(1)
         return None if len(calls) % 3 == 0 else launch(self, *arguments)
 
-    monkeypatch.setattr(Executor, "launch", sometimes)
+    monkeypatch.setattr(RecordedSteps, "launch", sometimes)
     assert engine.generate(PROMPTS[0], max_new_tokens=60).tokens == want
     assert len(calls) > 9
 
@@ -272,7 +314,7 @@ def test_freed_rows_take_the_next_prompts():
         sizes = []
 
         def counted(self, *args, sizes=sizes, step=batch_module.Batch.step, **kwargs):
-            sizes.append(sum(self.live.values()))
+            sizes.append(self.rows - self.free)
             return step(self, *args, **kwargs)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -10,11 +10,12 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
-from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.executor import Executor
+from redrafter.runtime.flat_pass import PaddedPass
+from redrafter.runtime.recorded import RecordedSteps
 from redrafter.runtime.row import Request
 from redrafter.runtime.state import BatchState, tensors_of
+from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
 from redrafter.tuning.account import AccountPolicy, DraftAccount, StepTimes
 from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
@@ -113,7 +114,15 @@ def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
 
     drafted = state(plain=False)
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
-    remember = StepDrafter.remember
+    remember, verify = StepDrafter.remember, PaddedPass._verify
+
+    def forgets(self):  # twin: a plain step keeps no hidden states
+        kept = self.history.clone()
+        verify(self)
+        if not self.tree.nodes:
+            self.history.copy_(kept)
+
+    monkeypatch.setattr(PaddedPass, "_verify", forgets)
     monkeypatch.setattr(StepDrafter, "remember", lambda self, h: remember(self, h) if self.guesses else None)
     assert not all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
 
@@ -137,34 +146,34 @@ def test_a_plain_step_is_recorded_when_it_is_first_wanted(monkeypatch):
     engine = switching(target, OracleDrafter(PROMPTS[:1], [want], skill=0.0))
     assert engine.generate(PROMPTS[0], max_new_tokens=8).tokens == want[:8]
     (batch,) = engine._idle
-    assert len(batch.executor.steps) == 1
+    assert [kind.shape for kind in batch.steps.steps] == [None, SHAPE], "a row's first step, and those that draft"
     done = engine.generate(PROMPTS[0], max_new_tokens=80)
     assert done.tokens == want
     assert done.stats.plain_steps > 0.7 * done.stats.steps
-    assert len(batch.executor.steps) == 2
+    assert [(kind.shape, kind.follows) for kind in batch.steps.steps][2:] == [(None, False)]
 
 
 def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
     target = load_target(make_model())
-    record = Executor._record
+    record = RecordedSteps._record
 
     def slow(self, *arguments):
         time.sleep(0.3)
         return record(self, *arguments)
 
-    monkeypatch.setattr(Executor, "_record", slow)
+    monkeypatch.setattr(RecordedSteps, "_record", slow)
     batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[SHAPE], recorded=True)
     batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
-    assert batch.step(True, SHAPE) == [], "recorded: the result comes late"
+    assert batch.step(SHAPE) == [], "recorded: the result comes late"
     began = time.perf_counter()
-    (under_way,) = batch.step(True, None)
+    (under_way,) = batch.step(None)
     assert time.perf_counter() - began > 0.3, "recorded too"
     assert under_way.seconds > 0.3, "the step waited to be read while the next one was recorded"
     (alone,) = batch.drain()
     assert alone.seconds < 0.25
     batch.reset()
-    batch.executor.steps.clear()
+    batch.steps.steps.clear()
     batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
-    batch.step(True, SHAPE)
+    batch.step(SHAPE)
     (first,) = batch.drain()
     assert first.seconds < 0.25

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrafter import Engine, RuleConfig, Shape
+from redrafter import Engine, RuleConfig
 from redrafter.engine import exactness
 from redrafter.errors import NotExact
 from redrafter.serve.batches import make_batch
@@ -14,7 +14,6 @@ from redrafter.serve.config import ServeConfig
 from redrafter.serve.server import build
 from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
-from tests.helpers.profiles import TREE, make_profile
 from tests.helpers.promises import promise_bitwise
 from tests.helpers.serving import NAME, SHAPE, make_served, running
 from tests.helpers.zoo import recurrent_drafter
@@ -62,20 +61,12 @@ def test_a_rule_without_a_promise():
     assert found.promise.exactness is None
 
 
-def test_require_looks_at_every_shape_of_the_chooser(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        exactness,
-        "why_ties",
-        lambda t, d, shapes, **k: (asked.append(shapes), "too deep" if len(shapes) > 1 else "")[1],
-    )
-    profile = make_profile()
-    shapes = [c.shape for c in profile.step_costs if c.shape is not None]
-    assert TREE in shapes
-    assert ShapeChooser(profile).drafted_shapes == shapes
-    served(ShapeChooser(None, SHAPE), exact="require")
-    assert asked[-1] == [SHAPE]
-    two = ShapeChooser(None, SHAPE)
-    monkeypatch.setattr(ShapeChooser, "drafted_shapes", [SHAPE, Shape(width=1, length=17)])
-    with pytest.raises(NotExact, match="too deep"):
-        served(two, exact="require")
+@pytest.mark.parametrize("reason", ["", "it rained"])
+def test_require_refuses_a_server_whose_texts_may_differ(monkeypatch, reason):
+    """Twin: without a reason to differ, it is served."""
+    monkeypatch.setattr(exactness, "why_ties", lambda *a, **k: reason)
+    if reason:
+        with pytest.raises(NotExact, match="it rained"):
+            served(ShapeChooser(None, SHAPE), exact="require")
+    else:
+        assert served(ShapeChooser(None, SHAPE), exact="require").promise.exactness == "bitwise"

@@ -73,7 +73,12 @@ def test_a_chat_by_keyboard_with_coloured_tokens_and_a_tree(page: chromium.Brows
 
 def test_a_race_writes_the_same_text_twice(page: chromium.Browser, served: Served) -> None:
     page.run("at('mode').value = 'race'")
+    page.run(
+        "{ const usual = answer; turns = []; answer = async (...given) => "
+        "{ turns.push('begins'); await usual(...given); turns.push('ends'); }; }"
+    )
     ask(page, "race", lanes=2)
+    assert page.run("turns") == ["begins", "ends"] * 2, "rows share steps: plain decoding would wait for guesses"
     texts = page.run("[...document.querySelectorAll('.lane .text')].map(x => x.textContent)")
     assert texts == [written(served, "race")] * 2
     assert page.run(f"{lane('plain')}.querySelectorAll('.d').length") == 0

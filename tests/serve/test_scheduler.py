@@ -282,21 +282,33 @@ def test_a_cancelled_row_is_free_before_the_next_step(target: Target) -> None:
     assert scheduler.metrics.finished["cancelled"] == 1
 
 
-def test_plain_and_drafting_rows_share_time_not_steps(target: Target) -> None:
-    """A race between the two must not make plain decoding pay for guesses."""
+@pytest.mark.parametrize("recorded", [False, True])
+def test_plain_and_drafting_rows_share_steps(target: Target, recorded: bool) -> None:
+    """A row that asked for plain decoding verifies nothing but its last token; twin: the other one guesses."""
     plain = Engine(target, NoDrafter())
-    scheduler = make(target)
+    scheduler = make(target, recorded=recorded)
     options = {"max_new_tokens": 60, "seed": 1, "temperature": 1.0, "ignore_eos": True}
-    (a, _), (b, _) = (jobs_of(target, plain.requests([[1, 2]], **options), drafts=d)[0] for d in (True, False))
-    scheduler.submit([a])
-    scheduler.submit([b])
-    sizes: list[tuple[bool, int]] = []
+    told: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # nodes and new tokens of each step
+    for drafts in told:
+        scheduler.submit([jobs_of(target, plain.requests([[1, 2]], **options), drafts=drafts)[0][0]])
     step = scheduler.batch.step
-    scheduler.batch.step = lambda d, s, **k: (sizes.append((d, scheduler.batch.live[d])), step(d, s, **k))[1]  # type: ignore
-    for _ in range(20):
+    sizes: list[int] = []
+
+    def stepped(*given: Any, **more: Any) -> Any:
+        results = step(*given, **more)
+        for result in results:
+            sizes.append(len(result.rows))
+            for row, output in result.rows:
+                if output.steps:
+                    told[row.drafts].append((output.nodes, len(output.tokens)))
+        return results
+
+    scheduler.batch.step = stepped  # type: ignore[method-assign]
+    for _ in range(12):
         scheduler.turn()
-    assert {n for _, n in sizes} == {1}
-    assert {d for d, _ in sizes} == {True, False}
+    assert set(sizes) == {2}
+    assert set(told[False]) == {(0, 1)}
+    assert all(nodes > 0 for nodes, _ in told[True])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -1,4 +1,4 @@
-"""Rows with a logits processor or a grammar beside free ones: what is learned, which rows step together."""
+"""Rows with a logits processor or a grammar beside free ones: what is learned, which steps they share."""
 
 from typing import Any
 
@@ -8,7 +8,9 @@ import torch
 from redrafter import Engine, Grammar
 from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import Executor
+from redrafter.runtime.batch import Batch
+from redrafter.runtime.eager import EagerSteps
+from redrafter.runtime.row import Row
 from redrafter.serve.scheduler import Scheduler
 from redrafter.targets import Target
 from tests.helpers.bytes import byte_target
@@ -37,36 +39,49 @@ def test_the_chooser_learns_from_free_rows_only(target: Target) -> None:
     assert set(learned) == {1}
 
 
-def test_a_watched_row_leaves_the_others_recorded_and_few_rows_move(target: Target) -> None:
-    """Watched rows step eagerly and apart, and keep their places, so that no step moves a KV cache."""
-    scheduler = make(target, recorded=True)
-    batch, plain = scheduler.batch, Engine(target, NoDrafter())
-    steps: list[tuple[bool, int]] = []
-    swaps: list[int] = []
-    step, swap = batch.step, batch.state.swap
+def count_moves(scheduler: Scheduler) -> list[int]:
+    """Grows with each row that changes its place in the KV cache."""
+    moves: list[int] = []
+    swap = scheduler.batch.state.swap
+    scheduler.batch.state.swap = lambda *given: (moves.append(1), swap(*given))[1]  # type: ignore
+    return moves
 
-    def stepped(*given: Any, **options: Any) -> Any:
-        results = step(*given, **options)
-        steps.extend((flight.launched.late, len(flight.rows)) for flight in batch.flights)
-        steps.extend((False, result.size) for result in results if result.kind.watched)
-        return results
 
-    batch.step = stepped  # type: ignore[method-assign]
-    batch.state.swap = lambda *given: (swaps.append(1), swap(*given))[1]  # type: ignore
+def test_steps_are_recorded_again_once_no_row_has_a_processor(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor computes with logits on the host: all rows of its steps step eagerly, and few rows move."""
+    scheduler, plain = make(target, recorded=True), Engine(target, NoDrafter())
+    moves = count_moves(scheduler)
+    eager: list[list[bool]] = []  # of each step, which rows have a processor
+    recorded: list[list[bool]] = []
     heard, wanted = [], []
     no_a: Any = lambda ids, scores: scores + torch.where(torch.arange(scores.shape[1]) == 3, -50.0, 0.0)  # noqa: E731
     for i, drafts in enumerate((True, True, True, True, True, False)):
-        processors = (no_a,) if i in (1, 3) else ()
-        request = plain.requests([[1 + i, 2]], max_new_tokens=30, seed=i, temperature=1.0, ignore_eos=True)
+        processors, tokens = ((no_a,), 15) if i in (1, 3) else ((), 30)
+        request = plain.requests([[1 + i, 2]], max_new_tokens=tokens, seed=i, temperature=1.0, ignore_eos=True)
         ((job, told),) = jobs_of(target, request, processors=processors, drafts=drafts)
         scheduler.submit([job])
         heard.append(told)
         wanted.append(plain.complete(request, processors)[0].tokens)
+    step, launch = EagerSteps.launch, Batch._launch
+
+    def stepped(steps: EagerSteps, rows: list[Row], *given: Any) -> Any:
+        eager.append([row.processor is not None for row in rows])
+        return step(steps, rows, *given)
+
+    def launched(batch: Batch, *given: Any) -> Any:
+        recorded.append([row.processor is not None for row in batch.live])
+        return launch(batch, *given)
+
+    monkeypatch.setattr(EagerSteps, "launch", stepped)
+    monkeypatch.setattr(Batch, "_launch", launched)
     run(scheduler)
     assert [told.tokens for told in heard] == wanted
-    assert max(size for recorded, size in steps if not recorded) == 2, "the watched rows alone"
-    assert max(size for recorded, size in steps if recorded) == 3, "the free rows that draft"
-    assert len(swaps) < 15
+    assert min(len(eager), len(recorded)) > 2
+    assert all(map(any, eager))
+    assert not any(map(any, recorded))
+    assert max(map(len, eager)) == 6
+    assert max(map(len, recorded)) == 4
+    assert len(moves) < 15
 
 
 def submit_some_with_grammars(scheduler: Scheduler, plain: Engine) -> tuple[list[Any], list[list[int]]]:
@@ -92,18 +107,17 @@ def test_rows_with_a_grammar_beside_free_ones_under_a_policy() -> None:
     assert policy.planned == {"plain", "copied", "drafted"}
 
 
-def test_rows_with_a_grammar_are_recorded_apart_and_few_rows_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_a_grammar_share_recorded_steps_with_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     target = byte_target()
     scheduler, plain = make(target, recorded=True), Engine(target, NoDrafter())
-    swaps: list[int] = []
-    swap = scheduler.batch.state.swap
-    scheduler.batch.state.swap = lambda *given: (swaps.append(1), swap(*given))[1]  # type: ignore
+    moves = count_moves(scheduler)
     heard, wanted = submit_some_with_grammars(scheduler, plain)
-    monkeypatch.setattr(Executor, "run", lambda *_: pytest.fail("a step ran eagerly"))
+    monkeypatch.setattr(EagerSteps, "launch", lambda *_: pytest.fail("a step ran eagerly"))
     run(scheduler)
     assert [told.tokens for told in heard] == wanted
-    made = {(*key[:3], key[-1]) for key in scheduler.batch.executor.steps}  # start, stop, drafts, watched
-    assert {places[2:] for places in made} == {(True, True), (True, False), (False, True), (False, False)}
-    assert (0, 4, True, False) in made, "the free rows that draft"
-    assert (4, 6, True, True) in made, "beside them"
-    assert len(swaps) < 15
+    assert scheduler.batch.steps is not None
+    made = {(kind.rows, kind.shape is not None, kind.guided) for kind in scheduler.batch.steps.steps}
+    assert {(drafts, guided) for _, drafts, guided in made} >= {(True, True), (True, False)}
+    assert max(rows for rows, _, guided in made if guided) == 8, "all rows, those without a grammar too"
+    assert max(rows for rows, _, guided in made if not guided) <= 4, "the free rows, once the others have ended"
+    assert len(moves) < 15

@@ -7,6 +7,7 @@ import torch
 
 from redrafter import custom_generate
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece, of_pieces
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu import ops
 from redrafter.targets import Target, load_target, pretrained
@@ -62,8 +63,7 @@ def test_the_gpu_path_hands_a_users_model_back(kind):
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7], cache, ())
     with tree.using(cache):
-        depths = torch.arange(3)[None]
-        tree.forward(TOKENS[:, :3], depths, depths[:, :, None] >= depths[:, None], torch.tensor([7]), ())
+        tree.read(of_pieces([Piece(0, 7, TOKENS[0, :3].tolist())], tree.longest), ())
     assert shares_storage(model), "nothing was stacked: the test says nothing"
     assert snapshot(model) != before, "the model is in eval mode"
     target.release()
@@ -137,17 +137,17 @@ def test_custom_generate_releases_the_model(fails, monkeypatch):
     model = fresh().train()
     model.model.norm.eval()
     before = snapshot(model)
-    prefill = Target.prefill
+    verify = Target.verify
 
     def on_a_gpu(self, *args, **kwargs):
         TreeTarget(self)
         assert shares_storage(model)
         if fails:
             raise ZeroDivisionError
-        return prefill(self, *args, **kwargs)
+        return verify(self, *args, **kwargs)
 
     monkeypatch.setattr(pretrained, "check", lambda target: None)
-    monkeypatch.setattr(Target, "prefill", on_a_gpu)
+    monkeypatch.setattr(Target, "verify", on_a_gpu)
     options = {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": False, "drafter": "ngram"}
     if fails:
         with pytest.raises(ZeroDivisionError):

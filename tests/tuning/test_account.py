@@ -1,12 +1,14 @@
 """Steps of simulated cost: drafts that fail cost little time, drafts that pay are never given up."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from redrafter.config import Shape
-from redrafter.runtime.flight import Kind, StepResult
+from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.tuning import account as module
 from redrafter.tuning.account import CREDIT, SHARE, AccountPolicy, DraftAccount, Size, StepTimes
@@ -32,10 +34,11 @@ class World:
         self.seconds = 0.0  # of all steps, recordings not counted
         self.written = 0
 
-    def recorded_places(self, rows: int) -> int:
+    def places(self, rows: int) -> int:
         return rows
 
-    def step(self, _: bool, shape: Shape | None) -> list[StepResult]:
+    def step(self, shape: Shape | None, *, pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
+        assert not pieces
         if shape is not None and self.before is None and self.under_way:
             return self._results(len(self.under_way))
         seconds = PLAIN if shape is None else self.drafted
@@ -55,7 +58,7 @@ class World:
 
     def _results(self, count: int) -> list[StepResult]:
         done, self.under_way = self.under_way[:count], self.under_way[count:]
-        return [StepResult(Kind(True), s, [(ROW, RowOutput([7] * n))], 1, seconds) for s, seconds, n in done]
+        return [StepResult(s, [(ROW, RowOutput([7] * n, steps=1))], 1, seconds) for s, seconds, n in done]
 
     def run(self, account: DraftAccount, tokens: int) -> "World":
         """One text of so many tokens."""
@@ -181,3 +184,16 @@ def test_costly_drafts_that_fail_take_a_small_share_of_a_long_text(cost: float) 
     before = world.seconds
     world.run(account, 5000)
     assert (world.seconds - before) / (5000 * PLAIN) < 1.02
+
+
+@pytest.mark.parametrize(("steps", "read", "learned"), [(1, 0, [PLAIN]), (1, 40, [None]), (0, 0, [])])
+def test_first_tokens_and_prompts_that_are_read_measure_no_step(
+    monkeypatch: pytest.MonkeyPatch, steps: int, read: int, learned: list[float | None]
+) -> None:
+    """A pass that also reads a prompt takes longer, a row's first step has no draft; twin: other steps are timed."""
+    told = StepResult(TREE, [(ROW, RowOutput([7], steps=steps))], 1, PLAIN, read)
+    batch: Any = SimpleNamespace(rows=1, context=1024, places=lambda rows: rows, step=lambda *_, **__: [told])
+    seconds: list[float | None] = []
+    monkeypatch.setattr(DraftAccount, "learn", lambda *given: seconds.append(given[-1]))
+    AccountPolicy(DraftAccount(TREE)).step(batch, [ROW], {ROW: read} if read else {})
+    assert seconds == learned

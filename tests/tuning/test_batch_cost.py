@@ -4,7 +4,7 @@ import pytest
 
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
-from redrafter.runtime.executor import sizes_up_to
+from redrafter.runtime.recorded import sizes_up_to
 from redrafter.targets import Target
 from redrafter.tuning import batch_cost
 from redrafter.tuning.batch_cost import Interrupted, measure_steps, written_texts

@@ -5,14 +5,17 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from redrafter import Engine, SamplingParams, Shape
 from redrafter.drafters import NgramDrafter, WithNgrams
-from redrafter.drafters import copied as module
-from redrafter.drafters.copied import Copied
-from redrafter.runtime.row import Request, Row
+from redrafter.runtime import copied as module
+from redrafter.runtime.copied import Copied
+from redrafter.runtime.launched import StepResult
+from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.targets import load_target
 from redrafter.tuning.policy import (
     COMPARE_EVERY,
@@ -337,7 +340,8 @@ def test_the_text_is_the_same_whatever_is_decided(monkeypatch, temperature):
     texts = [c.tokens for c in engine.plain().generate(PROMPTS, **options)]
     wanted = {tuple(prompt): text for prompt, text in zip(PROMPTS, texts, strict=True)}
 
-    def choose(self, room):
+    def choose(self, room, others):
+        assert others == 0
         kind = draw.choice(["draft", "plain", "chain"])
         kinds.add(kind)
         copied = {}
@@ -375,6 +379,42 @@ def test_a_fixed_shape_is_always_drafted():
     assert free.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens == done.tokens
     assert free.experience is not None
     assert free.experience.costs[1, False].plain > 0
+
+
+@pytest.mark.parametrize(("pieces", "fresh"), [(0, 0), (9, 0), (0, 1)])
+def test_steps_that_do_more_than_those_of_known_rows_tell_no_cost(pieces: int, fresh: int) -> None:
+    """Prompts that are read, and rows that have just begun; twin: a step of the known rows alone does."""
+    mine, row = policy(), make_row([1, 2, 3])
+    mine.open(row)
+    given = [(each, RowOutput([7], steps=1)) for each in [row, *(make_row([4]) for _ in range(fresh))]]
+    batch: Any = SimpleNamespace(live=[row], step=lambda *_, **__: [StepResult(None, given, len(given), 0.01)])
+    mine.step(batch, [row], {row: pieces} if pieces else {})
+    assert (mine.experience.costs[1, False].seen["plain"] == 1) == (not pieces and not fresh)
+    assert mine.rows[row].new[-1] == 7, "the text is known"
+
+
+def test_rows_that_never_draft_are_part_of_a_steps_cost() -> None:
+    """Else one of them beside others would leave these without a measured step, and so without drafts."""
+    for others, drafted in ((0, True), (1, True), (MOST_ROWS - 1, False), (MOST_ROWS, False)):
+        mine, row = policy(copies=False), make_row([1, 2, 3])
+        mine.experience.accepted = 4.0
+        mine.open(row)
+        plain = [make_row([4]) for _ in range(others)]
+        for each in plain:
+            each.drafts = False
+        shapes = []
+
+        def step(shape: Shape | None, row: Row = row, plain: list[Row] = plain, shapes: Any = shapes, **_: Any) -> Any:
+            shapes.append(shape)
+            given = [(row, RowOutput([7, 8, 9] if shape else [7], steps=1))]
+            given += [(each, RowOutput([7], steps=1)) for each in plain]
+            return [StepResult(shape, given, len(given), 0.01)]
+
+        batch: Any = SimpleNamespace(live=[row, *plain], step=step, catch_up=lambda rows: None)
+        for _ in range(6):
+            mine.step(batch, [row])
+        assert (SHAPE in shapes) == drafted, f"{others} others"
+        assert mine.experience.costs.keys() == ({(1 + others, False)} if others < MOST_ROWS else set())
 
 
 def test_a_row_copies_from_past_answers_before_its_own_text() -> None:

@@ -23,7 +23,7 @@ def test_the_dummy_drafter_drafts_its_nodes_and_changes_no_text():
         batch = make_batch(target, drafter, shapes=[shape])
         rows = open_rows(batch, 3, PROMPTS, room=50)
         for _ in range(8):
-            written = [w for result in batch.step(True, drafted) for _, w in result.rows]
+            written = [w for result in batch.step(drafted) for _, w in result.rows]
             assert {w.nodes for w in written} == {5 if drafted else 0}
         texts[drafted] = [row.ids[: len(row.request.prompt) + 8] for row in rows]
     assert texts[None] == texts[shape]

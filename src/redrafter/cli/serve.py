@@ -127,12 +127,13 @@ def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) ->
         profile = stored_profile(engine, batch, args.tune)
         unmeasured = profile is None
     chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))
+    chunk = config.chunk_for(engine.target.device.type)
     if batch.recorded:
         with stages(console) as report:
-            warm_up(batch, chooser.shapes, progress=report)
-    served = build(engine, batch, chooser, config, shapes if unmeasured else None)
+            warm_up(batch, chooser.shapes, progress=report, chunk=chunk)
+    served = build(engine, batch, chooser, config)
     if unmeasured:
-        served.scheduler.spare = Measuring(engine, batch, shapes, chooser)
+        served.scheduler.spare = Measuring(engine, batch, shapes, chooser, chunk)
         console.note("the cost of steps is measured once, while nobody waits; --tune again repeats it")
     return served
 

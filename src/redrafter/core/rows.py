@@ -1,5 +1,7 @@
 """Helpers for the state of a batch: a dataclass whose tensors have rows as their first axis."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,22 +12,36 @@ from redrafter.core.cache import KVCache
 T = TypeVar("T")
 
 
-def keep_rows(state: T, rows: Tensor | slice) -> T:
-    """The same dataclass with only these rows of its tensors, also in dataclasses inside it; other fields stay.
+def map_tensors(
+    state: T, change: Callable[[Tensor], Tensor], of_cache: Callable[[KVCache], KVCache] | None = None
+) -> T:
+    """The same state with each tensor changed: a tensor, a KV cache, or a dataclass that holds them; all else stays.
 
-    A KV cache drops its other rows in place. A slice needs no copy to the device, and a KV cache takes none.
+    `of_cache` changes a KV cache instead.
     """
-    kept: dict[str, Any] = {}
-    for field in fields(state):  # type: ignore[arg-type]
-        value = getattr(state, field.name)
-        if isinstance(value, Tensor):
-            kept[field.name] = value[rows]
-        elif isinstance(value, KVCache):
-            assert isinstance(rows, Tensor)
-            value.keep(rows)
-        elif is_dataclass(value) and not isinstance(value, type):
-            kept[field.name] = keep_rows(value, rows)
-    return replace(state, **kept)  # type: ignore[type-var]
+    changed: Any = state
+    if isinstance(state, Tensor):
+        changed = change(state)
+    elif isinstance(state, KVCache):
+        if of_cache is not None:
+            return of_cache(state)  # type: ignore[return-value]
+        changed = copy.copy(state)
+        changed.layers = {layer: (change(keys), change(values)) for layer, (keys, values) in state.layers.items()}
+    elif is_dataclass(state) and not isinstance(state, type):
+        each = {f.name: map_tensors(getattr(state, f.name), change, of_cache) for f in fields(state)}
+        changed = replace(state, **each)
+    return changed  # type: ignore[no-any-return]
+
+
+def keep_rows(state: T, rows: Tensor | slice) -> T:
+    """The same state with only these rows of its tensors. A KV cache drops its other rows in place, by index only."""
+
+    def keep(cache: KVCache) -> KVCache:
+        assert isinstance(rows, Tensor)
+        cache.keep(rows)
+        return cache
+
+    return map_tensors(state, lambda x: x[rows], keep)
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ Processor = Callable[[Tensor, Tree], Tensor]
 """A logits processor: (logits (B, N+1, V), which it may change in place, tree) -> logits. Nodes see their own paths."""
 
 
+def penalises(params: SamplingParams) -> bool:
+    """Whether tokens are penalised that the text has already."""
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
 @dataclass(frozen=True)
 class Sampling:
     """One value per row. The booleans say which parts at least one row needs; the others are skipped."""
@@ -63,7 +68,7 @@ class Sampling:
             bias=bias,
             sorts=any(p.top_p < 1 or 0 < p.top_k < vocab_size for p in params),
             floors=any(p.min_p > 0 for p in params),
-            penalises=any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in params),
+            penalises=any(map(penalises, params)),
             samples=any(p.temperature > 0 for p in params),
         )
 

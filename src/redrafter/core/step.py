@@ -1,4 +1,12 @@
-"""One step: draft, pack, verify, accept, commit. Start reading here."""
+"""One step: draft, pack, verify, accept, commit. Start reading here.
+
+The drafter guesses a tree of tokens behind each row's last token, the root. One pass of the target gives the logits of
+all nodes; the rule accepts a path of them, and the cache and the drafter take it in.
+
+A pass is a flat list of tokens, one line each (`core.flat`): all valid nodes of all rows, one behind the other. Where
+prompts are read in the same pass, their pieces are more lines. A row that does not draft is a tree with nothing but its
+root. `runtime` runs the same step in parts that are recorded as CUDA graphs.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

@@ -37,6 +37,7 @@ class Tree:
     valid: Tensor  # (B, N+1) bool; empty nodes come last and are never accepted
     mask: Tensor  # (B, N+1, N+1) bool; mask[b, i, j]: j is i or an ancestor of i
     length: int  # largest possible depth
+    scores: Tensor | None = None  # (B, N+1) log-probability of the path, never above the parent's; None: not known
     draft_logits: Tensor | None = None  # (B, I, V) raw: the children of node i < I were sampled from these
     draft_floor: Tensor | None = None  # (B, I) the smallest of them that the filters kept
 
@@ -135,11 +136,11 @@ def pack(nodes: Nodes, last: Tensor, budget: int) -> tuple[Tree, Tensor]:
     A score that rounding put above the parent's is lowered to it, and equal scores keep depth order. So the kept set
     is closed under parents in floating point too.
     """
-    tokens, parents, depths, valid, mask, place = tree_pack.pack(
+    tokens, parents, depths, valid, mask, place, scores = tree_pack.pack(
         nodes.tokens, nodes.parents, nodes.depths, nodes.scores, last, budget, nodes.length
     )
     length = min(nodes.length, budget)  # a set of N nodes that is closed under parents is at most N deep
-    return Tree(tokens, parents, depths, valid, mask, length), place
+    return Tree(tokens, parents, depths, valid, mask, length, scores), place
 
 
 def within(tree: Tree, limit: Tensor) -> Tree:
@@ -159,6 +160,7 @@ def select_rows(choice: Tensor, first: Tree, second: Tree) -> Tree:
         valid=torch.where(flat, a.valid, b.valid),
         mask=torch.where(square, a.mask, b.mask),
         length=max(a.length, b.length),
+        scores=None if a.scores is None or b.scores is None else torch.where(flat, a.scores, b.scores),
     )
 
 
@@ -176,6 +178,7 @@ def widened(tree: Tree, nodes: int) -> Tree:
         valid=F.pad(tree.valid, (0, extra)),
         mask=mask,
         length=tree.length,
+        scores=None if tree.scores is None else F.pad(tree.scores, (0, extra), value=-torch.inf),
     )
 
 

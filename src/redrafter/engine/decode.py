@@ -14,6 +14,7 @@ from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.tuning.account import AccountPolicy
@@ -106,7 +107,6 @@ def decode(
     opened: dict[Row, float] = {}
     elapsed, began = 0.0, time.perf_counter()
     while waiting or writers:
-        outputs: list[tuple[Row, RowOutput]] = []
         fresh = []
         while waiting and len(writers) < rows:
             index, request = waiting.popleft()
@@ -114,11 +114,11 @@ def decode(
             row = batch.open(request, reuses=False, processor=writer.processor(processors))
             writers[row], opened[row] = writer, elapsed
             fresh.append(row)
-        if fresh:
-            outputs = batch.read_all(fresh)
-        else:
-            results = batch.step(True, shape) if policy is None else policy.step(batch, list(writers))
-            outputs = [found for result in results for found in result.rows]  # of recorded steps, the one before
+        if not batch.reads_in_steps or len(fresh) > AT_ONCE:
+            batch.read_all(fresh)
+        pieces = batch.pieces(MOST) if batch.reads_in_steps else {}
+        results = batch.step(shape, pieces=pieces) if policy is None else policy.step(batch, list(writers), pieces)
+        outputs = [found for result in results for found in result.rows]  # of recorded steps, the one before
         elapsed += time.perf_counter() - began
         parts = []
         for row, output in outputs:

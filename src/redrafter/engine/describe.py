@@ -160,7 +160,7 @@ def _description(
     recorded, compiles = _records(device, runtime), runtime in ("auto", "compiled")
     promise = None
     if target is not None:
-        promise = make_promise(target, drafter, RuleConfig(), [shape], recorded=recorded, compiles=compiles)
+        promise = make_promise(target, drafter, RuleConfig(), recorded=recorded, compiles=compiles)
     elif packed:
         promise = Promise("bitwise")
     elif not recorded:

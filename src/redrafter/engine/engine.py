@@ -163,16 +163,14 @@ class Engine:
         """ "bitwise" or "ties": how far texts equal those of plain decoding. None if the rule promises no tokens."""
         return self.promise().exactness
 
-    @checked
-    def promise(self, shapes: Sequence[Shape] | None = None) -> Promise:
-        """The exactness and its reason, for the engine's own shape or for all that will be drafted."""
+    def promise(self) -> Promise:
+        """The exactness of the engine's texts, and its reason."""
         if self.exact is None:
             return Promise("ties", "nothing was tried")
         return make_promise(
             self.target,
             self.drafter,
             self.rule_config,
-            self.shapes if shapes is None else shapes,
             recorded=self.recorded,
             compiles=self.compiles_step,
             required=self.exact == "require",

@@ -1,17 +1,16 @@
 """What an engine promises about its text: always the tokens of plain decoding, or the same tokens except at ties."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from redrafter.config import RuleConfig, Shape
+from redrafter.config import RuleConfig
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NoDrafter, WithNgrams
+from redrafter.drafters import ModelDrafter, WithNgrams
 from redrafter.engine.ties import tie
 from redrafter.errors import NotExact
-from redrafter.kernels.tree_attention.naive import NEWEST
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_target import PackedTarget
 
@@ -64,19 +63,17 @@ def make_promise(
     target: Target,
     drafter: Drafter,
     rule: RuleConfig,
-    shapes: Sequence[Shape],
     *,
     recorded: bool,
     compiles: bool,
     required: bool = False,
 ) -> Promise:
-    """What an engine that may draft these shapes can promise. The first call for a model on a GPU tries its passes."""
+    """What an engine can promise. The first call for a model on a GPU tries its passes."""
     if not rule.lossless:
         return Promise(None, f"the rule {rule.name} is lossy", required)
     if rule.name != "seeded":
         return Promise(None, f"the rule {rule.name} keeps the distribution of the text, not its tokens", required)
-    drafted = [] if isinstance(drafter, NoDrafter) else shapes
-    reason = why_ties(target, drafter, drafted, recorded=recorded, compiles=compiles)
+    reason = why_ties(target, drafter, recorded=recorded, compiles=compiles)
     return Promise("ties" if reason else "bitwise", reason, required)
 
 
@@ -86,7 +83,7 @@ def unrecorded(device: torch.device) -> str:
     return f"{where} the last bits of logits depend on the number of tokens in a pass"
 
 
-def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recorded: bool, compiles: bool) -> str:
+def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool) -> str:
     """Why the text may differ at ties; empty if it cannot differ."""
     if isinstance(target, PackedTarget):
         return ""
@@ -94,9 +91,6 @@ def why_ties(target: Target, drafter: Drafter, shapes: Sequence[Shape], *, recor
         return unrecorded(target.device)
     if isinstance(drafter.inner if isinstance(drafter, WithNgrams) else drafter, ModelDrafter):
         return "steps with a causal LM as drafter are not recorded"
-    deep = max((shape.length for shape in shapes), default=0)
-    if deep >= NEWEST:
-        return f"the beam length is {deep}, and only trees up to {NEWEST - 1} deep get the bits of plain decoding"
     from redrafter.targets.cuda.verifier import has_same_bits, verifier  # imports much of transformers
 
     found = verifier(target, compiles)

@@ -21,7 +21,6 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, checkpoint
 from redrafter.drafters import speech as drafts
 from redrafter.drafters.causal_lm import default_shape
 from redrafter.drafters.load import load_drafter
-from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.engine.decode import RequestWriter
 from redrafter.engine.exactness import make_promise
 from redrafter.engine.request import Request, Stats
@@ -30,6 +29,7 @@ from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, firs
 from redrafter.interop import ctranslate2
 from redrafter.interop.wav import RATE
 from redrafter.runtime.row import RowOutput
+from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets.load import parse_device, parse_dtype
 from redrafter.targets.speech import SpeechCache, SpeechTarget, install_cpu_linears
 
@@ -243,7 +243,7 @@ class Transcriber:
         """A loop of its own: the rows' encoder states lie in this cache, and the running batch has no room for them."""
         target, device, rule, batch = self.target, self.target.device, self.rule, len(cache.encoder_states)
         drafter = self._drafter(features, cache.encoder_states)
-        promise = make_promise(target, drafter, rule.config, (), recorded=False, compiles=False)
+        promise = make_promise(target, drafter, rule.config, recorded=False, compiles=False)
         writers = [RequestWriter(i, request, rule.config, target.tokenizer, promise) for i in range(batch)]
         began = time.perf_counter()
         prompt = torch.tensor([list(request.prompt)] * batch, device=device)
@@ -262,7 +262,6 @@ class Transcriber:
         sampling = Sampling.of([request.sampling] * batch, target.vocab_size, device)
         texts, tokens, live = [""] * batch, [list[int]() for _ in writers], writers
         rows, accepted = first_tokens(rows, sampling, rule, drafter, logits, hidden)
-        drafter = StepDrafter(drafter, rows, None, guesses=True, trims=True)
         steps = 0
         while True:
             elapsed = time.perf_counter() - began
@@ -283,7 +282,8 @@ class Transcriber:
                 rows = replace(keep_rows(replace(rows, state=None), index), state=state)
                 sampling = keep_rows(sampling, index)
             cache.extent = int(rows.lengths.max()) + 1 + rule.nodes
-            rows, accepted, _ = step(rows, cache, sampling, rule, drafter, target)
+            trimming = StepDrafter(drafter, rows, None, follows=torch.ones_like(rows.done), guesses=True, trims=True)
+            rows, accepted, _ = step(rows, cache, sampling, rule, trimming, target)
             steps = 1
 
     def _drafter(self, features: Tensor, sound: Tensor) -> Drafter:

@@ -59,21 +59,22 @@ def _write(
 ) -> list[list[int]]:
     context = max(len(r.prompt) + r.max_new_tokens for r in requests)
     endings = max(len(r.eos) for r in requests)
-    batch = Batch(target, NoDrafter(), rows=rows, context=context, shapes=(), endings=endings)
-    batch.sizes = [rows]
+    batch = Batch(target, NoDrafter(), rows=rows, context=context, shapes=(), endings=endings, one_size=True)
     texts: list[list[int]] = [[] for _ in requests]
     # Longest prompts first: prompts read together are about equally long, and no long text is left for the end.
     waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
     writing: dict[Row, int] = {}
     while waiting or writing:
         check()
-        fresh = {}
+        fresh = []
         while waiting and batch.free:
             index = waiting.pop()
-            fresh[batch.open(requests[index], reuses=False)] = index
-        writing |= fresh
-        outputs = batch.read_all(list(fresh)) if fresh else []
-        for row, output in outputs or [pair for result in batch.step(count=STEPS) for pair in result.rows]:
+            fresh.append(batch.open(requests[index], reuses=False))
+            writing[fresh[-1]] = index
+        batch.read_all(fresh)
+        for row, output in [pair for result in batch.step(count=STEPS) for pair in result.rows]:
+            if row not in writing:  # ended in an earlier step of the same results
+                continue
             texts[writing[row]] += output.tokens
             if output.done:
                 progress(len(texts[writing[row]]))

@@ -16,11 +16,8 @@ from torch import Tensor
 from redrafter.core.rows import keep_rows
 from redrafter.core.sampling import Processor
 from redrafter.core.tree import Tree, ancestors
-from redrafter.kernels.tree_attention.naive import NEWEST
+from redrafter.kernels.tree_attention.naive import DEEPEST as DEEPEST
 from redrafter.runtime.row import Row
-
-DEEPEST = NEWEST - 1
-"""Depth of a tree with certain tokens. A GPU's tree attention adds up the keys of deeper trees in another order."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class RowProcessors:
         self._each(process)
         return logits
 
-    def guess(self, tree: Tree) -> Tree:
+    def guess(self, tree: Tree, guesses: Sequence[bool]) -> Tree:
         """The tree with each guide's changes. A sampled tree stays as it is: its rule needs every draw."""
         if tree.draft_logits is not None or not any(
             row is not None and isinstance(row.processor, Guide) for row in self.rows
@@ -77,18 +74,18 @@ class RowProcessors:
             return tree
         sizes, tokens, parents = tree.valid.sum(1).tolist(), tree.tokens.tolist(), tree.parents.tolist()
         drafted = [Branches(t[:n], p[:n]) for t, p, n in zip(tokens, parents, sizes, strict=True)]
-        return planted(self.guessed(drafted, self.room), tree.tokens.device)
+        return planted(self.guessed(drafted, self.room, guesses), tree.tokens.device)
 
-    def guessed(self, trees: Sequence[Branches], room: int) -> list[Branches]:
-        """The rows' trees with each guide's changes."""
-        made = list(trees)
+    def guessed(self, trees: Sequence[Branches], room: int, guesses: Sequence[bool]) -> list[Branches]:
+        """The rows' trees with each guide's changes, in rows that guess."""
+        changed = list(trees)
 
         def change(i: int, processor: Processor) -> None:
-            if isinstance(processor, Guide):
-                made[i] = processor.guess(made[i], room)
+            if isinstance(processor, Guide) and guesses[i]:
+                changed[i] = processor.guess(changed[i], room)
 
         self._each(change)
-        return made
+        return changed
 
     def mask(self, trees: Sequence[Branches], words: NDArray[np.int32]) -> None:
         """Write into (B, N+1, V/32) what may follow each node of these trees; anything in rows without a guide."""

@@ -18,8 +18,8 @@ from redrafter.core.rules.seeded import SeededRule
 from redrafter.core.sampling import Sampling, node_logits
 from redrafter.core.step import Rows, Target
 from redrafter.core.tree import path_layout
-from redrafter.drafters.step_drafter import StepDrafter
 from redrafter.runtime.state import assign
+from redrafter.runtime.step_drafter import StepDrafter
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ class Walk:
 def host_step(
     rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, target: Target
 ) -> tuple[list[list[int]], int]:
-    """A step in place -> the executor's result layout, and the width of the new tokens in it."""
+    """A step in place -> the rows' lines (result_line.py), and the width of the new tokens in them."""
     search = rule.search(sampling, rows.seeds, rows.lengths)
     assert isinstance(search, BeamSearch)
     tree = drafter.draft(rows.state, rows.last, search)
@@ -61,9 +61,9 @@ def host_step(
         hidden = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
     drafter.remember(hidden)
     verified = [sum(real) - 1 for real in valid]
-    if drafter.guesses:
+    if drafter.follows is not None:
         found = accepted(walks, path, width, verified)
-        assign(rows.state, drafter.drafter.advance(rows.state, found, hidden[:, :width]))
+        assign(rows.state, drafter.follow(rows.state, found, hidden[:, :width]))
     write(rows.lengths, [n + walk.count for n, walk in zip(lengths, walks, strict=True)])
     write(rows.remaining, [n - walk.count for n, walk in zip(remaining, walks, strict=True)])
     write(rows.done, [walk.done for walk in walks])

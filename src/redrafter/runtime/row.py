@@ -10,6 +10,7 @@ from torch import Tensor
 from redrafter.bounds import Count, check
 from redrafter.config import SamplingParams
 from redrafter.core.sampling import Processor
+from redrafter.core.transfer import put
 
 WORTH_COPYING = 8
 """A shorter prefix is read again rather than copied from another row."""
@@ -64,12 +65,18 @@ class Row:
         self.seen = 0  # tokens the drafter has taken in
         self.reused = 0  # prompt tokens copied from another row instead of read
         self.open = True
-        self.live = False  # its prompt is read: it takes part in steps
+        self.live = False  # its prompt is read up to the last token: it takes part in steps
+        self.stepped = False  # its first step was launched
         self.used = 0  # when it was last touched; the oldest closed row gives up its place first
         self.owner = ""  # whose request it is: nothing is copied from rows of others
         self.error: Exception | None = None  # what its processor raised
         self.asks_prompt: int | None = None  # most probable tokens to tell at each place of the prompt; None: nothing
         self.prompt_logprobs: Logprobs = []  # of the prompt's tokens from the second on, as far as the prompt is read
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that are still to be read; its last one is the root of the first step."""
+        return max(0, len(self.request.prompt) - 1 - self.known)
 
     @property
     def watched(self) -> bool:
@@ -84,7 +91,7 @@ class Row:
 
 @dataclass
 class RowOutput:
-    """What a pass over the prompt, or one or more steps, gave one row."""
+    """What one or more steps gave one row."""
 
     tokens: list[int]
     drafted: int = 0
@@ -93,7 +100,7 @@ class RowOutput:
     nodes: int = 0
     """Drafted nodes verified."""
     steps: int = 0
-    """0 for the pass over the prompt."""
+    """0 for the step that gave the first token."""
     tree: tuple[list[int], list[int], list[int]] | None = None
     """Tokens and parents of the last step's tree, and the accepted path through it, root first."""
     logprobs: Logprobs | None = None
@@ -151,4 +158,4 @@ def best_source(rows: Sequence[Row | None], row: Row) -> tuple[Row | None, int]:
 def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """(n, P) prompts, filled on the right with token 0, which is never seen."""
     width = max(len(p) for p in prompts)
-    return torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)
+    return put([[*p, *[0] * (width - len(p))] for p in prompts], device)

@@ -3,10 +3,9 @@
 A step runs over neighbouring places, which are views of these tensors. To change places, two rows swap.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,11 @@ from torch import Tensor
 
 from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
+from redrafter.core.noise import as_int64
+from redrafter.core.rows import map_tensors
+from redrafter.core.sampling import penalises
 from redrafter.core.step import Drafter, Rows
+from redrafter.core.transfer import put
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.errors import ConfigError
@@ -22,33 +25,42 @@ from redrafter.runtime.cache import Arena, lazy_zeros
 from redrafter.runtime.row import Row, padded
 from redrafter.targets import Target
 
+T = TypeVar("T")
+
 
 def tensors_of(state: Any) -> list[Tensor]:
     """All tensors of a batch's or a drafter's state, in a fixed order. Rows are their first axis."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, KVCache):
-        return list(state.tensors())
-    if is_dataclass(state):
-        return [x for f in fields(state) for x in tensors_of(getattr(state, f.name))]
-    if state is None or isinstance(state, bool | int | float | str):
-        return []
-    raise ConfigError(
-        f"a drafter's state holds a {type(state).__name__}: it must be a dataclass of tensors whose first axis is rows"
-    )
+    _check(state)
+    found: list[Tensor] = []
+
+    def see(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_tensors(state, see)
+    return found
 
 
-def with_tensors(state: Any, tensors: list[Tensor]) -> Any:
+def with_tensors(state: T, tensors: Sequence[Tensor]) -> T:
     """The same state with these tensors in place of its own."""
-    if isinstance(state, Tensor):
-        return tensors.pop(0)
-    if isinstance(state, KVCache):
-        made = copy.copy(state)
-        made.layers = {layer: (tensors.pop(0), tensors.pop(0)) for layer in state.layers}
-        return made
+    left = iter(tensors)
+    return map_tensors(state, lambda _: next(left))
+
+
+def _check(state: Any) -> None:
     if is_dataclass(state) and not isinstance(state, type):
-        return replace(state, **{f.name: with_tensors(getattr(state, f.name), tensors) for f in fields(state)})
-    return state
+        for field in fields(state):
+            _check(getattr(state, field.name))
+    elif not (state is None or isinstance(state, Tensor | KVCache | bool | int | float | str)):
+        raise ConfigError(
+            f"a drafter's state holds a {type(state).__name__}: it must be a dataclass of tensors whose first axis is "
+            "rows"
+        )
+
+
+def holds_cache(state: Any) -> bool:
+    """Whether a KV cache is part of a drafter's state, or of a state inside it."""
+    return isinstance(state, KVCache) or (is_dataclass(state) and any(map(holds_cache, vars(state).values())))
 
 
 def assign(old: Any, new: Any) -> None:
@@ -88,30 +100,21 @@ class BatchState:
             counts=None,  # allocated with the first row that has penalties
             state=None,  # allocated with the first row that drafts
         )
-        self._histories: dict[tuple[int, int], Tensor] = {}
-        self._views: dict[tuple[int, int, bool, bool], Rows] = {}
+        self.guesses = zeros > 0  # rows whose drafter knows their text
+        self._views: dict[tuple[int, bool, bool], Rows] = {}
         self._viewed = self.rows  # what the views are of
 
-    def view(self, start: int, stop: int, *, drafts: bool, counted: bool) -> Rows:
-        """Rows start..stop-1 themselves; without the drafter's state where nothing is drafted."""
+    def view(self, count: int, *, drafts: bool, counted: bool) -> Rows:
+        """The first rows themselves; without the drafter's state where nothing is drafted."""
         if counted:
             self._count()
-        rows, key = self.rows, (start, stop, drafts, counted)
+        rows, key = self.rows, (count, drafts, counted)
         if self._viewed is not rows:  # tensors were allocated; the others never move
             self._views, self._viewed = {}, rows
-        if key in self._views:
-            return self._views[key]
-        made = {f.name: getattr(rows, f.name)[start:stop] for f in fields(rows) if f.name not in ("counts", "state")}
-        counts = rows.counts[start:stop] if counted and rows.counts is not None else None
-        state = with_tensors(rows.state, [x[start:stop] for x in tensors_of(rows.state)]) if drafts else None
-        self._views[key] = Rows(**made, counts=counts, state=state)
+        if key not in self._views:
+            kept = replace(rows, counts=rows.counts if counted else None, state=rows.state if drafts else None)
+            self._views[key] = map_tensors(kept, lambda x: x[:count])
         return self._views[key]
-
-    def view_history(self, start: int, stop: int) -> Tensor:
-        """The hidden states of rows start..stop-1 themselves."""
-        if (start, stop) not in self._histories:  # a slice takes as long as a small copy
-            self._histories[start, stop] = self.history[start:stop]
-        return self._histories[start, stop]
 
     def _count(self) -> None:
         """Allocate the token counts that penalties need; other rows' counts have no meaning and no effect."""
@@ -119,23 +122,44 @@ class BatchState:
             counts = torch.zeros(self.places, self.vocab_size, device=self.rows.last.device)
             self.rows = replace(self.rows, counts=counts)
 
-    def put(self, places: Tensor, new: Rows) -> None:
-        """Rows that have chosen their first token take these places (n,)."""
-        if new.counts is not None:
+    def admit(self, rows: Sequence[Row], context: int) -> None:
+        """Rows whose prompts are read up to the last token, which becomes the root of their first step."""
+        endings = self.rows.eos.shape[1]
+        table = []
+        for row in rows:
+            r, prompt = row.request, len(row.request.prompt)
+            most = min(r.max_new_tokens, context - prompt)
+            eos = [*r.eos, *[-1] * (endings - len(r.eos))]
+            table.append([row.place, prompt - 1, r.prompt[-1], as_int64(r.seed), most, *eos])
+        columns = put(table, self.rows.last.device).T
+        places = columns[0]
+        for whole, value in zip(
+            (self.rows.lengths, self.rows.last, self.rows.seeds, self.rows.remaining), columns[1:5], strict=True
+        ):
+            whole[places] = value
+        self.rows.eos[places] = columns[5:].T
+        self.rows.done.index_fill_(0, places, False)  # not `[places] = False`: torch would wait for all steps under way
+        self.guesses.index_fill_(0, places, False)
+        penalised = [row for row in rows if penalises(row.request.sampling)]
+        if penalised:
             self._count()
-        for f in fields(new):
-            if f.name != "state":
-                mine, own = (tensors_of(getattr(rows, f.name)) for rows in (self.rows, new))
-                for whole, value in zip(mine, own, strict=False):  # rows without penalties have no counts
-                    whole[places] = value
-        if new.state is not None:
-            self._put_state(places, new.state)
+        for row in penalised:
+            assert self.rows.counts is not None
+            counted = torch.bincount(put(row.request.prompt, self.rows.last.device), minlength=self.vocab_size)
+            self.rows.counts[row.place] = counted
 
-    def _put_state(self, places: Tensor, state: Any) -> None:
-        """The drafter's state of rows at these places."""
+    def allocate(self, drafter: Drafter) -> None:
+        """Make room for the drafter's state. Rows that it does not know yet have that of a text of one token."""
         if self.rows.state is None:
-            room = [x.new_zeros(self.places, *x.shape[1:]) for x in tensors_of(state)]
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.history.device)
+            hidden = self.history.new_zeros(1, 1, self.history.shape[2])
+            state = self._recalled(drafter, [()], drafter.begin(token, token[0] + 1, hidden, self.slots))
+            room = [x.repeat_interleave(self.places, 0) for x in tensors_of(state)]
             self.rows = replace(self.rows, state=with_tensors(state, room))
+
+    def _put_state(self, places: Tensor, drafter: Drafter, state: Any) -> None:
+        """The drafter's state of rows at these places."""
+        self.allocate(drafter)
         for whole, value in zip(tensors_of(self.rows.state), tensors_of(state), strict=True):
             if value.shape != (len(places), *whole.shape[1:]):
                 raise ConfigError(
@@ -148,7 +172,7 @@ class BatchState:
         """Two rows change places; neither has more than `length` tokens in the KV cache."""
         for x in [*(x[..., :length, :] for x in self.cache.row_first()), self.history[:, :length]]:
             _swap(x, a, b)
-        for x in tensors_of(self.rows):
+        for x in [*tensors_of(self.rows), self.guesses]:
             _swap(x, a, b)
 
     def copy(self, source: int, place: int, start: int, stop: int) -> None:
@@ -158,40 +182,44 @@ class BatchState:
         self.history[place, start:stop] = self.history[source, start:stop]
 
     def begin(self, drafter: Drafter, rows: Sequence[Row]) -> None:
-        """Let the drafter read texts that it does not know, up to the last token, which `catch_up` adds."""
+        """Let the drafter read texts that it does not know, up to the last token, which its `advance` adds."""
         device = self.history.device
-        texts = padded([row.ids[: row.known] for row in rows], device)  # (n, P)
-        at, lengths = (torch.tensor(x, device=device) for x in zip(*((r.place, r.known) for r in rows), strict=True))
-        self._put_state(at, self.begun(drafter, rows, texts, lengths, self.history[at, : texts.shape[1]]))
-        for row in rows:
-            row.seen = row.known
+        known = [max(row.known, len(row.request.prompt)) for row in rows]
+        texts = padded([row.ids[:n] for row, n in zip(rows, known, strict=True)], device)  # (n, P)
+        at, lengths = put([[row.place for row in rows], known], device)
+        state = drafter.begin(texts, lengths, self.history[at, : texts.shape[1]], self.slots)
+        self._put_state(at, drafter, self._recalled(drafter, [row.past for row in rows], state))
+        self.guesses.index_fill_(0, at, True)
+        for row, n in zip(rows, known, strict=True):
+            row.seen = n
 
-    def begun(self, drafter: Drafter, rows: Sequence[Row], texts: Tensor, lengths: Tensor, hidden: Tensor) -> Any:
-        """The drafter's state of rows whose texts (n, P) it has read."""
-        state = drafter.begin(texts, lengths, hidden, self.slots)
+    def _recalled(self, drafter: Drafter, texts: Sequence[Sequence[int]], state: Any) -> Any:
+        """The drafter's state with the rows' past texts, where the drafter looks up n-grams."""
         if not self.past or not isinstance(drafter, NgramDrafter | WithNgrams):
             return state
-        past = torch.zeros(len(rows), self.past, dtype=torch.long)
-        for line, row in zip(past, rows, strict=True):
-            line[: len(row.past)] = torch.tensor(row.past, dtype=torch.long)
-        sizes = torch.tensor([len(row.past) for row in rows])
-        return drafter.recall(state, past.to(texts.device), sizes.to(texts.device))
+        device = self.history.device
+        past = [[*text, *[0] * (self.past - len(text))] for text in texts]
+        return drafter.recall(state, put(past, device), put([len(text) for text in texts], device))
 
     def catch_up(self, drafter: Drafter, rows: Sequence[Row]) -> None:
         """Let the drafter take in what rows gained in steps without a guess."""
         device = self.history.device
         for behind in {len(row.ids) - row.seen for row in rows} - {0}:
             late = [row for row in rows if len(row.ids) - row.seen == behind]
-            at = torch.tensor([row.place for row in late], device=device)
-            new = torch.tensor([row.ids[row.seen :] for row in late], device=device)
-            first = torch.tensor([row.seen for row in late], device=device)
+            at, first = put([[row.place for row in late], [row.seen for row in late]], device)
+            new = put([row.ids[row.seen :] for row in late], device)
             slots = first[:, None] - 1 + torch.arange(behind, device=device)  # of the states that chose the tokens
             none = torch.zeros_like(new)
             accepted = Accepted(none, new, torch.full_like(at, behind), drafted=none[:, 0], nodes=none[:, 0])
-            mine = with_tensors(self.rows.state, [x[at] for x in tensors_of(self.rows.state)])
-            self._put_state(at, drafter.advance(mine, accepted, self.history[at[:, None], slots]))
+            mine = _copied(self.rows.state, at)
+            self._put_state(at, drafter, drafter.advance(mine, accepted, self.history[at[:, None], slots]))
             for row in late:
                 row.seen = len(row.ids)
+
+
+def _copied(state: T, places: Tensor) -> T:
+    """The state of the rows at these places."""
+    return map_tensors(state, lambda x: x[places])
 
 
 def _swap(x: Tensor, a: int, b: int) -> None:

@@ -28,11 +28,15 @@ class ServeConfig:
     prompt_limit: Count | None = None
     """Longest prompt in tokens (default: the context less one)."""
     chunk: Count | None = None
-    """Prompt tokens read between two steps of others (default: 64 on a CPU, 512 on a GPU)."""
+    """Prompt tokens read in a step of others, or before it (default: 64 on a CPU, 128 on a GPU)."""
     name: Annotated[str, Bounds(least=1, most=256)] | None = None
     """What clients call the model (default: the last part of its name)."""
     tool_parser: str | None = None
     """How the model writes tool calls: hermes (Qwen too), llama3, mistral or json (default: by its chat template)."""
+
+    def chunk_for(self, device: str) -> int:
+        """`chunk` or its default on this kind of device."""
+        return self.chunk or (128 if device == "cuda" else 64)
 
     def __post_init__(self) -> None:
         check(self)

@@ -8,6 +8,7 @@ from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.flat_pass import MOST
 from redrafter.tuning import batch_cost
 from redrafter.tuning.chooser import ShapeChooser
 from redrafter.tuning.profile import Profile
@@ -46,8 +47,11 @@ def _fits(profile: Profile, batch: Batch) -> bool:
 class Measuring:
     """Spare work of the scheduler (`scheduler.SpareWork`): measures, keeps the profile and gives it to the chooser."""
 
-    def __init__(self, engine: Engine, batch: Batch, shapes: Sequence[Shape], chooser: ShapeChooser) -> None:
-        self.engine, self.batch, self.shapes, self.chooser = engine, batch, shapes, chooser
+    def __init__(
+        self, engine: Engine, batch: Batch, shapes: Sequence[Shape], chooser: ShapeChooser, chunk: int = MOST
+    ) -> None:
+        """`chunk`: prompt tokens that are read in a step of others."""
+        self.engine, self.batch, self.shapes, self.chooser, self.chunk = engine, batch, shapes, chooser, chunk
 
     def __call__(self, serve: Callable[[], None], check: Callable[[], None]) -> None:
         def progress(*_: Any) -> None:
@@ -59,5 +63,5 @@ class Measuring:
         log.info("step costs are kept in %s", save_profile(profile))
         measured = ShapeChooser(profile)
         if self.batch.recorded:  # before a request can choose a shape that is not recorded
-            batch_cost.warm_up(self.batch, measured.shapes, progress=progress)
+            batch_cost.warm_up(self.batch, measured.shapes, progress=progress, chunk=self.chunk)
         self.chooser.profile = profile

@@ -1,7 +1,8 @@
 """Continuous batching: which request gets a row, which prompt is read next, which rows step.
 
 The scheduler knows rows and what steps cost; it knows nothing of models. One thread runs the scheduler, any thread may
-submit and cancel. A turn closes cancelled rows, admits from the queue, reads a piece of a prompt and launches a step.
+submit and cancel. A turn closes cancelled rows, admits from the queue, and launches a step, which reads pieces of
+prompts in the same pass where the batch can.
 On a GPU the results of a step are told to listeners while the next step runs.
 """
 
@@ -17,7 +18,8 @@ from redrafter.bounds import Count, CountOrZero, check
 from redrafter.config import Shape
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flight import Kind, StepResult
+from redrafter.runtime.flat_pass import AT_ONCE
+from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
@@ -58,12 +60,12 @@ class Chooses(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much may wait, and how much of a prompt is read between two steps."""
+    """How much may wait, and how many prompt tokens are read in a step."""
 
     queue: CountOrZero = 64
     """Answers that may wait for a row; more are refused."""
     chunk: Count = 64
-    """Prompt tokens read between two steps of others, so that a long prompt does not stall them."""
+    """Prompt tokens read in a step of others, or before it, so that a long prompt does not stall them."""
     idle_chunk: Count = 512
     """The same while nobody else is waiting for a step."""
 
@@ -94,7 +96,6 @@ class Scheduler:
         self.waiting = 0
         self.jobs: dict[Row, Job] = {}  # open rows
         self.reading: deque[Row] = deque()
-        self.spent: dict[Kind, float] = {}  # seconds a row, by kind, since the kinds changed
         self.draining = self.stopped = False
         self.thread: threading.Thread | None = None
         self.spare: SpareWork | None = None  # done once, when nobody has asked anything for a while
@@ -205,8 +206,7 @@ class Scheduler:
         try:
             self._let_go()
             self._admit()
-            self._read()
-            self._step()
+            self._step(self._read())
         except Exception as error:
             log.exception("a step failed; its rows are given up")
             self._give_up(error)
@@ -259,58 +259,60 @@ class Scheduler:
             with self.lock:
                 self.waiting -= 1  # only now, so that `idle` is never true in between
 
-    def _read(self) -> None:
-        """A piece of a prompt, of whoever has waited longest since its last one."""
-        whole = left = self.limits.chunk if any(self.batch.live.values()) else self.limits.idle_chunk
-        while self.reading and 4 * left > whole:  # a pass over a few tokens takes nearly as long as one over many
+    def _read(self) -> dict[Row, int]:
+        """Pieces of prompts for the next step, in turns. Prompts that steps do not read are read here."""
+        pieces: dict[Row, int] = {}
+        whole = left = self.limits.chunk if self.batch.live else self.limits.idle_chunk
+        for _ in range(len(self.reading)):
+            if 4 * left <= whole or len(pieces) == AT_ONCE:  # a few tokens take nearly as long as many
+                break
             row = self.reading.popleft()
-            job = self.jobs[row]
-            before = row.known - row.reused
-            output = self.batch.read(row, left)
-            left -= row.known - row.reused - before
-            if output is None:
+            self.batch.reuse(row)
+            size = min(left, row.unread)
+            left -= size
+            if self.batch.reads_in_steps and row.asks_prompt is None:
+                pieces |= {row: size} if size else {}
+            else:
+                self.batch.read(row, size)
+            if row.unread > pieces.get(row, 0):
                 self.reading.append(row)
-                continue
-            self.metrics.prompt(len(row.request.prompt), row.reused)
-            if self.policy is not None and row.drafts:
-                self.policy.open(row)
-            self._take(job, output)
-            if job.first:  # else cancelled meanwhile
-                self.metrics.first_token.observe(job.first - job.submitted)
-            if output.done or job.finished:
-                self._close(row, job)
+            else:
+                self.metrics.prompt(len(row.request.prompt), row.reused)
+        return pieces
 
-    def _step(self) -> None:
-        kinds = self.batch.kinds
-        if not kinds:
+    def _step(self, pieces: dict[Row, int]) -> None:
+        if not pieces and all(row.unread for row in self.jobs):
             return
-        if kinds.keys() != self.spent.keys():
-            self.spent = dict.fromkeys(kinds, 0.0)
-        kind = min(kinds, key=lambda kind: self.spent[kind])  # equal time a row, whatever a step costs
-        for result in self._launch(kind, kinds[kind]):
-            gained = [(len(output.tokens), output.drafted) for _, output in result.rows]
-            if not gained:  # all its rows were closed in the meantime
-                continue
-            if result.kind in self.spent:
-                self.spent[result.kind] += result.seconds / result.size
-            self.metrics.step(result.shape, gained, result.seconds, any(output.nodes for _, output in result.rows))
+        for result in self._launch(pieces):
+            gained = [(len(output.tokens), output.drafted) for _, output in result.rows if output.steps]
+            if gained:  # else all its rows were closed in the meantime, or have just begun
+                self.metrics.step(result.shape, gained, result.seconds, any(output.nodes for _, output in result.rows))
             for row, output in result.rows:
                 if not row.open:  # finished by an earlier step of the same results
                     continue
                 job = self.jobs[row]
+                if not output.steps and self.policy is not None and row.drafts:
+                    self.policy.open(row)
                 self._take(job, output)
+                if not output.steps and job.first:  # else cancelled meanwhile
+                    self.metrics.first_token.observe(job.first - job.submitted)
                 if output.done or output.error is not None or job.finished:
                     self._close(row, job)
 
-    def _launch(self, kind: Kind, rows: int) -> list[StepResult]:
-        """A step of this kind of rows; what the steps that it knows of have given is learned."""
-        if kind.drafts and self.policy is not None:
-            return self.policy.step(self.batch, [row for row in self.jobs if row.live and row.drafts])
-        shape = self.costs.choose(rows) if kind.drafts else None
-        results = self.batch.step(kind.drafts, shape, watched=kind.watched)
+    def _launch(self, pieces: dict[Row, int]) -> list[StepResult]:
+        """A step of all rows; what the steps that it knows of have given is learned."""
+        drafting = [row for row in self.jobs if row.drafts and row.unread <= pieces.get(row, 0)]
+        if self.policy is not None:
+            return self.policy.step(self.batch, drafting, pieces)
+        rows = sum(row.unread <= pieces.get(row, 0) for row in self.jobs)
+        results = self.batch.step(self.costs.choose(rows) if drafting else None, pieces=pieces)
         for result in results:
             # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
-            free = [len(output.tokens) for row, output in result.rows if row.processor is None]
+            free = [
+                len(output.tokens)
+                for row, output in result.rows
+                if row.drafts and output.steps and row.processor is None
+            ]
             if free:
                 self.costs.learn(result.shape, sum(free), len(free))
         return results

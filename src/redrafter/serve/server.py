@@ -8,7 +8,6 @@ from types import FrameType
 
 import uvicorn
 
-from redrafter.config import Shape
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.engine import Engine
@@ -29,7 +28,7 @@ def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
     """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them."""
     policy, drafter = policy_for(engine.drafter, engine.shape, Experience())
     batch = make_batch(engine, config, engine.shapes, drafter)
-    return build(engine, batch, ShapeChooser(None), config, engine.shapes, policy)
+    return build(engine, batch, ShapeChooser(None), config, policy)
 
 
 def build(
@@ -37,14 +36,13 @@ def build(
     batch: Batch,
     chooser: ShapeChooser,
     config: ServeConfig,
-    later: list[Shape] | None = None,
     policy: StepPolicy | None = None,
 ) -> Served:
-    """`later`: shapes that may be drafted besides those of the chooser."""
-    chunk = config.chunk or (512 if engine.target.device.type == "cuda" else 64)
     past = past_answers(engine, config)
-    scheduler = Scheduler(batch, chooser, Limits(queue=config.queue, chunk=chunk), policy, past)
-    promise = engine.promise([*chooser.drafted_shapes, *(later or [])])
+    scheduler = Scheduler(
+        batch, chooser, Limits(queue=config.queue, chunk=config.chunk_for(engine.target.device.type)), policy, past
+    )
+    promise = engine.promise()
     promise.check()
     name = config.name or Path(engine.target.name).name
     return Served(engine, scheduler, name, promise, config.prompt_limit, config.tool_parser)

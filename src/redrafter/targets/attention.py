@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.tree_attention import pack_mask
+from redrafter.kernels.tree_attention.naive import WINDOW
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -45,22 +45,16 @@ class AttentionPlan:
         sliding = _additive(visible & near, dtype)
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
-    def packed(
-        self,
-        lengths: Tensor,
-        depths: Tensor,
-        ancestors: Tensor | None,
-        places: Tensor | None = None,
-        deepest: int = 0,
-    ) -> Tensor | dict[str, Tensor]:
-        """The masks in the tree kernel's format: a few integers per node, independent of the cache's length.
+    def lines(self, lines: Tensor) -> Tensor | dict[str, Tensor]:
+        """The lines (T, ...) of a flat pass as the model's `attention_mask`, one for each kind of layer that it mixes.
 
-        Without `ancestors` the nodes are a chain. No node of a tree is deeper than `deepest`.
+        The masks have four axes because transformers passes such a mask to attention unchanged.
         """
-        full = pack_mask(lengths, depths, ancestors, None, places, deepest)
+        full = lines[None, None]
         if self.window is None:
             return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
-        sliding = pack_mask(lengths, depths, ancestors, self.window, places, deepest)
+        sliding = full.clone()
+        sliding[..., WINDOW] = self.window
         return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
 
 

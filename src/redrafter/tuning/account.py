@@ -7,12 +7,12 @@ above zero. So the time lost to drafts that fail is limited: to what the account
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from redrafter.config import Shape
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flight import StepResult
+from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Row
 
 CREDIT = 5.0
@@ -132,20 +132,22 @@ class AccountPolicy:
         self.told: Shape | None = account.shape  # of the step whose result came last
         self.fresh = 0  # rows that began since then
 
-    def step(self, batch: Batch, rows: Sequence[Row]) -> list[StepResult]:
+    def step(self, batch: Batch, rows: Sequence[Row], pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
         """A step of all rows, chosen and learned from. The result of a recorded step comes with the next call."""
         self.account.begin(self.fresh / len(rows))
         shape = self.choose(size_of(batch, rows, len(rows)))
         # A prompt that was read, or a step that was recorded, made the step under way seem long.
         alone = shape == self.asked and not self.fresh
         self.asked, self.fresh = shape, 0
-        results = batch.step(True, shape)
+        results = batch.step(shape, pieces=pieces)
         for result in results:
-            tokens = [len(output.tokens) for _, output in result.rows]
-            if tokens:  # else all rows ended before
+            tokens = [len(output.tokens) for _, output in result.rows if output.steps]
+            if tokens:  # else all rows ended before, or have just begun
                 kind: StepKind = "plain" if result.shape is None else "resumed" if self.told is None else "drafted"
                 size = size_of(batch, rows, result.size)
-                self.account.learn(size, kind, sum(tokens) / len(tokens), result.seconds if alone else None)
+                self.account.learn(
+                    size, kind, sum(tokens) / len(tokens), result.seconds if alone and not result.read else None
+                )
             self.told = result.shape
         return results
 
@@ -163,4 +165,4 @@ class AccountPolicy:
 def size_of(batch: Batch, rows: Sequence[Row], stepping: int) -> Size:
     """Of a step in which so many of these rows take part."""
     sampled = any(row.request.sampling.temperature > 0 for row in rows)
-    return Size(batch.rows, batch.recorded_places(stepping), batch.context.bit_length(), sampled)
+    return Size(batch.rows, batch.places(stepping), batch.context.bit_length(), sampled)

@@ -8,9 +8,8 @@ from typing import TypeVar
 from redrafter.config import SamplingParams, Shape
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.executor import sizes_up_to
-from redrafter.runtime.prefill import PIECES
-from redrafter.runtime.row import Request
+from redrafter.runtime.flat_pass import MOST
+from redrafter.runtime.recorded import sizes_up_to
 from redrafter.targets.tokenizer import has_chat_template
 from redrafter.texts import Texts
 from redrafter.tuning.profile import MIN_SPEEDUP, BestShape, Profile, SimulatedShape, StepCost
@@ -129,25 +128,24 @@ def warm_up(
     shapes: Callable[[int], Sequence[Shape | None]],
     kinds: Sequence[SamplingParams] = SAMPLING_KINDS,
     progress: Progress | None = None,
+    chunk: int = MOST,
 ) -> None:
-    """Record every step and prompt pass that requests may need, so that no request waits for a recording.
+    """Record every step and pass that requests may need, so that no request waits for a recording.
 
-    `shapes(rows)` are the shapes that may be chosen for this many rows.
+    `shapes(rows)` are the shapes that may be chosen for this many rows; `chunk` prompt tokens are read in a step.
     """
-    assert batch.recorded
+    assert batch.steps is not None
     counts = sizes_up_to(batch.rows)
     for done, rows in enumerate(counts):
+        # Fewer rows run the same recorded step, as long as they exceed the next smaller row count.
+        fewer = range(counts[done - 1] + 1 if done else 1, rows + 1)
+        chosen = list(dict.fromkeys(s for n in fewer for s in shapes(n)))
         for sampling in kinds:
-            for drafts in (True, False):
-                if progress is not None:
-                    progress("recording steps", done, len(counts))
-                opened = open_rows(batch, rows, [[0]], batch.context, sampling, drafts)
-                # Fewer rows run the same recorded step, as long as they exceed the next smaller row count.
-                fewer = range(counts[done - 1] + 1 if done else 1, rows + 1)
-                for shape in dict.fromkeys(s for n in fewer for s in shapes(n)) if drafts else [None]:
-                    run_steps(batch, shape, 1, drafts)
-                close_rows(batch, opened)
-    for tokens in sorted({min(n, batch.context - 1) for n in PIECES}):
-        row = batch.open(Request(prompt=[0] * tokens, seed=0, max_new_tokens=1), reuses=False)
-        batch.read(row, tokens)
-        batch.close(row)
+            if progress is not None:
+                progress("recording steps", done, len(counts))
+            first = next((shape for shape in chosen if shape is not None), None)
+            opened = open_rows(batch, rows, [[0]], batch.context, sampling, first=first)
+            for shape in [None, *chosen]:
+                run_steps(batch, shape, 1)
+            close_rows(batch, opened)
+    batch.steps.record_passes(chunk)

@@ -37,12 +37,6 @@ class ShapeChooser:
         measured = self._measured_rows(rows)
         return [cost.shape for cost in self.profile.step_costs if cost.rows == measured]
 
-    @property
-    def drafted_shapes(self) -> list[Shape]:
-        """All shapes that `choose` may return for any number of rows."""
-        shapes = [self.fixed] if self.profile is None else [cost.shape for cost in self.profile.step_costs]
-        return [shape for shape in shapes if shape is not None]
-
     def tokens_per_ms(self, shape: Shape | None, rows: int) -> float:
         """Expected tokens per millisecond and row."""
         assert self.profile is not None

@@ -13,12 +13,12 @@ from operator import mul
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters.copied import Copied
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.ngram_index import NgramIndex
 from redrafter.drafters.with_ngrams import FORGETS, LONGEST, ODDS, SHORTEST, TELLING, WithNgrams
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flight import StepResult
+from redrafter.runtime.copied import Copied
+from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Row
 from redrafter.tuning.acceptance import Acceptance
 from redrafter.tuning.profile import MIN_SPEEDUP
@@ -211,19 +211,24 @@ class StepPolicy:
         self.shape, self.experience, self.copies = shape, experience, copies
         self.rows: dict[Row, RowRecord] = {}
 
-    def step(self, batch: Batch, rows: Sequence[Row]) -> list[StepResult]:
-        """A step of all rows that draft, planned and learned from.
+    def step(self, batch: Batch, rows: Sequence[Row], pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
+        """A step of all rows, planned for those of `rows` that began, and learned from.
 
         Costs are CPU time of all threads: other programs that take a core make some steps many times as long on a wall
         clock, and how much of a step one thread runs varies.
         """
-        plan = self.choose({row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in rows})
-        if plan.shape is not None and not all(row.seen for row in rows):
-            batch.catch_up(rows)  # to read a text for the first time is not what a step costs
+        known = [row for row in rows if row in self.rows]
+        room = {row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in known}
+        others = sum(not row.drafts for row in batch.live)
+        plan = self.choose(room, others) if known else Plan(None)
+        if plan.shape is not None and not all(row.seen for row in known):
+            batch.catch_up(known)  # to read a text for the first time is not what a step costs
         began = time.process_time()
-        results = batch.step(True, plan.shape, copied=plan.copied)
-        gained = {row: output.tokens for result in results for row, output in result.rows}
-        self.learn(plan, gained, time.process_time() - began)
+        results = batch.step(plan.shape, pieces=pieces, copied=plan.copied)
+        seconds = time.process_time() - began
+        gained = {row: output.tokens for result in results for row, output in result.rows if row in self.rows}
+        whole = all(result.size == len(result.rows) == len(gained) + others for result in results)
+        self.learn(plan, gained, seconds if whole and not pieces else None, others)
         return results
 
     def open(self, row: Row) -> None:
@@ -241,45 +246,47 @@ class StepPolicy:
             self.experience.accepted += 0.5 * (record.accepted.ratio - self.experience.accepted)
             self.experience.copied += 0.5 * (record.ratio - self.experience.copied)
 
-    def costs_of(self, rows: Sequence[Row]) -> StepCosts:
+    def costs_of(self, rows: Sequence[Row], others: int = 0) -> StepCosts:
         """For this number of rows; until learned, what follows from those of fewer rows: little is tried in vain."""
-        sampled = any(self.rows[row].sampled for row in rows)
-        known, key = self.experience.costs, (len(rows), sampled)
+        sampled, count = any(self.rows[row].sampled for row in rows), len(rows) + others
+        known, key = self.experience.costs, (count, sampled)
         if (found := known.get(key)) is not None and found.learned:
             return found
-        fewer = {n: c for (n, kind), c in known.items() if n < len(rows) and kind == sampled and c.learned}
+        fewer = {n: c for (n, kind), c in known.items() if n < count and kind == sampled and c.learned}
         most = max(fewer, default=1)
         if found is None:
-            found = known[key] = fewer.get(most, StepCosts()).of_rows(len(rows) / most)
+            found = known[key] = fewer.get(most, StepCosts()).of_rows(count / most)
         elif fewer:
-            found.begin_with(fewer[most].of_rows(len(rows) / most))
+            found.begin_with(fewer[most].of_rows(count / most))
         return found
 
-    def choose(self, room: Mapping[Row, int]) -> Plan:
-        """The next step of these rows, each with room for so many more tokens."""
-        if len(room) > MOST_ROWS:
+    def choose(self, room: Mapping[Row, int], others: int = 0) -> Plan:
+        """The next step of these rows, each with room for so many more tokens, and of others that never draft."""
+        rows, count = list(room), len(room) + others
+        if count > MOST_ROWS:
             return Plan(None)
-        rows, costs = list(room), self.costs_of(list(room))
+        costs = self.costs_of(rows, others)
         if costs.node < MOST_NODE:
             for row in rows:
                 self.rows[row].look_up()
         if costs.stale:
             return Plan(None)
         odds = {row: self.rows[row].odds() for row in rows}
-        lengths, speed = best_chains([odds[row][: room[row] - 1] for row in rows], costs)
+        lengths, speed = best_chains([*(odds[row][: room[row] - 1] for row in rows), *[()] * others], costs)
         if self.shape is not None:
             accepted = sum(min(EXPECTED * self.rows[row].accepted.ratio, room[row] - 1) for row in rows)
-            if (1 + accepted / len(rows)) / costs.of_draft > max(MIN_SPEEDUP, speed):
+            if (1 + accepted / count) / costs.of_draft > max(MIN_SPEEDUP, speed):
                 return Plan(self.shape, {row: Copied(self.rows[row].chain, odds[row]) for row in rows if odds[row]})
         if speed < MIN_SPEEDUP:
             return Plan(None)
-        return Plan(None, {row: Copied(self.rows[row].chain[:n]) for row, n in zip(rows, lengths, strict=True) if n})
+        return Plan(None, {row: Copied(self.rows[row].chain[:n]) for row, n in zip(rows, lengths, strict=False) if n})
 
-    def learn(self, plan: Plan, gained: Mapping[Row, Sequence[int]], seconds: float) -> None:
-        """The step of this plan gave its rows these tokens and took this long."""
-        if 0 < len(gained) <= MOST_ROWS:
-            nodes = sum(len(copied.tokens) for copied in plan.copied.values()) / len(gained)
-            self.costs_of(list(gained)).learn(plan.shape is not None, nodes, seconds)
+    def learn(self, plan: Plan, gained: Mapping[Row, Sequence[int]], seconds: float | None, others: int = 0) -> None:
+        """The step of this plan gave its rows these tokens and took this long; None if that time is not its own."""
+        count = len(gained) + others
+        if seconds is not None and gained and count <= MOST_ROWS:
+            nodes = sum(len(copied.tokens) for copied in plan.copied.values()) / count
+            self.costs_of(list(gained), others).learn(plan.shape is not None, nodes, seconds)
         for row, tokens in gained.items():
             record = self.rows[row]
             record.take(tokens)

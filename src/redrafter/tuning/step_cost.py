@@ -144,10 +144,11 @@ def open_rows(
     prompts: Sequence[Sequence[int]],
     room: int,
     sampling: SamplingParams | None = None,
-    drafts: bool = True,
+    first: Shape | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """Open rows that are ready to step. Prompts are cut to `room` tokens and used again if there are too few.
+    """Open rows that have taken their first step, of the shape `first`. Prompts are cut to `room` tokens and used again
+    if there are too few.
 
     `check` is called before each prompt is read; what it raises closes the rows.
     """
@@ -158,9 +159,10 @@ def open_rows(
             prompt = list(prompts[i % len(prompts)])[: max(1, room)]
             chosen = sampling or SamplingParams()
             request = Request(prompt=prompt, seed=i, max_new_tokens=batch.context, sampling=chosen)
-            opened.append(batch.open(request, drafts=drafts))
-            while batch.read(opened[-1], READ_TOKENS) is None:
-                pass
+            opened.append(batch.open(request))
+            while opened[-1].unread:
+                batch.read(opened[-1], READ_TOKENS)
+        batch.step(first)
     except BaseException:
         close_rows(batch, opened)
         raise
@@ -172,12 +174,12 @@ def close_rows(batch: Batch, rows: Sequence[Row]) -> None:
         batch.close(row)
 
 
-def run_steps(batch: Batch, shape: Shape | None, count: int, drafts: bool = True) -> float:
+def run_steps(batch: Batch, shape: Shape | None, count: int) -> float:
     """Run `count` steps and return ms per step. A GPU finishes all work before the clock starts and before it stops."""
     _synchronize(batch.target.device)
     began = time.perf_counter()
     for _ in range(count):
-        batch.step(drafts, shape)
+        batch.step(shape)
     batch.drain()
     _synchronize(batch.target.device)
     return 1000 * (time.perf_counter() - began) / count

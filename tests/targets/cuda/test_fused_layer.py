@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece, of_pieces
 from redrafter.kernels import norm_gate
 from redrafter.targets import load_target
 from redrafter.targets.cuda import fused_layer, layer_compile, layer_parts
@@ -20,10 +21,9 @@ OTHERS = ("gpt-neox", "mixtral")
 def verified(verifier, target, n):
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7, 4], cache, ())
-    depths = torch.arange(n).expand(2, -1)
-    chain = depths[:, :, None] >= depths[:, None, :]
+    flat = of_pieces([Piece(0, 7, TOKENS[0, :n].tolist()), Piece(1, 4, TOKENS[1, :n].tolist())], verifier.longest)
     with verifier.using(cache):
-        return verifier.forward(TOKENS[:, :n], depths, chain, torch.tensor([7, 4]), (0, 1, -1))
+        return [x.view(2, n, -1) for x in verifier.read(flat, (0, 1, -1))]
 
 
 def own(target, n):
@@ -100,11 +100,11 @@ def test_who_looks_at_a_layer_sees_all_of_its_result(which, monkeypatch):
     try:
         _, again = verified(verifier, target, 3)
         after_first = states[..., target.hidden_size : 2 * target.hidden_size]
-        torch.testing.assert_close(seen[-1], after_first)
+        torch.testing.assert_close(seen[-1].view(after_first.shape), after_first)
         torch.testing.assert_close(again, states)
         monkeypatch.setattr(layer_compile, "defer_sums", lambda layers: setattr(layers[0][1], "next", layers[1][1]))
         verified(verifier, target, 3)
-        assert not torch.allclose(seen[-1], after_first), "the twin: it looks too early"
+        assert not torch.allclose(seen[-1].view(after_first.shape), after_first), "the twin: it looks too early"
     finally:
         hook.remove()
 

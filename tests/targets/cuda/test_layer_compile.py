@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece, of_pieces
 from redrafter.targets import load_target
 from redrafter.targets.cuda import layer_compile
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -28,10 +29,8 @@ def traced(monkeypatch):
 def verified(one, target, n):
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7], cache, ())
-    depths = torch.arange(n)[None]
-    chain = depths[:, :, None] >= depths[:, None, :]
     with one.using(cache):
-        return one.forward(TOKENS[:, :n], depths, chain, torch.tensor([7]), (1, -1))
+        return [x[None] for x in one.read(of_pieces([Piece(0, 7, TOKENS[0, :n].tolist())], one.longest), (1, -1))]
 
 
 @torch.no_grad()

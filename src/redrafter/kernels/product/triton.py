@@ -101,7 +101,7 @@ def own_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out
 
 
-MANY = (256, 512, 1024, 2048)
+MANY = (256, 384, 512, 640, 768, 1024, 2048)
 """Numbers of tokens for which the library is tried: its product is then a few percent faster than the kernel's."""
 _agreed: dict[tuple[Any, ...], bool] = {}
 

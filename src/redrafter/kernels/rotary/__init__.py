@@ -10,14 +10,14 @@ __all__ = ["HeadNorms", "Heads", "rotate"]
 
 
 def rotate(
-    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, packed: Tensor
+    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, lines: Tensor
 ) -> Tensor:
-    """Partial sums (S, B·n, ...) of queries, keys and values -> rotated queries (B, n, H, D).
+    """Partial sums (S, T, ...) of queries, keys and values, cos and sin (T, R) -> rotated queries (T, H, D).
 
-    Keys (rotated) and values are written to the KV cache (P, K, S, D), where `packed` says.
+    Keys (rotated) and values are written to the KV cache (P, K, S, D), where the lines (T, COLUMNS) say.
     """
     if runs_triton(parts.device):
         from redrafter.kernels.rotary import triton
 
-        return triton.rotate(parts, cos, sin, heads, keys, values, packed)
-    return naive.rotate(parts, cos, sin, heads, keys, values, packed)
+        return triton.rotate(parts, cos, sin, heads, keys, values, lines)
+    return naive.rotate(parts, cos, sin, heads, keys, values, lines)

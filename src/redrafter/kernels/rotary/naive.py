@@ -27,26 +27,26 @@ class Heads(NamedTuple):
 
 
 def rotate(
-    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, packed: Tensor
+    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, lines: Tensor
 ) -> Tensor:
-    """Partial sums (S, B·n, (H + 2·K)·D), cos and sin (B, n, R) -> rotated queries (B, n, H, D).
+    """Partial sums (S, T, (H + 2·K)·D), cos and sin (T, R) -> rotated queries (T, H, D).
 
-    The first R ≤ D values of a head are rotated, first half against second. Queries and keys are rounded once.
+    The first R ≤ D values of a head are rotated, first half against second. Queries and keys are rounded once. Keys and
+    values go to the cache (P, K, S, D), where the lines (T, COLUMNS) say.
     """
-    batch, n = cos.shape[:2]
-    whole = parts.float().sum(0).view(batch, n, -1, heads.size)
-    query, key, value = torch.split(whole, [heads.queries, heads.keys, heads.keys], dim=2)
+    whole = parts.float().sum(0).view(len(lines), -1, heads.size)
+    query, key, value = torch.split(whole, [heads.queries, heads.keys, heads.keys], dim=1)
     if heads.norms is not None:
         query = _normed(query, heads.norms.queries, heads.norms)
         key = _normed(key, heads.norms.keys, heads.norms)
     query, key = (_turned(x, cos, sin).to(keys.dtype) for x in (query, key))
-    write(key.transpose(1, 2), value.to(values.dtype).transpose(1, 2), keys, values, packed)
+    write(key, value.to(values.dtype), keys, values, lines)
     return query
 
 
 def _normed(x: Tensor, scales: Tensor, norms: HeadNorms) -> Tensor:
-    """Heads (B, n, K, D), normed over D, or over K·D where the scales are that long."""
-    rows = x if len(scales) == x.shape[-1] else x.flatten(2)
+    """Heads (T, K, D), normed over D, or over K·D where the scales are that long."""
+    rows = x if len(scales) == x.shape[-1] else x.flatten(1)
     unit = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + norms.eps)
     return (unit * (scales.float() + norms.offset)).view_as(x)
 
@@ -55,5 +55,5 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned = cos.shape[-1]
     first, second = x[..., :turned].chunk(2, dim=-1)
     across = torch.cat([-second, first], dim=-1)
-    rotated = x[..., :turned] * cos[:, :, None].float() + across * sin[:, :, None].float()
+    rotated = x[..., :turned] * cos[:, None].float() + across * sin[:, None].float()
     return torch.cat([rotated, x[..., turned:]], dim=-1)

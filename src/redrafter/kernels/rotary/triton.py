@@ -8,12 +8,13 @@ from torch import Tensor
 from redrafter.kernels.launch import launch, wait_for_previous
 from redrafter.kernels.product.triton import summed
 from redrafter.kernels.rotary.naive import Heads
+from redrafter.kernels.tree_attention.triton_lines import COLUMNS, PLACE, SLOT
 
 
-@triton.jit(do_not_specialize=["n", "part"])
+@triton.jit(do_not_specialize=["part"])
 def _rotate(
-    parts, cos, sin, q_scales, k_scales, query, keys, values, packed,
-    n, part, p_row, a_row, a_node, c_row, c_head, c_slot, m_row, m_node,
+    parts, cos, sin, q_scales, k_scales, query, keys, values, lines,
+    part, p_row, a_row, c_row, c_head, c_slot,
     heads, kv_heads, size, turned, offset, eps,
     PARTS: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     EARLY: tl.constexpr,
@@ -21,7 +22,6 @@ def _rotate(
     """HEADS heads of one token. NORM: 0 without head norms, 1 with a norm of each head, 2 with one of all heads."""
     wait_for_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
-    row, node = token // n, token % n
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, D)
     half = turned // 2
@@ -52,7 +52,7 @@ def _rotate(
         scale = tl.load(q_scales + q_at[:, None] + across[None, :], mask=queries, other=0.0).to(tl.float32)
         scale += tl.load(k_scales + k_at[:, None] + across[None, :], mask=others, other=0.0).to(tl.float32)
         other = other * unit[:, None] * (scale + offset)
-    angle = row * a_row + node * a_node + d
+    angle = token * a_row + d
     c = tl.load(cos + angle, mask=d < turned, other=1.0).to(tl.float32)
     s = tl.load(sin + angle, mask=d < turned, other=0.0).to(tl.float32)
     s = tl.where(d < half, -s, s)
@@ -61,12 +61,13 @@ def _rotate(
 
     at = token * heads * size + head[:, None] * size + d[None, :]
     tl.store(query + at, rotated, mask=inside & is_query[:, None])
-    slot = tl.load(packed + row * m_row) + node
-    place = tl.load(packed + row * m_row + 3)
-    into = place * c_row + slot * c_slot + d[None, :]
-    key_head, value_head = (head - heads)[:, None] * c_head, (head - heads - kv_heads)[:, None] * c_head
-    tl.store(keys + into + key_head, rotated, mask=inside & (head >= heads)[:, None] & ~is_value[:, None])
-    tl.store(values + into + value_head, rotated, mask=inside & is_value[:, None])
+    slot = tl.load(lines + token * COLUMNS + SLOT)
+    if slot >= 0:  # padding has none
+        place = tl.load(lines + token * COLUMNS + PLACE)
+        into = place * c_row + slot * c_slot + d[None, :]
+        key_head, value_head = (head - heads)[:, None] * c_head, (head - heads - kv_heads)[:, None] * c_head
+        tl.store(keys + into + key_head, rotated, mask=inside & (head >= heads)[:, None] & ~is_value[:, None])
+        tl.store(values + into + value_head, rotated, mask=inside & is_value[:, None])
 
 
 ELEMENTS = 1024
@@ -74,20 +75,21 @@ ELEMENTS = 1024
 
 
 def rotate(
-    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, packed: Tensor
+    parts: Tensor, cos: Tensor, sin: Tensor, heads: Heads, keys: Tensor, values: Tensor, lines: Tensor
 ) -> Tensor:
-    """See naive.py. The last axes are contiguous; keys and values have equal strides, so do cos and sin."""
-    batch, n = cos.shape[:2]
+    """See naive.py. The last axes are contiguous, and so are the lines; keys and values have equal strides, so do cos
+    and sin."""
+    tokens = len(lines)
     queries, kv_heads, size, norms = heads
-    query = torch.empty(batch, n, queries, size, dtype=keys.dtype, device=keys.device)
+    query = torch.empty(tokens, queries, size, dtype=keys.dtype, device=keys.device)
     d = triton.next_power_of_2(size)
     each = max(1, ELEMENTS // d)
     q_scales, k_scales, offset, eps = norms or (query, query, 0.0, 0.0)
     norm = 0 if norms is None else 1 if len(q_scales) == size else 2
     launch(
-        _rotate, (batch * n, triton.cdiv(queries + 2 * kv_heads, each)), keys.device,
-        parts, cos, sin, q_scales, k_scales, query, keys, values, packed,
-        n, parts.stride(0), parts.stride(1), *cos.stride()[:2], *keys.stride()[:3], packed.stride(0), packed.stride(2),
+        _rotate, (tokens, triton.cdiv(queries + 2 * kv_heads, each)), keys.device,
+        parts, cos, sin, q_scales, k_scales, query, keys, values, lines,
+        *parts.stride()[:2], cos.stride(0), *keys.stride()[:3],
         queries, kv_heads, size, cos.shape[-1], offset, eps,
         PARTS=len(parts), NORM=norm, HEADS=each, D=d, num_warps=4,
         Q=triton.next_power_of_2(queries * size), K=triton.next_power_of_2(kv_heads * size),

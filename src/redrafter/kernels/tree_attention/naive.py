@@ -1,99 +1,81 @@
-"""Attention of tree nodes over the KV cache and over each other: the oracle, and the format of the packed mask."""
+"""Attention of a flat pass over the KV cache: the oracle, and the format of the pass's lines.
+
+A pass reads T tokens of any mixture of rows: the last token of a row, the nodes of its tree, a piece of its prompt.
+Each token has a line, which says where the token stands and what it sees. Tokens of the same row are neighbours: a run.
+"""
 
 import torch
 from torch import Tensor
 
-LENGTH, DEPTH, WINDOW, PLACE, SLOTS = range(5)
-"""Columns of a packed mask; from SLOTS on, the slots of a tree node's newest keys."""
+TOKEN, POSITION, INDEX, WINDOW, PLACE, SLOT, SLOTS = range(7)
+"""Columns of a line: the token's id; its rotary position; how many tokens of its text come before it; the window of its
+attention; its row's place in the KV cache; the slot of its key, -1 for padding; from SLOTS on, the slots of its newest
+keys."""
 EVERYTHING = 1 << 40
-"""The window size of full attention."""
+"""The window of full attention."""
 NEWEST = 16
-"""A node's newest keys, its own included. Nodes of a tree that is less deep get the bits of plain decoding on a GPU."""
+"""A token's newest keys, its own included: read slot by slot. All older keys are in the slots of their indices."""
+DEEPEST = NEWEST - 1
+"""Depth of the deepest node that a tree may have: all keys above it are among its newest."""
+COLUMNS = SLOTS + NEWEST
 
 
-def newest_for(deep: int) -> int:
-    """How many of a node's keys are its newest, in a tree of this depth: a power of two.
+def padding(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """(count, COLUMNS) lines of no token: such a line is in no run, sees nothing and writes no key."""
+    lines = torch.zeros(count, COLUMNS, dtype=torch.long, device=device)
+    lines[:, WINDOW] = EVERYTHING
+    lines[:, SLOT:] = -1
+    return lines
 
-    >>> [newest_for(deep) for deep in (1, 15, 16)]
-    [16, 16, 32]
+
+def visible(lines: Tensor, slots: int) -> Tensor:
+    """(T, COLUMNS) -> (T, S): which slots of its place each token sees.
+
+    A node below the root of a text of 20 tokens, in slot 23; what is between them are nodes of other paths:
+
+    >>> line = padding(1)
+    >>> line[0, INDEX], line[0, SLOT], line[0, SLOTS:] = 21, 23, torch.tensor([*range(6, 21), 23])
+    >>> visible(line, 25)[0].nonzero()[:, 0].tolist()[-4:]
+    [18, 19, 20, 23]
     """
-    return max(NEWEST, 1 << deep.bit_length())
-
-
-def newest_of(packed: Tensor) -> int:
-    """`newest_for` of the tree that a mask was packed for; 0 for a chain."""
-    return packed.shape[-1] - SLOTS
-
-
-def pack_mask(
-    lengths: Tensor,
-    depths: Tensor,
-    mask: Tensor | None,
-    window: int | None = None,
-    places: Tensor | None = None,
-    deep: int = NEWEST - 1,
-) -> Tensor:
-    """(B,) lengths, (B, n) depths, (B, n, n) ancestors -> (B, 1, n, 4 + newest) int64.
-
-    What each node sees, in a few words. A node at position p = length + depth sees all keys up to p - newest in its
-    row's place in the cache (`places` (B,), by default 0, 1, ...), where slots are positions. The last columns have the
-    slots of the newest keys, up to p: those of the text, then those of the nodes on its path; -1 is no key. The window
-    cuts both off. No node is deeper than `deep`. Without ancestors the nodes are a chain: node j has depth j and sees
-    all before it, and there are no slots. The mask has four axes because transformers passes such a mask to attention
-    unchanged.
-
-    >>> two = torch.tensor([[[1, 0], [1, 1]]]).bool()
-    >>> pack_mask(torch.tensor([7]), torch.tensor([[0, 1]]), two, window=5)[0, 0, 1].tolist()
-    [7, 1, 5, 0, -1, -1, -1, -1, -1, -1, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8]
-    """
-    batch, n = depths.shape
-    length = lengths[:, None].expand(batch, n)
-    reach = torch.full_like(depths, EVERYTHING if window is None else window)
-    places = torch.arange(batch, device=depths.device) if places is None else places
-    about = torch.stack([length, depths, reach, places[:, None].expand(batch, n)], dim=-1)
-    if mask is None:
-        return about[:, None]
-    level = depths[..., None] + torch.arange(1 - newest_for(deep), 1, device=depths.device)  # (B, n, newest)
-    on_path = mask[:, :, None] & (depths[:, None, None] == level[..., None])  # (B, n, newest, n)
-    node = torch.where(on_path.any(-1), lengths[:, None, None] + on_path.int().argmax(-1), -1)
-    return torch.cat([about, torch.where(level < 0, length[..., None] + level, node).clamp(min=-1)], dim=-1)[:, None]
-
-
-def visible(packed: Tensor, slots: int) -> Tensor:
-    """(B, 1, n, ...) -> (B, n, S): which slots each node sees; the tree is in the slots from the row's length on."""
-    packed = packed[:, 0]
-    position = packed[..., LENGTH] + packed[..., DEPTH]  # (B, n)
-    back = position[..., None] - torch.arange(slots, device=packed.device)  # (B, n, S)
-    newest = packed[..., SLOTS:]
-    seen = (back >= newest.shape[-1]) & (back < packed[..., WINDOW, None])
-    if newest.shape[-1] == 0:
-        return seen
-    near = torch.arange(newest.shape[-1] - 1, -1, -1, device=packed.device) < packed[..., WINDOW, None]
+    back = lines[:, INDEX, None] - torch.arange(slots, device=lines.device)  # (T, S)
+    window = lines[:, WINDOW, None]
+    seen = (back >= NEWEST) & (back < window)
+    near = torch.arange(NEWEST - 1, -1, -1, device=lines.device) < window
+    newest = lines[:, SLOTS:]
     listed = torch.where(near & (newest >= 0), newest, slots)  # a column of its own for what is not seen
-    return torch.nn.functional.pad(seen, (0, 1)).scatter(2, listed, True)[..., :slots]
+    seen = torch.nn.functional.pad(seen, (0, 1)).scatter(1, listed, True)[:, :slots]
+    return seen & (lines[:, SLOT, None] >= 0)
 
 
-def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, packed: Tensor) -> None:
-    """Write nodes' keys and values (B, K, n, D) to the cache (P, K, S, D), in their row's slots from its length on."""
-    slots = packed[:, 0, :, LENGTH] + torch.arange(packed.shape[2], device=packed.device)  # (B, n)
-    places = packed[:, 0, :1, PLACE]
-    for whole, new in ((keys, key), (values, value)):
-        whole[places, :, slots] = new.transpose(1, 2)
+def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, lines: Tensor) -> None:
+    """Write the tokens' keys and values (T, K, D) to the cache (P, K, S, D). Padding writes nothing.
 
-
-def attend(query: Tensor, keys: Tensor, values: Tensor, packed: Tensor, scaling: float) -> Tensor:
-    """Queries (B, n, G·K, D) of n nodes on the cache (P, K, S, D) -> (B, n, G·K, D).
-
-    The cache already holds the nodes' own keys and values, in their row's slots from its length on.
+    Nothing here waits for the device: padding writes what some token writes, once more.
     """
-    batch, n, heads, size = query.shape
-    groups = heads // keys.shape[1]
-    places = packed[:, 0, 0, PLACE]
-    keys, values = keys[places], values[places]
-    seen = visible(packed, keys.shape[2])[:, None, None]  # (B, 1, 1, n, S)
-    grouped = query.transpose(1, 2).reshape(batch, -1, groups, n, size).float()
-    scores = torch.einsum("bkgnd,bksd->bkgns", grouped, keys.float()) * scaling
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    # slots that were never written have weight 0
-    out = torch.einsum("bkgns,bksd->bkgnd", weights, values.float().nan_to_num())
-    return out.reshape(batch, heads, n, size).transpose(1, 2).to(query.dtype)
+    source = torch.where(lines[:, SLOT] >= 0, torch.arange(len(lines), device=lines.device), lines[:, SLOT].argmax())
+    places, slots = lines[source, PLACE], lines[source, SLOT]
+    for whole, new in ((keys, key), (values, value)):
+        whole[places, :, slots] = new[source]
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, lines: Tensor, runs: Tensor, scaling: float) -> Tensor:
+    """Queries (T, G·K, D) on the cache (P, K, S, D), which holds the tokens' keys -> (T, G·K, D), 0 for padding.
+
+    `runs` (R, 2): the first line of each row's tokens, and how many there are.
+    """
+    kv_heads, size = keys.shape[1::2]
+    seen = visible(lines, keys.shape[2])
+    out = torch.zeros_like(query)
+    for first, count in runs.tolist():
+        if not count:
+            continue
+        some = slice(first, first + count)
+        place = lines[first, PLACE]
+        grouped = query[some].reshape(count, kv_heads, -1, size).float()
+        scores = torch.einsum("nkgd,ksd->nkgs", grouped, keys[place].float()) * scaling
+        weights = scores.masked_fill(~seen[some, None, None], -torch.inf).softmax(-1)
+        # slots that were never written have weight 0
+        result = torch.einsum("nkgs,ksd->nkgd", weights, values[place].float().nan_to_num())
+        out[some] = result.flatten(1, 2).to(query.dtype)
+    return out

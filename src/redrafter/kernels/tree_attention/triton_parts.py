@@ -1,21 +1,40 @@
-"""What the kernels of tree attention share: parts of the older keys, the newest keys, running softmaxes."""
+"""What the kernels of tree attention share: queries, parts of the older keys, the newest keys, running softmaxes."""
 
 import triton
 import triton.language as tl
 
 from redrafter.kernels.launch import wait_for_previous
+from redrafter.kernels.tree_attention.triton_lines import COLUMNS, INDEX, NEWEST, PLACE, SLOTS, WINDOW
+
+
+@triton.jit
+def queries_of(lines, first_line, count, at, groups):
+    """Queries `at` of a run, group by group and line by line: whether they are real, their groups and lines, how many
+    tokens come before them, and their windows."""
+    real = at < groups * count
+    group, line = at // count, first_line + at % count
+    about = lines + line.to(tl.int64) * COLUMNS
+    index = tl.load(about + INDEX, mask=real, other=0).to(tl.int32)
+    window = tl.minimum(tl.load(about + WINDOW, mask=real, other=1), 1 << 30).to(tl.int32)
+    return real, group, line, index, window
+
+
+@triton.jit
+def border_of(index, real):
+    """Keys before the border are older ones."""
+    return tl.where(real, tl.maximum(index + 1 - NEWEST, 0), 0)
 
 
 @triton.jit
 def start_of(part):
-    """The first position of a part: parts of 128 positions, from 512 on of 512, 4,096 of 1,024, 16,384 of 4,096."""
+    """The first slot of a part: parts of 128 slots, from 512 on of 512, from 4,096 of 1,024, from 16,384 of 4,096."""
     far = tl.where(part < 23, (part - 7) * 1024, (part - 19) * 4096)
     return tl.where(part < 4, part * 128, tl.where(part < 11, (part - 3) * 512, far))
 
 
 @triton.jit
 def count_parts(length):
-    """How many parts begin before this position."""
+    """How many parts begin before this slot."""
     far = tl.where(length <= 16384, 7 + tl.cdiv(length, 1024), 19 + tl.cdiv(length, 4096))
     return tl.where(length <= 512, tl.cdiv(length, 128), tl.where(length <= 4096, 3 + tl.cdiv(length, 512), far))
 
@@ -90,21 +109,22 @@ def stored(peaks, totals, sums, at, d, size, there):
 
 @triton.jit
 def newest(
-    query, keys, values, slots, position, real, window, scale, c_slot, size,
-    NEWEST: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    query, keys, values, lines, line, real, window, scale, c_row, c_slot, size,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The newest keys, gathered for each query. A tree's keys are in the mask's slots, a chain's at their positions."""
+    """The newest keys, gathered for each query from the slots in its line."""
     d = tl.arange(0, D)[None, None, :]
     i = tl.arange(0, NEWEST)[None, :]
-    at = position[:, None] + 1 - NEWEST + i
-    seen = real[:, None] & (at >= tl.maximum(position + 1 - tl.minimum(window, NEWEST), 0)[:, None])
-    if TREE:
-        at = tl.load(slots[:, None] + i, mask=seen, other=-1).to(tl.int32)
-        seen = seen & (at >= 0)
+    about = lines + line.to(tl.int64) * COLUMNS
+    near = real[:, None] & (NEWEST - i <= window[:, None])
+    slot = tl.load(about[:, None] + SLOTS + i, mask=near, other=-1).to(tl.int32)
+    row = tl.load(about + PLACE, mask=real, other=0) * c_row
+    seen = slot >= 0
     here = seen[:, :, None] & (d < size)
-    wait_for_previous(EARLY)  # only now: the mask is older than the kernel before this one
-    k = tl.load(keys + at[:, :, None] * c_slot + d, mask=here, other=0.0)
-    v = tl.load(values + at[:, :, None] * c_slot + d, mask=here, other=0.0)
+    at = row[:, None, None] + slot[:, :, None] * c_slot + d
+    wait_for_previous(EARLY)  # only now: the lines are older than the kernel before this one
+    k = tl.load(keys + at, mask=here, other=0.0)
+    v = tl.load(values + at, mask=here, other=0.0)
     q = tl.load(query[:, None, None] + d, mask=real[:, None, None] & (d < size), other=0.0)
     score = tl.where(seen, tl.sum(q.to(tl.float32) * k.to(tl.float32), 2) * scale, -float("inf"))
     peak = tl.max(score, 1)
@@ -132,7 +152,7 @@ def parts_between(
 
 @triton.jit
 def merged(
-    peaks, totals, sums, into, each, at, parts, last, d, size, real,
+    peaks, totals, sums, into, each, at, border, last, d, size, real,
     M: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """All parts of M queries in their order, then the newest keys (part `last`): the weighted mean of values."""
@@ -140,12 +160,20 @@ def merged(
     peak = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    for i in range(0, parts, 2):  # two at once: a compiler does not move the second's loads before the first's sums
+    parts = count_parts(border)
+    for i in range(
+        0, tl.max(parts, 0), 2
+    ):  # two at once: a compiler does not move the second's loads before the first's sums
         here = (into + i) * each + at
-        more = real & (at * 0 + i + 1 < parts)
-        peak_0, total_0, acc_0 = stored(peaks, totals, sums, here, d, size, real)
-        peak_1, total_1, acc_1 = stored(peaks, totals, sums, here + each, d, size, more)
+        peak_0, total_0, acc_0 = stored(peaks, totals, sums, here, d, size, i < parts)
+        peak_1, total_1, acc_1 = stored(peaks, totals, sums, here + each, d, size, i + 1 < parts)
         peak, total, acc = add(peak, total, acc, peak_0, total_0, acc_0)
         peak, total, acc = add(peak, total, acc, peak_1, total_1, acc_1)
     peak, total, acc = add(peak, total, acc, last_peak, last_total, last_acc)
-    return acc / tl.where(real, total, 1.0)[:, None]
+    return mean(total, acc)
+
+
+@triton.jit
+def mean(total, acc):
+    """The weighted mean of values; 0 for a query that sees nothing."""
+    return acc / tl.where(total > 0, total, 1.0)[:, None]

@@ -26,7 +26,7 @@ def pack(
 @torch.library.custom_op("redrafter::tree_pack", mutates_args=())
 def _pack(
     tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, last: Tensor, budget: int, length: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from redrafter.kernels.tree_pack import triton
 
     return triton.pack(tokens, parents, depths, scores, last, budget, length)
@@ -35,10 +35,11 @@ def _pack(
 @_pack.register_fake
 def _(
     tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, last: Tensor, budget: int, length: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, total = tokens.shape
     n = min(budget, total) + 1
     made = [tokens.new_empty(batch, n, dtype=torch.long) for _ in range(3)]
     valid = tokens.new_empty(batch, n, dtype=torch.bool)
     mask = tokens.new_empty(batch, n, n, dtype=torch.bool)
-    return made[0], made[1], made[2], valid, mask, tokens.new_empty(batch, total + 1, dtype=torch.long)
+    place = tokens.new_empty(batch, total + 1, dtype=torch.long)
+    return made[0], made[1], made[2], valid, mask, place, scores.new_empty(batch, n)

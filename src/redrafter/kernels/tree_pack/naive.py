@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-Packed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Tokens, parents, depths, valid (B, N+1), mask (B, N+1, N+1), and the place of each old id (B, M+1), 0 if dropped."""
+Packed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Tokens, parents, depths, valid (B, N+1), mask (B, N+1, N+1), the place of each old id (B, M+1), 0 if dropped, and
+scores (B, N+1): never above the parent's, inf for the root, -inf for empty nodes."""
 
 
 def ancestors(parents: Tensor, length: int) -> Tensor:
@@ -41,12 +42,14 @@ def pack(
     place = torch.zeros(batch, total + 1, dtype=torch.long, device=kept.device)
     place.scatter_(1, kept + 1, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
     zero = torch.zeros_like(kept[:, :1])
+    lowered = torch.cat([root, scores.gather(1, kept)], 1)
     above = torch.cat([zero, place.gather(1, parents.gather(1, kept))], 1)
     return (
         torch.cat([last[:, None], tokens.gather(1, kept)], 1),
         above,
         torch.cat([zero, depths.gather(1, kept)], 1),
-        torch.cat([zero == 0, scores.gather(1, kept) > -torch.inf], 1),
+        lowered > -torch.inf,
         ancestors(above, min(length, budget)),  # N nodes that are closed under parents are at most N deep
         place,
+        lowered,
     )

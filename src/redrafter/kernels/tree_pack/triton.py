@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redrafter.kernels.launch import indices, submit
+from redrafter.kernels.tree_pack.naive import Packed
 
 PAIRS = 4096
 """Nodes that are compared with each other at once."""
@@ -32,7 +33,7 @@ def _lowered(scores, parents, at, real, p_node, s_node, length):
 
 @triton.jit
 def _pack(
-    tokens, parents, depths, scores, last, out_tokens, out_parents, out_depths, valid, mask, place,
+    tokens, parents, depths, scores, last, out_tokens, out_parents, out_depths, valid, mask, place, out_scores,
     total, kept, length, t_row, t_node, p_row, p_node, d_row, d_node, s_row, s_node, l_row,
     M: tl.constexpr, N: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
@@ -66,6 +67,7 @@ def _pack(
     tl.store(out_parents + out, 0)
     tl.store(out_depths + out, 0)
     tl.store(valid + out, True)
+    tl.store(out_scores + out, float("inf"))
     tl.debug_barrier()  # the places and the empty mask are written before they are read and filled
 
     above = tl.load(parents + node * p_node, mask=keeps, other=0)
@@ -74,6 +76,7 @@ def _pack(
     tl.store(out_parents + out + into, up, mask=keeps)
     tl.store(out_depths + out + into, tl.load(depths + row * d_row + node * d_node, mask=keeps), mask=keeps)
     tl.store(valid + out + into, full, mask=keeps)
+    tl.store(out_scores + out + into, score, mask=keeps)
     for _ in range(length):
         inner = keeps & (up > 0)  # only an empty node has a parent that was dropped: its parent is then the root
         tl.store(mask + into * (kept + 1) + up, True, mask=inner)
@@ -83,7 +86,7 @@ def _pack(
 
 def pack(
     tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, last: Tensor, budget: int, length: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Packed:
     """See naive.py; fp32 scores."""
     batch, total = tokens.shape
     kept = min(budget, total)
@@ -91,11 +94,12 @@ def pack(
     valid = torch.empty(batch, kept + 1, dtype=torch.bool, device=tokens.device)
     mask = torch.empty(batch, kept + 1, kept + 1, dtype=torch.bool, device=tokens.device)
     place = indices(batch, total + 1, device=tokens.device)
+    lowered = torch.empty(batch, kept + 1, dtype=scores.dtype, device=tokens.device)
     room = triton.next_power_of_2(total)
     submit(
         _pack, (batch,),
-        tokens, parents, depths, scores, last, *out, valid, mask, place, total, kept, length,
+        tokens, parents, depths, scores, last, *out, valid, mask, place, lowered, total, kept, length,
         *tokens.stride(), *parents.stride(), *depths.stride(), *scores.stride(), last.stride(0),
         M=room, N=triton.next_power_of_2(kept + 1), TOGETHER=max(1, min(32, PAIRS // room)), num_warps=4,
     )  # fmt: skip
-    return out[0], out[1], out[2], valid, mask, place
+    return out[0], out[1], out[2], valid, mask, place, lowered

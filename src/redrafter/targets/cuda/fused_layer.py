@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Flat, Piece, of_pieces
 from redrafter.kernels import compiles_only, norm_gate, rotary
 from redrafter.kernels.gated_product import gated_product
 from redrafter.kernels.norm_gate import Norm
 from redrafter.kernels.product import product
-from redrafter.kernels.tree_attention import pack_mask
 from redrafter.targets.cuda.fused_qkv import Replacement
 from redrafter.targets.cuda.layer_parts import TRANSFORMERS_HOOKS, CannotFuse, parts_of_layer, relative_gap
-from redrafter.targets.cuda.tree_attention import PassThroughCache, active_layer, attend, use_tree_attention
+from redrafter.targets.cuda.tree_attention import PassThroughCache, active, use_tree_attention
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class FusedLayer:
-    """One layer's pass over a tree's nodes."""
+    """One layer's pass over the tokens of a flat pass."""
 
     next: "FusedLayer | None" = None
     """The layer that adds this layer's last partial sums to its result; None if this layer adds them itself."""
@@ -53,19 +53,16 @@ class FusedLayer:
         **kwargs: Any,
     ) -> Tensor:
         p = self.parts
-        batch, n, _ = hidden_states.shape
-        x = hidden_states.flatten(0, 1)
+        x, lines = hidden_states[0], attention_mask[0, 0]
         sums, after = self.pending or (None, None)
         self.pending = None
         read = norm_gate.add_norm(x, sums, after, p.before_attention, into=x)
-        cos, sin = (a.expand(batch, -1, -1) for a in position_embeddings)
-        keys, values = active_layer(p.index)
-        query = rotary.rotate(
-            product(read, p.qkv.weight, p.qkv.bias), cos, sin, p.heads, keys, values, attention_mask
-        )  # (B, n, H, D)
-        out = attend(query, attention_mask, p.index, p.scaling)
+        cos, sin = (a[0] for a in position_embeddings)
+        keys, values = active().cache.layers[p.index]
+        query = rotary.rotate(product(read, p.qkv.weight, p.qkv.bias), cos, sin, p.heads, keys, values, lines)
+        out = active().attend(query, lines, p.index, p.scaling)  # (T, H, D)
         y = torch.empty_like(x)  # x stays: the caller may want the hidden state before this layer
-        sums = product(out.view(batch * n, -1), p.o.weight)
+        sums = product(out.flatten(1), p.o.weight)
         read = norm_gate.add_norm(x, sums, p.after_attention, p.before_mlp, into=y)
         inner = gated_product(read, p.gate_up.weight, p.gate_up.bias, p.activation)
         sums = product(inner, p.down.weight)
@@ -106,7 +103,7 @@ def defer_sums(layers: Sequence[tuple[nn.Module, FusedLayer]]) -> None:
 
 
 def _trial(target: Target, layer: Any, made: FusedLayer) -> float:
-    """Relative difference of the fused pass and the layer's own, for three nodes after a short text.
+    """Relative difference of the fused pass and the layer's own, for three tokens after a short text.
 
     The input is small, so the difference measures what the layer adds to the input.
     """
@@ -118,17 +115,18 @@ def _trial(target: Target, layer: Any, made: FusedLayer) -> float:
 
     cache = KVCache(slots=8)
     cache.layers[made.index] = tensor(1, heads.keys, 8, heads.size), tensor(1, heads.keys, 8, heads.size)
-    depths = torch.arange(3, device=of.device)[None]
-    packed = pack_mask(torch.tensor([4], device=of.device), depths, depths[:, :, None] >= depths[:, None])
+    flat = of_pieces([Piece(0, 4, [0, 0, 0])], longest=target.max_positions - 1)
+    flat = Flat(flat.lines.to(of.device), flat.runs.to(of.device))
     turned = int(heads.size * getattr(target.config, "partial_rotary_factor", 1.0) or heads.size)
     angles = torch.randn(1, 3, turned // 2, generator=random).repeat(1, 1, 2)
     x = tensor(1, 3, of.shape[0]) * 0.01
     given: dict[str, Any] = {
-        "attention_mask": packed,
+        "attention_mask": flat.lines[None, None],
         "position_embeddings": (angles.cos().to(of), angles.sin().to(of)),
         "past_key_values": PassThroughCache(),
     }
     with use_tree_attention(target, cache):
+        active().begin(flat, heads.queries)
         want = type(layer).forward(layer, x, **given)
         alone = made(x, **given)
         made.next = made

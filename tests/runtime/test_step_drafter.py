@@ -8,14 +8,14 @@ from torch._inductor.utils import run_and_get_code
 
 from redrafter.core.step import Rows
 from redrafter.drafters import NoDrafter
-from redrafter.drafters.step_drafter import StepDrafter
+from redrafter.runtime.step_drafter import StepDrafter
 
 SLOTS = 1237
 
 
 def remember(lengths, history, hidden):
-    rows = Rows(**({f.name: None for f in fields(Rows)} | {"lengths": lengths}))
-    StepDrafter(NoDrafter(), rows, history, guesses=True, trims=False).remember(hidden)
+    rows = Rows(**({f.name: None for f in fields(Rows)} | {"lengths": lengths, "done": lengths < 0}))
+    StepDrafter(NoDrafter(), rows, history, follows=None, guesses=False).remember(hidden)
     return lengths + 1
 
 

@@ -1,0 +1,252 @@
+"""Recorded steps of the running batch: CUDA graphs that are launched one behind the other, and read one step late.
+
+A draft and the end of a step are recorded for each kind of step, passes for each number of tokens (flat_pass.py). What
+is recorded works on fixed buffers. Without a GPU the same code runs part by part.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from redrafter.config import Shape
+from redrafter.core.flat import Piece
+from redrafter.core.rows import map_tensors
+from redrafter.core.rules import Rule
+from redrafter.core.rules.seeded import SeededRule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Drafter
+from redrafter.drafters import NoDrafter
+from redrafter.kernels import compile_kernels
+from redrafter.kernels.tree_attention.naive import DEEPEST
+from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, PaddedPass, StepPass
+from redrafter.runtime.graph import recorded, unrecorded
+from redrafter.runtime.guide import RowProcessors
+from redrafter.runtime.launched import Launched, Results
+from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, drafted
+from redrafter.runtime.state import BatchState, assign, holds_cache, tensors_of
+from redrafter.runtime.step_drafter import StepDrafter
+from redrafter.targets import Target
+
+if TYPE_CHECKING:
+    from redrafter.targets.cuda.tree_target import TreeTarget
+
+log = logging.getLogger(__name__)
+
+VISITED = 63
+"""Drafted nodes of a row among which a common budget chooses."""
+
+
+class RecordedSteps:
+    """Makes recorded steps at their first use and keeps them."""
+
+    def __init__(
+        self,
+        verifier: "Target | TreeTarget",
+        drafter: Drafter,
+        state: BatchState,
+        rules: Callable[[Shape], Rule],
+        most: int,
+        *,
+        compiles_step: bool,
+    ) -> None:
+        """`most`: tokens of trees in a pass. compiles_step: compile what comes before and after the pass."""
+        self.verifier, self.drafter, self.state, self.rules = verifier, drafter, state, rules
+        self.target = verifier if isinstance(verifier, Target) else verifier.target
+        self.plain = NoDrafter()
+        self.steps: dict[StepKind, RecordedStep | None] = {}  # None: cannot be recorded
+        self.warned: set[str] = set()
+        self.compiles_step = compiles_step
+        self.memory = self._new_memory()
+        self.passes: FlatPasses | None = None
+        if not isinstance(verifier, Target):
+            # A pool of its own: a pass runs between the parts of a step and must leave what they keep.
+            self.passes = FlatPasses(verifier, state, drafter.layers, most, self._new_memory())
+
+    def launch(
+        self,
+        kind: StepKind,
+        sampling: Sampling,
+        version: int,
+        count: int,
+        pieces: Sequence[Piece] = (),
+        guesses: Sequence[bool] = (),
+        between: Callable[[], None] = lambda: None,
+    ) -> Launched | None:
+        """`count` steps, the first with pieces of prompts; None if they cannot be recorded.
+
+        `version` tells samplings apart. guesses: which rows may guess, for guides. between: launches what has to come
+        between the first pass and the end of its step.
+        """
+        assert count == 1 or not kind.guided, "the host takes part in each step: launch one at a time"
+        processors = sampling.processor if isinstance(sampling.processor, RowProcessors) else None
+        sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
+        began = time.perf_counter()
+        if kind not in self.steps:
+            self.steps[kind] = self._record(kind, sampling)
+        recording = time.perf_counter() - began
+        step = self.steps[kind]
+        if step is None:
+            return None
+        if step.version != version:
+            assign(step.parts.sampling, sampling)
+            step.version = version
+        host = _host(step, count)
+        for i in range(count):
+            step.before(processors, guesses)
+            step.parts.passes.run(pieces if i == 0 else ())
+            step.after(between if i == 0 else lambda: None)
+            host[i].copy_(step.lines, non_blocking=True)
+        event = torch.cuda.Event() if host.is_pinned() else None  # type: ignore[no-untyped-call]
+        if event is not None:
+            event.record()
+
+        def results() -> Results:
+            if event is not None:
+                event.synchronize()
+            lines: Results = host.tolist()
+            return lines
+
+        return Launched(results, step.width, kind.follows, step.logits, late=not kind.guided, recording=recording)
+
+    @torch.no_grad()
+    def record_passes(self, chunk: int) -> None:
+        """Record the passes of all recorded steps that also read up to `chunk` prompt tokens.
+
+        A batch without a row that decodes reads more of them: there the first step of some rows follows.
+        """
+        if self.passes is None:
+            return
+        self.passes.clear()
+        for kind, step in self.steps.items():
+            if step is not None and isinstance(step.parts.passes, StepPass):
+                area = step.parts.passes.area
+                most = MOST if kind.shape is None and kind.rows <= AT_ONCE else min(chunk, MOST)
+                for size in self.passes.sizes(area, most):
+                    self.passes.graph(area, size, kind.rows, reads=True)
+
+    def kind(self, rows: int, shape: Shape | None, follows: bool, sampling: Sampling, guided: bool) -> StepKind:
+        sampling = as_kind(replace(sampling, processor=None), 1)
+        return StepKind(rows, shape, follows, sampling.samples, sampling.filters, sampling.penalises, guided)
+
+    def _rule(self, kind: StepKind, pools: bool) -> tuple[Rule, int | None]:
+        """The rule of a step, and the drafted nodes of all rows together if they share a budget.
+
+        Rows share one under the rule `seeded`, where a text does not depend on which nodes are verified.
+        """
+        shape = kind.shape or self.plain.default_shape
+        rule = self.rules(shape)
+        if not pools or kind.shape is None or kind.rows == 1 or kind.guided or type(rule) is not SeededRule:
+            return rule, None
+        visited = min(shape.width * shape.length, VISITED)
+        return replace(rule, shape=replace(shape, nodes=visited)), kind.rows * rule.nodes
+
+    def _record(self, kind: StepKind, sampling: Sampling) -> RecordedStep | None:
+        log.info("recording a step of %s for %d rows", self.target.name, kind.rows)
+        try:
+            if kind.follows and holds_cache(self.state.rows.state):
+                raise RuntimeError("the drafter has a KV cache of its own")
+            parts = self._parts(kind, map_tensors(sampling, lambda x: x.clone()))
+            if parts.pooled is not None and drafted(parts).scores is None:  # nothing to compare rows by
+                parts = self._parts(kind, parts.sampling, pools=False)
+            with self.target.timed("compile and record the step"):
+                return self._recorded((GuidedStep if kind.guided else RecordedStep)(parts, self._compiled))
+        except torch.OutOfMemoryError:
+            self.memory = self._new_memory()
+            raise
+        except Exception as error:  # of the model, the compiler, Triton or the recording
+            self.memory = self._new_memory()
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            if first not in self.warned:  # most often all kinds of steps fail alike
+                log.warning(
+                    "steps of %s cannot be recorded as a graph and run one by one (%s)", self.target.name, first
+                )
+            self.warned.add(first)
+            return None
+
+    def _recorded(self, step: RecordedStep) -> RecordedStep:
+        """Steps before the recording write behind the rows' ends only; the rows are then as before."""
+        rows = step.parts.rows
+        before = [x.clone() for x in tensors_of(rows)]
+        try:
+            if self.passes is not None:  # a padded pass would write keys of no meaning to the KV cache
+                compile_kernels(lambda: [action() for action in step.actions], rows.last.device)
+                _restore(rows, before)
+            if rows.last.is_cuda:
+                step.graphs = recorded(step.actions, self.memory)
+            else:
+                step.graphs = unrecorded(step.actions)
+        finally:
+            _restore(rows, before)
+        step.parts.passes.record(step.graphs)  # here, where a pass that fails is noticed
+        return step
+
+    def _parts(self, kind: StepKind, sampling: Sampling, pools: bool = True) -> Parts:
+        state, (rule, pooled) = self.state, self._rule(kind, pools)
+        rows = state.view(kind.rows, drafts=kind.follows, counted=kind.penalises)
+        drafter = StepDrafter(
+            self.drafter if kind.follows else self.plain,
+            rows,
+            state.history[: kind.rows],
+            follows=state.guesses[: kind.rows] if kind.follows else None,
+            guesses=kind.shape is not None,
+            deepest=DEEPEST,
+        )
+        drafter.layers = self.drafter.layers  # a pass serves rows with and without a drafter
+        passes: StepPass | PaddedPass
+        if self.passes is None:
+            assert isinstance(self.verifier, Target)
+            passes = PaddedPass(self.verifier, state, rows, self.drafter.layers)
+        else:
+            nodes = 0 if kind.shape is None else kind.rows * rule.nodes if pooled is None else pooled
+            passes = StepPass(self.passes, kind.rows, kind.rows + nodes)
+        return Parts(rows, state.cache.part(0, kind.rows), sampling, rule, drafter, passes, pooled)
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.compiles_step:
+            return run
+        from redrafter.targets.cuda.layer_compile import TOGETHER  # imports much of transformers
+
+        return torch.compile(run, dynamic=False, options=TOGETHER)
+
+    def _new_memory(self) -> Any:
+        """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""
+        return torch.cuda.graph_pool_handle() if self.target.device.type == "cuda" else None
+
+
+def _host(step: RecordedStep, count: int) -> torch.Tensor:
+    """Host memory for the results of `count` steps. Two launches may be under way: each has memory of its own."""
+    if count not in step.hosts:
+        shape, on_gpu = (count, *step.lines.shape), step.lines.is_cuda
+        step.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
+    step.turn = 1 - step.turn
+    return step.hosts[count][step.turn]
+
+
+def _restore(rows: Any, before: list[torch.Tensor]) -> None:
+    for mine, value in zip(tensors_of(rows), before, strict=True):
+        mine.copy_(value)
+
+
+def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
+    """One of four kinds, so that few recorded steps serve all rows: greedy, sampled, filtered, or with penalties."""
+    if sampling.penalises or sampling.bias is not None:
+        bias = sampling.bias
+        if bias is None:
+            bias = sampling.temperature.new_zeros(len(sampling.temperature), vocab_size)
+        return replace(sampling, sorts=True, floors=True, penalises=True, samples=True, bias=bias)
+    if sampling.filters:
+        return replace(sampling, sorts=True, floors=True, samples=True)
+    return sampling
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """Row counts of recorded steps: 1, 2, 4, ... and the number itself.
+
+    >>> sizes_up_to(6)
+    [1, 2, 4, 6]
+    """
+    return [2**i for i in range(rows.bit_length()) if 2**i < rows] + [rows]

@@ -1,0 +1,232 @@
+"""One kind of step over fixed buffers, in parts: draft, pack, then the pass of `flat_pass`, then settle."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from redrafter.config import Shape
+from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece, budgeted
+from redrafter.core.rules import Rule
+from redrafter.core.sampling import Sampling
+from redrafter.core.step import Rows, settle
+from redrafter.core.tree import Tree, ancestors, within
+from redrafter.kernels.tree_attention.naive import DEEPEST
+from redrafter.runtime.graph import Replays
+from redrafter.runtime.guide import Branches, RowProcessors, columns, forbidden
+from redrafter.runtime.result_line import encoded
+from redrafter.runtime.state import assign
+from redrafter.runtime.step_drafter import StepDrafter
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """Steps that share their recording. All stand at the first `rows` places."""
+
+    rows: int
+    shape: Shape | None  # None: nothing is drafted
+    follows: bool  # the drafter takes in the new tokens
+    samples: bool
+    filters: bool
+    penalises: bool
+    guided: bool  # the host changes trees and logits, or wants the logits
+
+
+class Pass(Protocol):
+    """How the nodes of trees get their logits in recorded steps: `flat_pass` has the two ways."""
+
+    @property
+    def actions(self) -> Sequence[Callable[[], None]]:
+        """What is recorded with the step."""
+
+    def record(self, graphs: Sequence[Replays]) -> None:
+        """Record the pass over trees alone; `graphs` are those of the step, its end last."""
+
+    def run(self, pieces: Sequence[Piece]) -> None:
+        """Launch the pass over what was packed and over pieces of prompts."""
+
+    def pack(self, tree: Tree, rows: Rows) -> Tensor:
+        """Place the trees' valid nodes in the next pass, but of no row that is done -> where results will be."""
+
+    def results(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, N+1, V) and hidden states (B, N+1, C) of the nodes, behind the pass."""
+
+
+@dataclass
+class Parts:
+    """What all parts of a step work on, and what they leave for each other."""
+
+    rows: Rows
+    cache: KVCache
+    sampling: Sampling
+    rule: Rule
+    drafter: StepDrafter
+    passes: Pass
+    pooled: int | None  # drafted nodes of all rows together; None: each row has its own budget
+
+
+def drafted(parts: Parts) -> Tree:
+    """The draft of a step: the trees with the nodes to verify."""
+    search = parts.rule.search(parts.sampling, parts.rows.seeds, parts.rows.lengths)
+    tree = parts.drafter.draft(parts.rows.state, parts.rows.last, search)
+    return wanted(tree, parts)
+
+
+def wanted(tree: Tree, parts: Parts) -> Tree:
+    """The trees with the nodes that the budget of all rows allows; only the root in rows that are done."""
+    tree = within(tree, torch.where(parts.rows.done, 0, tree.length))
+    if parts.pooled is None or tree.scores is None or parts.pooled >= len(parts.rows.last) * tree.nodes:
+        return tree
+    return replace(tree, valid=budgeted(tree, tree.scores, parts.pooled))
+
+
+def settled(parts: Parts, tree: Tree, at: Tensor, sampling: Sampling) -> Tensor:
+    """The end of a step in place -> the result lines (B, ...)."""
+    rows = parts.rows
+    logits, hidden = parts.passes.results(at)
+    search = parts.rule.search(sampling, rows.seeds, rows.lengths)
+    accepted = parts.rule.accept(search, tree, logits, rows.counts)
+    # Rows that are done may be read meanwhile: nothing moves in their caches.
+    place = torch.arange(accepted.path.shape[1], device=accepted.path.device)
+    accepted = replace(accepted, path=torch.where(rows.done[:, None], place, accepted.path))
+    new, accepted = settle(rows, parts.cache, parts.drafter, accepted, hidden)
+    lines = encoded(accepted, new.done, tree)
+    assign(rows, new)
+    return lines
+
+
+class RecordedStep:
+    """A step that needs nothing of the host between its parts, but for the pass."""
+
+    tree: Tree
+    at: Tensor
+    lines: Tensor  # (B, ...) the results
+    logits: Tensor | None = None
+    version = -1  # of the sampling that `parts` holds
+    graphs: Sequence[Any] = ()
+    hosts: dict[int, list[Tensor]]
+    turn = 0
+
+    def __init__(self, parts: Parts, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.parts = parts
+        self.drafted, self.settled = compiled(drafted), compiled(settled)
+        self.hosts = {}
+
+    @property
+    def actions(self) -> list[Callable[[], None]]:  # not an attribute: a circle would hold memory
+        """What is recorded, one graph each: what comes before the pass, then what comes after."""
+        return [self.draft, *self.parts.passes.actions, self.settle]
+
+    @property
+    def width(self) -> int:
+        """New tokens in a line of the results."""
+        return (self.lines.shape[1] - 4 - 2 * self.tree.tokens.shape[1]) // 2
+
+    def draft(self) -> None:
+        self.tree = self.drafted(self.parts)
+        self.at = self.parts.passes.pack(self.tree, self.parts.rows)
+
+    def settle(self) -> None:
+        self.lines = self.settled(self.parts, self.tree, self.at, self.parts.sampling)
+
+    def before(self, processors: RowProcessors | None, guesses: Sequence[bool]) -> None:  # noqa: ARG002
+        """Launch what comes before the pass."""
+        self.graphs[0].replay()
+
+    def after(self, between: Callable[[], None]) -> None:
+        """Launch what comes after the pass; `between` launches what has to come first."""
+        between()
+        self.graphs[-1].replay()
+
+
+class Exchange:
+    """A tensor of the device, and memory of the host to fill it from."""
+
+    def __init__(self, on_device: Tensor) -> None:
+        self.on_device = on_device
+        self.on_host = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=on_device.is_cuda)
+
+    def send(self) -> None:
+        self.on_device.copy_(self.on_host, non_blocking=True)
+
+
+class GuidedStep(RecordedStep):
+    """A step of rows with guides or with log-probabilities: draft, pack, pass, settle.
+
+    After the draft the host changes the trees, for which the GPU waits. While the target verifies, the host computes
+    which tokens may follow each node; only the end of the step needs them.
+    """
+
+    drafts: Tree
+    guesses: Tensor  # (4, B, N+1) of the draft: tokens, parents, depths, valid
+    nodes: Exchange | None = None  # as `guesses`, of the trees to verify; made by the first draft
+    words: Exchange | None = None  # (B, N+1, V/32) int32, a bit for each allowed token
+    processors: RowProcessors | None = None
+
+    def __init__(self, parts: Parts, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__(parts, compiled)
+        self.trees = [Branches([0], [0])] * len(parts.rows.last)
+
+    @property
+    def actions(self) -> list[Callable[[], None]]:
+        return [self.draft, self.pack, *self.parts.passes.actions, self.settle]
+
+    def draft(self) -> None:
+        self.drafts = tree = self.drafted(self.parts)
+        self.guesses = torch.stack([tree.tokens, tree.parents, tree.depths, tree.valid.long()])
+        if self.nodes is None:
+            self.nodes = Exchange(self.guesses.clone())
+
+    def pack(self) -> None:
+        assert self.nodes is not None
+        tokens, parents, depths, valid = self.nodes.on_device
+        tree, length = self.drafts, self.drafts.length
+        if tree.draft_logits is None:
+            length = max(length, min(DEEPEST, tree.nodes))
+        mask = ancestors(parents, length)
+        fields = {"tokens": tokens, "parents": parents, "depths": depths, "valid": valid > 0, "mask": mask}
+        self.tree = replace(tree, **fields, length=length, scores=None)
+        self.at = self.parts.passes.pack(self.tree, self.parts.rows)
+
+    def settle(self) -> None:
+        self.logits, _ = self.parts.passes.results(self.at)
+        if self.words is None:
+            batch, n, vocab = self.logits.shape
+            every = torch.full((batch, n, -(-vocab // 32)), -1, dtype=torch.int32, device=self.logits.device)
+            self.words = Exchange(every)
+        sampling = replace(self.parts.sampling, processor=self._masked)
+        self.lines = self.settled(self.parts, self.tree, self.at, sampling)
+
+    def _masked(self, logits: Tensor, _: Tree) -> Tensor:
+        assert self.words is not None
+        return logits.masked_fill(forbidden(self.words.on_device, logits.shape[2]), -torch.inf)
+
+    def before(self, processors: RowProcessors | None, guesses: Sequence[bool]) -> None:
+        """Draft, and let the guides change what was drafted. A sampled tree stays: its rule needs every draw."""
+        self.graphs[0].replay()
+        assert self.nodes is not None
+        self.processors = processors
+        on_host = self.nodes.on_host.copy_(self.guesses)  # waits for the draft
+        tokens, parents, _, valid = on_host.tolist()
+        sizes = [sum(row) for row in valid]
+        self.trees = [Branches(t[:n], p[:n]) for t, p, n in zip(tokens, parents, sizes, strict=True)]
+        if self.drafts.draft_logits is None and processors is not None and self.drafts.nodes:
+            size = self.drafts.nodes
+            changed = processors.guessed(self.trees, size, guesses)
+            on_host.copy_(torch.tensor(columns(changed, size + 1)))
+            self.trees = changed
+        self.nodes.send()
+        self.graphs[1].replay()
+
+    def after(self, between: Callable[[], None]) -> None:
+        assert self.words is not None
+        if self.processors is None:
+            self.words.on_host.fill_(-1)
+        else:
+            self.processors.mask(self.trees, self.words.on_host.numpy())
+        self.processors = None  # holds rows
+        self.words.send()
+        super().after(between)

@@ -1,0 +1,48 @@
+"""What a step tells the host: for each row a line of integers.
+
+Count, drafted, done and nodes; then the new tokens, the accepted path, and the tree's tokens and parents.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from redrafter.core.accept import Accepted
+from redrafter.core.tree import Tree
+
+COUNTS = 4
+
+
+def encoded(accepted: Accepted, done: Tensor, tree: Tree) -> Tensor:
+    """(B, ...) the lines of all rows."""
+    counts = torch.stack((accepted.count, accepted.drafted, done.long(), accepted.nodes), dim=1)
+    return torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, tree.parents], dim=1)
+
+
+class ResultLine:
+    """One row's line, read; `width` tokens are the new ones, of which the first `count` are real."""
+
+    def __init__(self, values: Sequence[int], width: int) -> None:
+        self.values, self.width = values, width
+        self.count, self.drafted, self.done, self.nodes = values[:COUNTS]
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The new tokens."""
+        return self.values[COUNTS : COUNTS + self.count]
+
+    @property
+    def path(self) -> Sequence[int]:
+        """The node that each new token was chosen at, the root first."""
+        begin = COUNTS + self.width
+        return self.values[begin : begin + self.count]
+
+    @property
+    def tree(self) -> tuple[list[int], list[int], list[int]]:
+        """Tokens and parents of the verified tree, and the accepted path through it."""
+        begin = COUNTS + 2 * self.width
+        size = (len(self.values) - begin) // 2
+        tokens, parents = self.values[begin : begin + size], self.values[begin + size :]
+        path = self.values[begin - self.width : begin - self.width + min(self.count, self.drafted) + 1]
+        return list(tokens[: self.nodes + 1]), list(parents[: self.nodes + 1]), list(path)
