@@ -51,7 +51,7 @@ def number_flags():
 
 NUMBER_FLAGS = sorted(set(number_flags()))
 TAKES_TEXT = {"--name", "--tool-parser", "--loss", "--states", "--drafter", "--cell", "--first-state", "--head"}
-TAKES_TEXT |= {"--system", "--stop"}
+TAKES_TEXT |= {"--system", "--stop", "--allow-host"}
 
 
 def refused(capsys, *argv: str) -> str:
