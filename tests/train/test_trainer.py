@@ -1,5 +1,6 @@
 """Training at toy scale: it learns, resumes bit for bit, and survives what a machine can do to it."""
 
+import json
 import math
 import re
 import shutil
@@ -24,7 +25,7 @@ from redrafter.train.batches import epoch_groups, make_batch, sum_positions
 from redrafter.train.config import TrainConfig
 from redrafter.train.hidden_states import StateSource, open_states, read_layers
 from redrafter.train.lock import only_writer
-from redrafter.train.run import TrainingFailed
+from redrafter.train.run import Run, TrainingFailed
 from redrafter.train.schedule import TooSlow
 from redrafter.train.setup import make_net
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
@@ -361,6 +362,29 @@ def test_minutes_replace_updates(target, texts, tmp_path):
     again = Notes()
     assert train(target, texts, tmp_path, options=OPTIONS, config=config, watcher=again).updates == done.updates
     assert again.notes == told.notes[1:], "a run that goes on keeps to its plan"
+
+
+def test_what_would_end_too_late_is_not_begun(target, texts, tmp_path, monkeypatch):
+    """Updates of 0.6 s in a run of 2 s; the time to write the drafter is left."""
+
+    def slow(method):
+        def slowed(*args: Any, **options: Any) -> Any:
+            time.sleep(0.6)
+            return method(*args, **options)
+
+        return slowed
+
+    monkeypatch.setattr(trainer._Training, "_one_update", slow(trainer._Training._one_update))
+    monkeypatch.setattr(Run, "time_writing", lambda *_: 0.1)
+    began, told = time.perf_counter(), Notes()
+    training = TrainConfig(**vars(CONFIG) | {"minutes": 1 / 30, "patience": 0})
+    done = train(target, texts, tmp_path, options=OPTIONS, config=training, watcher=told)
+    planned = json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["plan"]["seconds"]
+    assert planned <= 2 - 4 * 0.1, "without what the writing takes"
+    assert 1 <= done.updates <= planned / 0.6
+    assert done.seconds <= planned
+    assert time.perf_counter() - began >= 0.6 * done.updates
+    assert not (tmp_path / ".speed.part").exists()
 
 
 def test_without_time_for_a_simulation_there_is_a_drafter_nevertheless(target, texts, tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ EPILOG = """examples:
 Then: redrafter generate --model my-model --drafter my-drafter "..."
 To resume a run that was stopped, give the same command again.
 Several GPUs: torchrun --nproc_per_node 4 -m redrafter.cli.main train --data ... (made by redrafter distill)."""
+REPORT_SECONDS = 1.0
+"""Of --minutes: for the report and the end of the process."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    began = time.perf_counter()  # before torch is imported
     options, config = from_fields(args, DrafterOptions), from_fields(args, TrainConfig)
     shape = Shape.of(args.shape) if args.shape else Shape(width=16, length=config.depth, nodes=63)
     shaping = [f for f in dataclasses.fields(DrafterOptions) if f.name != "draft_vocab"]
@@ -93,13 +96,18 @@ def run(args: argparse.Namespace) -> None:
         target = load_target(args.model, dtype=args.dtype, device=device)
         if config.minutes is not None:
             warm_up(target)
-    began, seconds = time.perf_counter(), 60 * (config.minutes or math.inf)
+
+    def left() -> float:
+        """Seconds until the report must begin."""
+        return max(0.0, 60 * (config.minutes or math.inf) - REPORT_SECONDS - (time.perf_counter() - began))
+
     planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
     processes = int(os.environ.get("WORLD_SIZE", 1))
     Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
     folder = args.data or args.out / "data"
     if plan is not None and (config.minutes is None or not Run(args.out).begun):  # a begun run has all its data
-        made, _ = make_texts(target, folder, *plan, console, None if config.minutes is None else Clock.of(seconds))
+        clock = None if config.minutes is None else Clock.of(left())
+        made, _ = make_texts(target, folder, *plan, console, clock)
         console.print(f"{made.rows} texts, {made.answer_tokens} tokens written by {target.name}")
     texts = read_texts(folder, target)
     with LiveTraining(config.updates, console, read_journal(args.out)) as live:
@@ -112,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
             shape=shape,
             init_from=args.init_from,
             watcher=live,
-            seconds=seconds - (time.perf_counter() - began),
+            seconds=None if config.minutes is None else left(),
         )
     if rank > 0:
         return

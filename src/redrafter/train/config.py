@@ -19,7 +19,8 @@ class TrainConfig:
     updates: Count = 8000
     """Optimiser updates."""
     minutes: Annotated[float, Bounds(above=0, most=365 * 24 * 60)] | None = None
-    """Minutes for data and training, in place of `updates`: the learning rate falls to zero in this time."""
+    """Minutes from the start to the end of the command, in place of `updates`: the learning rate falls to zero in this
+    time."""
     positions: Count = 8192
     """Positions an update learns from; each guesses `depth` tokens ahead."""
     micro_batch: Count | None = None

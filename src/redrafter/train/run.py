@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,16 @@ class Run:
             scratch.rename(final)
             for old in self._all()[:-KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
+
+    def time_writing(self, tensors: Mapping[str, torch.Tensor]) -> float:
+        """Seconds to write so much into the folder. The file goes again."""
+        scratch, began = self.folder / ".speed.part", time.perf_counter()
+        with disk_errors(self.folder):
+            try:
+                save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, scratch)
+            finally:
+                scratch.unlink(missing_ok=True)
+        return time.perf_counter() - began
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         """The newest checkpoint that can be read; None if there never was one."""

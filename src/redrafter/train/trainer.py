@@ -38,6 +38,9 @@ from redrafter.train.text_plan import grow
 SHOW_EVERY, SHOW_SECONDS = 20, 5.0
 """Updates between two looks at the loss, fewer if they take longer: each look waits for the GPU."""
 
+WRITTEN = 4
+"""What is written at the end, in networks: the drafter, and a checkpoint with AdamW's two moments."""
+
 CHECKED = 64
 """Tokens on which the head alone must give the target's logits."""
 
@@ -146,7 +149,7 @@ class _Training:
         self.evaluator = Evaluator(self.net, objective, target, texts, learn, shape, self.source)
         self.micro = config.micro_batch or config.positions
         self.ahead: tuple[dict[int, int], States] | None = None
-        self.update, self.seconds = 0, 0.0
+        self.update, self.seconds, self.longest = 0, 0.0, 0.0
         self.best, self.best_update = 0.0, 0
         self.plan: Plan | None = None
         if found is not None:
@@ -167,7 +170,8 @@ class _Training:
             texts, evaluation = measure_evaluation(timed, len(self.held), 2 * enough)
             self.net.load_state_dict(net)  # an evaluation may calibrate it
             speed = Speed(position, texts, evaluation)
-            left = seconds - (time.perf_counter() - began)
+            ending = WRITTEN * self.run.time_writing(net)
+            left = seconds - (time.perf_counter() - began) - ending
             self.plan = Plan.of(config, speed, left, len(self.held), most)
             self._note(str(self.plan))
         self.config = self.plan.apply(config)
@@ -205,12 +209,13 @@ class _Training:
         stale = (self.update - self.best_update) // config.evaluation_interval
         order = self._order()
         while not self._over() and not (config.patience and stale >= config.patience):
+            update_began = time.perf_counter()
             self._one_update(*next(order))
             self.update += 1
-            self.seconds = before + time.perf_counter() - began
-            last = self._over()
-            saves = self.update % config.checkpoint_every == 0 or last
-            evaluates = self.update % config.evaluation_interval == 0 or last
+            now = time.perf_counter()
+            self.seconds, self.longest = before + now - began, max(self.longest, now - update_began)
+            saves = self.update % config.checkpoint_every == 0 or self._over()
+            evaluates = self.update % config.evaluation_interval == 0 or self._over()
             waited = time.perf_counter() - shown_at
             if self.update - shown >= SHOW_EVERY or waited >= SHOW_SECONDS or saves or evaluates:
                 self._show(waited)
@@ -219,7 +224,8 @@ class _Training:
                 self._evaluate()
                 stale = (self.update - self.best_update) // config.evaluation_interval if len(self.held) else 0
                 shown_at = time.perf_counter()
-            if saves:
+                self.seconds = before + shown_at - began
+            if saves or self._over():
                 self._save()
         if self.update % config.checkpoint_every and not self._over():
             self._save()  # stopped early: so that the same command finds nothing left to do
@@ -228,9 +234,10 @@ class _Training:
         return Trained(self.update, self.best, self.seconds, parameters, records)
 
     def _over(self) -> bool:
+        """In limited time an update that would end too late, if it takes as long as the longest, is not begun."""
         if self.config.minutes is None:
             return self.update >= self.config.updates
-        return self.seconds >= 60 * self.config.minutes
+        return self.seconds + self.longest >= 60 * self.config.minutes
 
     def _order(self) -> Iterator[tuple[list[int], int]]:
         """This process's rows of each update to come, and the positions of all processes' rows."""
@@ -373,7 +380,8 @@ class _Training:
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
-        facts: dict[str, Any] = {"seconds": self.seconds, "best": self.best, "best_update": self.best_update}
+        names = ("seconds", "longest", "best", "best_update")
+        facts: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.plan is not None:
             facts["plan"] = self.plan.facts
         self.run.save(self.update, tensors, facts)
@@ -386,7 +394,7 @@ class _Training:
                 state.setdefault(int(index), {})[name] = value
         whole: dict[str, Any] = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
-        self.update, self.seconds = facts["update"], facts["seconds"]
+        self.update, self.seconds, self.longest = facts["update"], facts["seconds"], facts.get("longest", 0.0)
         self.best, self.best_update = facts["best"], facts["best_update"]
         if "plan" in facts:
             self.plan = Plan(**facts["plan"])
