@@ -16,7 +16,7 @@ from redrafter.config import SamplingParams
 from redrafter.core.sampling import Sampling
 from redrafter.engine.request import Request
 from redrafter.kernels import drafter_layers
-from redrafter.runtime import flat_pass, recorded
+from redrafter.runtime import flat_pass, recorded, recorded_step
 from redrafter.runtime.recorded_step import RecordedStep
 from redrafter.runtime.state import tensors_of
 from redrafter.targets import load_target
@@ -72,7 +72,7 @@ def test_the_dry_run_asks_for_every_kernel_and_changes_nothing(launched, monkeyp
 
     with kernels.force("triton"):
         with monkeypatch.context() as patch:
-            for module in (recorded, flat_pass):
+            for module in (recorded_step, flat_pass):
                 patch.setattr(module, "unrecorded", lambda actions: [None for _ in actions])
             record()
         assert not launched[False]

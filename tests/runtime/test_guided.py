@@ -8,7 +8,7 @@ import torch
 from redrafter import Engine, Grammar, RuleConfig, Shape
 from redrafter.engine.request import Completion
 from redrafter.errors import ConfigError
-from redrafter.runtime import recorded as recorded_module
+from redrafter.runtime import recorded_step
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.eager import EagerSteps
 from redrafter.runtime.recorded_step import Exchange
@@ -36,7 +36,7 @@ def target() -> Target:
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record on a CPU; numpy and our C++ would go unseen."""
-    monkeypatch.setattr(recorded_module, "unrecorded", taped)
+    monkeypatch.setattr(recorded_step, "unrecorded", taped)
     monkeypatch.setattr("redrafter.kernels.commit.runs_cpp", lambda _: False)
     monkeypatch.setattr("redrafter.core.rules.beam_search.argmax", lambda x: x.argmax(-1))
 

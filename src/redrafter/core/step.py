@@ -76,20 +76,20 @@ class Drafter(Protocol):
         """Drop all rows but these: `core.rows.keep_rows`. The running batch moves the state's tensors by itself."""
 
 
-class Target(Protocol):
-    """The model whose text is written."""
+class Verifier(Protocol):
+    """What gives a tree the logits of the model whose text is written."""
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Tree -> logits (B, N+1, V) and hidden states (B, N+1, C). Its keys go to the slots from `lengths` (B,) on."""
 
 
 def step(
-    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, target: Target
+    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: Drafter, verifier: Verifier
 ) -> tuple[Rows, Accepted, Tree]:
     """One step for all rows: the new rows, what was accepted, and the tree that was verified."""
     search = rule.search(sampling, rows.seeds, rows.lengths)
     tree = drafter.draft(rows.state, rows.last, search)
-    logits, hidden = target.verify(tree, rows.lengths, cache, drafter.layers)
+    logits, hidden = verifier.verify(tree, rows.lengths, cache, drafter.layers)
     accepted = rule.accept(search, tree, logits, rows.counts)
     return *settle(rows, cache, drafter, accepted, hidden), tree
 

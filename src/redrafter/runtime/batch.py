@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +19,6 @@ from redrafter.core.flat import Piece
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter
-from redrafter.drafters import NoDrafter
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.eager import SCORED, EagerSteps, together
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
@@ -31,9 +29,6 @@ from redrafter.runtime.room import check_room
 from redrafter.runtime.row import Request, Row, RowOutput, best_source
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
-
-if TYPE_CHECKING:
-    pass
 
 
 class Batch:
@@ -86,7 +81,6 @@ class Batch:
         self.eager = EagerSteps(target, drafter, self.state, self.rule, self.slack, recording)
         self.sizes = [rows] if compiles_step or one_size else sizes_up_to(rows)
         self.at: list[Row | None] = [None] * places  # the row, open or closed, at each place
-        self.plain = NoDrafter()
         self.clock = self.version = 0
         self.samplings: dict[int, Sampling] = {}  # of this version
         self.flights: deque[Flight] = deque()

@@ -59,7 +59,6 @@ class EagerSteps:
     ) -> None:
         self.target, self.drafter, self.state, self.rules, self.slack = target, drafter, state, rules, slack
         self.recorded = recorded
-        self.plain = NoDrafter()
 
     @property
     def verifier(self) -> "Target | TreeTarget":
@@ -80,7 +79,7 @@ class EagerSteps:
     ) -> Launched:
         """A step of the rows at the first places. Some of them are `guessing`. With `keeps`, its logits are kept."""
         rows, count = sorted(rows, key=lambda row: row.place), len(rows)
-        rule = self.rules(shape if shape is not None and guessing else self.plain.default_shape)
+        rule = self.rules(shape if shape is not None and guessing else NoDrafter.default_shape)
         guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
         chains = [copied.get(row, Copied()) for row in rows] if copied else None
         drafted = self.slack - 2 if guided else rule.nodes
@@ -91,7 +90,7 @@ class EagerSteps:
         if guessing and isinstance(sampling.processor, RowProcessors):
             edit = functools.partial(sampling.processor.guess, guesses=[row in guessing for row in rows])
         drafter = StepDrafter(
-            self.drafter if guessing else self.plain,
+            self.drafter,
             view,
             self.state.history[:count],
             follows=self.state.guesses[:count] if guessing else None,
@@ -100,7 +99,6 @@ class EagerSteps:
             copied=chains,
             edit=edit,
         )
-        drafter.layers = self.drafter.layers
         cache = self.state.cache.part(0, count)
         cache.extent = max(row.known for row in rows) + 1 + nodes
         return self._run(view, cache, sampling, rule, drafter, keeps)

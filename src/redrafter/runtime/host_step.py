@@ -16,8 +16,9 @@ from redrafter.core.rules import Rule
 from redrafter.core.rules.beam_search import BeamSearch, target_choices
 from redrafter.core.rules.seeded import SeededRule
 from redrafter.core.sampling import Sampling, node_logits
-from redrafter.core.step import Rows, Target
+from redrafter.core.step import Rows, Verifier
 from redrafter.core.tree import path_layout
+from redrafter.runtime.result_line import line
 from redrafter.runtime.state import assign
 from redrafter.runtime.step_drafter import StepDrafter
 
@@ -39,13 +40,13 @@ class Walk:
 
 
 def host_step(
-    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, target: Target
+    rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, verifier: Verifier
 ) -> tuple[list[list[int]], int]:
     """A step in place -> the rows' lines (result_line.py), and the width of the new tokens in them."""
     search = rule.search(sampling, rows.seeds, rows.lengths)
     assert isinstance(search, BeamSearch)
     tree = drafter.draft(rows.state, rows.last, search)
-    logits, hidden = target.verify(tree, rows.lengths, cache, drafter.layers)
+    logits, hidden = verifier.verify(tree, rows.lengths, cache, drafter.layers)
     choices = target_choices(search, tree, node_logits(logits, sampling, None, tree)).tolist()
     tokens, parents, valid = tree.tokens.tolist(), tree.parents.tolist(), tree.valid.tolist()
     lengths, remaining, done, eos = (x.tolist() for x in (rows.lengths, rows.remaining, rows.done, rows.eos))
@@ -72,8 +73,8 @@ def host_step(
             rows.last.numpy()[i] = walk.tokens[walk.count - 1]
     lines = []
     for walk, nodes, above, real in zip(walks, tokens, parents, verified, strict=True):
-        counts = [walk.count, len(walk.path) - 1, int(walk.done), real]
-        lines.append([*counts, *padded(walk.tokens, width), *padded(walk.path, width), *nodes, *above])
+        counts = (walk.count, len(walk.path) - 1, int(walk.done), real)
+        lines.append(line(counts, padded(walk.tokens, width), padded(walk.path, width), nodes, above))
     return lines, width
 
 

@@ -23,11 +23,10 @@ from redrafter.drafters import NoDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, PaddedPass, StepPass
-from redrafter.runtime.graph import recorded, unrecorded
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.launched import Launched, Results
 from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, drafted
-from redrafter.runtime.state import BatchState, assign, holds_cache, tensors_of
+from redrafter.runtime.state import BatchState, holds_cache, tensors_of
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import Target
 
@@ -56,7 +55,6 @@ class RecordedSteps:
         """`most`: tokens of trees in a pass. compiles_step: compile what comes before and after the pass."""
         self.verifier, self.drafter, self.state, self.rules = verifier, drafter, state, rules
         self.target = verifier if isinstance(verifier, Target) else verifier.target
-        self.plain = NoDrafter()
         self.steps: dict[StepKind, RecordedStep | None] = {}  # None: cannot be recorded
         self.warned: set[str] = set()
         self.compiles_step = compiles_step
@@ -91,10 +89,8 @@ class RecordedSteps:
         step = self.steps[kind]
         if step is None:
             return None
-        if step.version != version:
-            assign(step.parts.sampling, sampling)
-            step.version = version
-        host = _host(step, count)
+        step.use(sampling, version)
+        host = step.host(count)
         for i in range(count):
             step.before(processors, guesses)
             step.parts.passes.run(pieces if i == 0 else ())
@@ -137,7 +133,7 @@ class RecordedSteps:
 
         Rows share one under the rule `seeded`, where a text does not depend on which nodes are verified.
         """
-        shape = kind.shape or self.plain.default_shape
+        shape = kind.shape or NoDrafter.default_shape
         rule = self.rules(shape)
         if not pools or kind.shape is None or kind.rows == 1 or kind.guided or type(rule) is not SeededRule:
             return rule, None
@@ -175,27 +171,22 @@ class RecordedSteps:
             if self.passes is not None:  # a padded pass would write keys of no meaning to the KV cache
                 compile_kernels(lambda: [action() for action in step.actions], rows.last.device)
                 _restore(rows, before)
-            if rows.last.is_cuda:
-                step.graphs = recorded(step.actions, self.memory)
-            else:
-                step.graphs = unrecorded(step.actions)
+            step.record(self.memory)
         finally:
             _restore(rows, before)
-        step.parts.passes.record(step.graphs)  # here, where a pass that fails is noticed
         return step
 
     def _parts(self, kind: StepKind, sampling: Sampling, pools: bool = True) -> Parts:
         state, (rule, pooled) = self.state, self._rule(kind, pools)
         rows = state.view(kind.rows, drafts=kind.follows, counted=kind.penalises)
         drafter = StepDrafter(
-            self.drafter if kind.follows else self.plain,
+            self.drafter,
             rows,
             state.history[: kind.rows],
             follows=state.guesses[: kind.rows] if kind.follows else None,
             guesses=kind.shape is not None,
             deepest=DEEPEST,
         )
-        drafter.layers = self.drafter.layers  # a pass serves rows with and without a drafter
         passes: StepPass | PaddedPass
         if self.passes is None:
             assert isinstance(self.verifier, Target)
@@ -215,15 +206,6 @@ class RecordedSteps:
     def _new_memory(self) -> Any:
         """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""
         return torch.cuda.graph_pool_handle() if self.target.device.type == "cuda" else None
-
-
-def _host(step: RecordedStep, count: int) -> torch.Tensor:
-    """Host memory for the results of `count` steps. Two launches may be under way: each has memory of its own."""
-    if count not in step.hosts:
-        shape, on_gpu = (count, *step.lines.shape), step.lines.is_cuda
-        step.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
-    step.turn = 1 - step.turn
-    return step.hosts[count][step.turn]
 
 
 def _restore(rows: Any, before: list[torch.Tensor]) -> None:

@@ -15,9 +15,9 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Rows, settle
 from redrafter.core.tree import Tree, ancestors, within
 from redrafter.kernels.tree_attention.naive import DEEPEST
-from redrafter.runtime.graph import Replays
+from redrafter.runtime.graph import Replays, recorded, unrecorded
 from redrafter.runtime.guide import Branches, RowProcessors, columns, forbidden
-from redrafter.runtime.result_line import encoded
+from redrafter.runtime.result_line import encoded, new_tokens
 from redrafter.runtime.state import assign
 from redrafter.runtime.step_drafter import StepDrafter
 
@@ -123,7 +123,27 @@ class RecordedStep:
     @property
     def width(self) -> int:
         """New tokens in a line of the results."""
-        return (self.lines.shape[1] - 4 - 2 * self.tree.tokens.shape[1]) // 2
+        return new_tokens(self.lines, self.tree)
+
+    def use(self, sampling: Sampling, version: int) -> None:
+        """Sample by these settings; `version` tells them apart."""
+        if self.version != version:
+            assign(self.parts.sampling, sampling)
+            self.version = version
+
+    def record(self, memory: Any) -> None:
+        """Record all parts, and the pass over trees alone, where a pass that fails is noticed."""
+        on_gpu = self.parts.rows.last.is_cuda
+        self.graphs = recorded(self.actions, memory) if on_gpu else unrecorded(self.actions)
+        self.parts.passes.record(self.graphs)
+
+    def host(self, count: int) -> Tensor:
+        """Host memory for the results of `count` steps. Two launches may be under way: each has memory of its own."""
+        if count not in self.hosts:
+            shape, on_gpu = (count, *self.lines.shape), self.lines.is_cuda
+            self.hosts[count] = [torch.empty(shape, dtype=torch.long, pin_memory=on_gpu) for _ in range(2)]
+        self.turn = 1 - self.turn
+        return self.hosts[count][self.turn]
 
     def draft(self) -> None:
         self.tree = self.drafted(self.parts)

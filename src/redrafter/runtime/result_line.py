@@ -20,6 +20,18 @@ def encoded(accepted: Accepted, done: Tensor, tree: Tree) -> Tensor:
     return torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, tree.parents], dim=1)
 
 
+def line(
+    counts: tuple[int, int, int, int], new: list[int], path: list[int], tokens: list[int], parents: list[int]
+) -> list[int]:
+    """One row's line, made on the host."""
+    return [*counts, *new, *path, *tokens, *parents]
+
+
+def new_tokens(lines: Tensor, tree: Tree) -> int:
+    """How many of a line's integers are new tokens."""
+    return (lines.shape[1] - COUNTS - 2 * tree.tokens.shape[1]) // 2
+
+
 class ResultLine:
     """One row's line, read; `width` tokens are the new ones, of which the first `count` are real."""
 
