@@ -104,7 +104,7 @@ def test_a_row_can_move_into_another_batch(target, drafter):
     batch, lasts, all_lengths, before = begun(target, drafter, texts[:3])
     for whole, new in zip(parts(batch), parts(alone), strict=True):
         if isinstance(whole, KVCache):
-            whole.place(new, torch.tensor([1]), 3)
+            whole.place(new, torch.tensor([1]))
         else:
             whole[1] = new[0]
     lasts[1], all_lengths[1] = last[0], lengths[0]

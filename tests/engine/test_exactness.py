@@ -16,6 +16,7 @@ from redrafter.engine.exactness import Promise, weakest
 from redrafter.errors import ConfigError, NotExact
 from redrafter.kernels.tree_attention.naive import DEEPEST, NEWEST
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.row import Request
 from redrafter.targets import load_target
 from redrafter.targets.cuda import verifier as verifier_module
 from redrafter.targets.cuda.tree_target import TreeTarget
@@ -152,6 +153,17 @@ def test_every_pass_is_the_one_that_was_tried(target, tried, monkeypatch, how):
     engine.generate(prompts, max_new_tokens=4, **options)
 
 
+@pytest.mark.parametrize("verdict", [None, False])
+def test_a_batch_that_was_made_before_the_trial_keeps_the_promise(target, monkeypatch, verdict):
+    """As that of a server; the twin, whose trial failed before, reads by the model's own attention."""
+    verifier(target, False).same_bits = verdict
+    batch = Batch(target, NoDrafter(), rows=1, context=60, shapes=(), recorded=True, runtime="graphs")
+    passes, run = [], TreeTarget.run
+    monkeypatch.setattr(TreeTarget, "run", lambda *a, **k: (passes.append(a), run(*a, **k))[1])
+    batch.read_all([batch.open(Request(prompt=[1, 2, 3], max_new_tokens=4, seed=1))])
+    assert len(passes) == (verdict is None)
+
+
 def test_twin_a_pass_with_the_models_own_attention_is_noticed(target, monkeypatch):
     engine = Engine(target, NgramDrafter())  # on a CPU, not recorded
     monkeypatch.setattr(type(target), "forward", lambda *a, **k: pytest.fail("a pass with the model's own attention"))
@@ -167,7 +179,7 @@ def test_a_verifier_that_fails_is_passed_by_where_bits_differ_anyway(target, tri
     def fail(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(TreeTarget, "read", fail)
+    monkeypatch.setattr(TreeTarget, "run", fail)
     engine = recorded(target, NgramDrafter())
     if verdict:  # the twin: the model's own attention would break the promise
         with pytest.raises(RuntimeError, match="no such kernel"):

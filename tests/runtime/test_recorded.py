@@ -10,6 +10,7 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.core import flat
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.engine import decode
 from redrafter.errors import UnsupportedTarget
@@ -239,11 +240,9 @@ def test_prompts_read_in_pieces_are_prompts_read_at_once(kind, monkeypatch):
     target = load_target(make_model(kind, torch.float32))
     tokens = torch.randint(40, (2, 33), generator=torch.Generator().manual_seed(1))
     caches = [Arena(target, 2, 64) for _ in range(2)]
-    logits, hidden = target.prefill(tokens, [33, 20], caches[0], (1, -1))
-    reader = tree.TreeTarget(target)
-    with reader.using(caches[1]):
-        got, states = reader.prefill([tokens[0].tolist(), tokens[1, :20].tolist()], (1, -1))
-    torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-5)
+    _, hidden = target.prefill(tokens, [33, 20], caches[0], (1, -1))
+    whole = [Piece(0, 0, tokens[0].tolist()), Piece(1, 0, tokens[1, :20].tolist())]
+    states = tree.TreeTarget(target).read(whole, caches[1], (1, -1))
     for a, b, n in zip(states, hidden, (33, 20), strict=True):
         torch.testing.assert_close(a, b[:n], rtol=1e-4, atol=1e-5)
     for a, b in zip(caches[1].tensors(), caches[0].tensors(), strict=True):

@@ -11,7 +11,7 @@ from redrafter import Engine, Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flat_pass import PaddedPass
+from redrafter.runtime.flat_pass import PaddedStepPass
 from redrafter.runtime.recorded import RecordedSteps
 from redrafter.runtime.row import Request
 from redrafter.runtime.state import BatchState, tensors_of
@@ -114,7 +114,7 @@ def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
 
     drafted = state(plain=False)
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
-    remember, verify = StepDrafter.remember, PaddedPass._verify
+    remember, verify = StepDrafter.remember, PaddedStepPass._verify
 
     def forgets(self):  # twin: a plain step keeps no hidden states
         kept = self.history.clone()
@@ -122,7 +122,7 @@ def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
         if not self.tree.nodes:
             self.history.copy_(kept)
 
-    monkeypatch.setattr(PaddedPass, "_verify", forgets)
+    monkeypatch.setattr(PaddedStepPass, "_verify", forgets)
     monkeypatch.setattr(StepDrafter, "remember", lambda self, h: remember(self, h) if self.guesses else None)
     assert not all(torch.allclose(a, b, atol=1e-9) for a, b in zip(state(plain=True), drafted, strict=True))
 

@@ -7,7 +7,7 @@ import torch
 
 from redrafter import custom_generate
 from redrafter.core.cache import KVCache
-from redrafter.core.flat import Piece, of_pieces
+from redrafter.core.flat import Piece
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu import ops
 from redrafter.targets import Target, load_target, pretrained
@@ -62,8 +62,7 @@ def test_the_gpu_path_hands_a_users_model_back(kind):
     tree = TreeTarget(target)
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7], cache, ())
-    with tree.using(cache):
-        tree.read(of_pieces([Piece(0, 7, TOKENS[0, :3].tolist())], tree.longest), ())
+    tree.read([Piece(0, 7, TOKENS[0, :3].tolist())], cache, ())
     assert shares_storage(model), "nothing was stacked: the test says nothing"
     assert snapshot(model) != before, "the model is in eval mode"
     target.release()

@@ -56,12 +56,16 @@ class KVCache:
         for whole in self.tensors():
             commit_layer(whole, lengths.to(whole.device), path.to(whole.device))
 
-    def place(self, other: "KVCache", rows: Tensor, batch: int) -> None:
-        """Copy the rows of another, shorter cache into `rows` of this one, which has `batch` rows."""
+    def part(self, start: int, stop: int) -> "KVCache":
+        """Rows start..stop-1 of all layers, in the same memory."""
+        made = KVCache(self.slots)
+        made.extent = self.extent
+        made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
+        return made
+
+    def place(self, other: "KVCache", rows: Tensor) -> None:
+        """Copy the rows of another, shorter cache into `rows` of this one."""
         for layer, pair in other.layers.items():
-            if layer not in self.layers:
-                room = [x.new_zeros(batch, x.shape[1], self.slots, x.shape[3]) for x in pair]
-                self.layers[layer] = (room[0], room[1])
             for whole, new in zip(self.layers[layer], pair, strict=True):
                 whole[rows.to(whole.device), :, : other.slots] = new
 

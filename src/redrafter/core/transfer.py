@@ -1,5 +1,6 @@
 """Moves small tables from the host to a device."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,3 +15,9 @@ def put(values: Any, device: torch.device | str, dtype: torch.dtype | None = Non
     """
     on_host = torch.as_tensor(values, dtype=dtype, device="cpu")  # whatever torch's default device is
     return (on_host.pin_memory() if torch.device(device).type == "cuda" else on_host).to(device, non_blocking=True)
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(n, P) tokens of rows, filled on the right with token 0, which is never seen."""
+    width = max(len(row) for row in rows)
+    return put([[*row, *[0] * (width - len(row))] for row in rows], device)

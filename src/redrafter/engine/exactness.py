@@ -12,7 +12,6 @@ from redrafter.drafters import ModelDrafter, WithNgrams
 from redrafter.engine.ties import tie
 from redrafter.errors import NotExact
 from redrafter.targets import Target
-from redrafter.targets.cpu.packed_target import PackedTarget
 
 Exactness = Literal["bitwise", "ties"]
 """`bitwise`: a token's logits have the same bits in every pass, so the text equals that of plain decoding.
@@ -85,7 +84,7 @@ def unrecorded(device: torch.device) -> str:
 
 def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool) -> str:
     """Why the text may differ at ties; empty if it cannot differ."""
-    if isinstance(target, PackedTarget):
+    if target.same_bits:
         return ""
     if not recorded:
         return unrecorded(target.device)
@@ -94,9 +93,9 @@ def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool
     from redrafter.targets.cuda.verifier import has_same_bits, verifier  # imports much of transformers
 
     found = verifier(target, compiles)
-    if isinstance(found, Target):
+    if has_same_bits(found):
+        return ""
+    if found.flat is None:
         return f"the tree attention kernel does not run {target.name}"
-    if not has_same_bits(found):
-        dtype = str(target.dtype).removeprefix("torch.")
-        return f"the passes of {target.name} in {dtype} give a token different bits (checked by trying)"
-    return ""
+    dtype = str(target.dtype).removeprefix("torch.")
+    return f"the passes of {target.name} in {dtype} give a token different bits (checked by trying)"

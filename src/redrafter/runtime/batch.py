@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 
 from redrafter.config import RuleConfig, SamplingParams, Shape
-from redrafter.core.flat import Piece
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter
@@ -29,6 +28,7 @@ from redrafter.runtime.room import check_room
 from redrafter.runtime.row import Request, Row, RowOutput, best_source
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
+from redrafter.targets.passes import PaddedPass, Pass
 
 
 class Batch:
@@ -70,15 +70,18 @@ class Batch:
         check_room(target, drafter, shapes, rows=rows, kept=kept, context=self.context, slack=self.slack)
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings), past)
         self.steps: RecordedSteps | None = None
+        verifies: Pass = PaddedPass(target)
         if recorded:
             # Imported where it is needed: it imports much of transformers, and packed weights on a CPU need little.
             from redrafter.targets.cuda.verifier import verifier
 
-            verifies = verifier(target, compiles=runtime in ("auto", "compiled"))
+            compiles = runtime in ("auto", "compiled")
+            found = verifier(target, compiles)
             most = rows * (max([max(self._nodes(s), VISITED) for s in shapes], default=0) + 1)
-            self.steps = RecordedSteps(verifies, drafter, self.state, self.rule, most, compiles_step=compiles_step)
-        recording = None if self.steps is None else self.steps.verifier
-        self.eager = EagerSteps(target, drafter, self.state, self.rule, self.slack, recording)
+            self.steps = RecordedSteps(found, drafter, self.state, self.rule, most, compiles_step=compiles_step)
+            if found.same_bits is not False or compiles:  # a trial that comes later finds passes that keep its promise
+                verifies = found
+        self.eager = EagerSteps(verifies, drafter, self.state, self.rule, self.slack)
         self.sizes = [rows] if compiles_step or one_size else sizes_up_to(rows)
         self.at: list[Row | None] = [None] * places  # the row, open or closed, at each place
         self.clock = self.version = 0
@@ -163,13 +166,13 @@ class Batch:
         """Read up to `most` more tokens of a prompt apart from steps."""
         self.reuse(row)
         scored = row.asks_prompt is not None
-        stop = row.known + min(most, row.unread, SCORED if scored else MOST)
-        if stop > row.known:
+        piece = row.piece(min(most, row.unread, SCORED if scored else MOST))
+        if piece.tokens:
             if scored:
-                self.eager.score(row, stop)
+                self.eager.score(row, piece)
             else:
-                self.eager.read([row], row.known, lambda _: stop)
-        self._read_to(row, stop)
+                self.eager.read([piece])
+        self._read_to(row, row.known + len(piece.tokens))
 
     @torch.no_grad()
     def read_all(self, rows: Sequence[Row]) -> None:
@@ -180,7 +183,7 @@ class Batch:
                     self.read(row, MOST)
             return
         for some in together([row for row in rows if row.unread], lambda row: row.unread):
-            self.eager.read(some, 0, lambda row: row.unread)
+            self.eager.read([row.piece(row.unread) for row in some])
             for row in some:
                 self._read_to(row, row.unread)
 
@@ -294,7 +297,7 @@ class Batch:
             self.state.allocate(self.drafter)
         sampling = self._sampling(size)
         kind = self.steps.kind(size, shape if guessing else None, follows, sampling, watched)
-        parts = [Piece(row.place, row.known, row.ids[row.known : row.known + n]) for row, n in pieces.items()]
+        parts = [row.piece(n) for row, n in pieces.items()]
 
         def begin() -> None:
             for some in together(begins, lambda row: len(row.request.prompt)):

@@ -32,7 +32,6 @@ class Arena(KVCache):
                 self.layers[layer] = (k, v)
 
     def part(self, start: int, stop: int) -> KVCache:
-        """Rows start..stop-1, in the same memory."""
         if (start, stop) not in self._parts:  # the tensors never move, and slicing all layers takes a while
             layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
             self._parts[start, stop] = (layers, None if self.whole is None else self.whole[:, :, start:stop], {})

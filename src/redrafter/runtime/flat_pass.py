@@ -6,7 +6,7 @@ which a step's draft writes trees and the host writes pieces.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,7 @@ from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import PLACE, SLOT
 from redrafter.runtime.graph import Replays, recorded, unrecorded
 from redrafter.runtime.state import BatchState
-from redrafter.targets import Target
-
-if TYPE_CHECKING:
-    from redrafter.targets.cuda.tree_target import TreeTarget
+from redrafter.targets.passes import FlatPass, Pass
 
 MOST = 512
 """Prompt tokens that a recorded pass reads at most."""
@@ -50,11 +47,9 @@ class Outputs:
 
 
 class FlatPasses:
-    """Passes by the tree kernel, each recorded at its first use. One step at a time uses them."""
+    """Flat passes, each recorded at its first use. One step at a time uses them."""
 
-    def __init__(
-        self, verifier: "TreeTarget", state: BatchState, layers: tuple[int, ...], most: int, memory: Any
-    ) -> None:
+    def __init__(self, verifier: FlatPass, state: BatchState, layers: tuple[int, ...], most: int, memory: Any) -> None:
         """`most`: lines of trees in a pass."""
         self.verifier, self.state, self.layers, self.memory = verifier, state, layers, memory
         device = verifier.target.device
@@ -112,23 +107,22 @@ class FlatPasses:
         verifier, layers, history, cache = self.verifier, self.layers, self.state.history, self.state.cache
 
         def run() -> None:
-            with verifier.using(cache):
-                logits, hidden = verifier.read(flat, layers, wanted)
+            logits, hidden = verifier.run(flat, cache, layers, wanted)
             outputs.logits.copy_(logits)
             outputs.hidden.copy_(hidden[:area])
             if hidden.shape[1]:  # padding's slot is -1: the last slot is no token's
                 history[flat.lines[:, PLACE], flat.lines[:, SLOT]] = hidden
 
         with verifier.target.timed("record the passes"):
-            if verifier.forwards.fused:  # other layers would write keys of no meaning to the KV cache
+            if verifier.fused:  # other layers would write keys of no meaning to the KV cache
                 compile_kernels(run, flat.lines.device)
             (graph,) = recorded([run], self.memory) if flat.lines.is_cuda else unrecorded([run])
         self.kept.append((flat, wanted))
         return graph
 
 
-class StepPass:
-    """How a kind of step uses the passes: `recorded_step.Pass`."""
+class FlatStepPass:
+    """How a kind of step uses flat passes: `recorded_step.StepPass`."""
 
     actions: Sequence[Callable[[], None]] = ()
 
@@ -154,15 +148,15 @@ class StepPass:
         self.passes.run(self.area, self.rows, pieces)
 
 
-class PaddedPass:
-    """The same by a model's own attention, where the tree kernel does not run it: rows × nodes, and no pieces."""
+class PaddedStepPass:
+    """The same by a pass that takes trees alone, where the tree kernel does not run the model: no pieces."""
 
     tree: Tree
     found: tuple[Tensor, Tensor]
     graph: Replays
 
-    def __init__(self, target: Target, state: BatchState, rows: Rows, layers: tuple[int, ...]) -> None:
-        self.target, self.history, self.rows, self.layers = target, state.history, rows, layers
+    def __init__(self, verifier: Pass, state: BatchState, rows: Rows, layers: tuple[int, ...]) -> None:
+        self.verifier, self.history, self.rows, self.layers = verifier, state.history, rows, layers
         self.cache = state.cache.part(0, len(rows.last))
 
     @property
@@ -182,7 +176,7 @@ class PaddedPass:
 
     def _verify(self) -> None:
         lengths, done = self.rows.lengths[:, None], self.rows.done[:, None]
-        self.found = _, hidden = self.target.verify(self.tree, self.rows.lengths, self.cache, self.layers)
+        self.found = _, hidden = self.verifier.verify(self.tree, self.rows.lengths, self.cache, self.layers)
         if hidden.shape[2]:
             batch, n, _ = hidden.shape
             slots = torch.where(done, self.history.shape[1] - 1, lengths + torch.arange(n, device=hidden.device))

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,16 +22,13 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import DEEPEST
-from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, PaddedPass, StepPass
+from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, FlatStepPass, PaddedStepPass
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.launched import Launched, Results
-from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, drafted
+from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, StepPass, drafted
 from redrafter.runtime.state import BatchState, holds_cache, tensors_of
 from redrafter.runtime.step_drafter import StepDrafter
-from redrafter.targets import Target
-
-if TYPE_CHECKING:
-    from redrafter.targets.cuda.tree_target import TreeTarget
+from redrafter.targets.passes import Pass
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,7 @@ class RecordedSteps:
 
     def __init__(
         self,
-        verifier: "Target | TreeTarget",
+        verifier: Pass,
         drafter: Drafter,
         state: BatchState,
         rules: Callable[[Shape], Rule],
@@ -54,15 +51,15 @@ class RecordedSteps:
     ) -> None:
         """`most`: tokens of trees in a pass. compiles_step: compile what comes before and after the pass."""
         self.verifier, self.drafter, self.state, self.rules = verifier, drafter, state, rules
-        self.target = verifier if isinstance(verifier, Target) else verifier.target
+        self.target = verifier.target
         self.steps: dict[StepKind, RecordedStep | None] = {}  # None: cannot be recorded
         self.warned: set[str] = set()
         self.compiles_step = compiles_step
         self.memory = self._new_memory()
         self.passes: FlatPasses | None = None
-        if not isinstance(verifier, Target):
+        if verifier.flat is not None:
             # A pool of its own: a pass runs between the parts of a step and must leave what they keep.
-            self.passes = FlatPasses(verifier, state, drafter.layers, most, self._new_memory())
+            self.passes = FlatPasses(verifier.flat, state, drafter.layers, most, self._new_memory())
 
     def launch(
         self,
@@ -118,7 +115,7 @@ class RecordedSteps:
             return
         self.passes.clear()
         for kind, step in self.steps.items():
-            if step is not None and isinstance(step.parts.passes, StepPass):
+            if step is not None and isinstance(step.parts.passes, FlatStepPass):
                 area = step.parts.passes.area
                 most = MOST if kind.shape is None and kind.rows <= AT_ONCE else min(chunk, MOST)
                 for size in self.passes.sizes(area, most):
@@ -187,13 +184,12 @@ class RecordedSteps:
             guesses=kind.shape is not None,
             deepest=DEEPEST,
         )
-        passes: StepPass | PaddedPass
+        passes: StepPass
         if self.passes is None:
-            assert isinstance(self.verifier, Target)
-            passes = PaddedPass(self.verifier, state, rows, self.drafter.layers)
+            passes = PaddedStepPass(self.verifier, state, rows, self.drafter.layers)
         else:
             nodes = 0 if kind.shape is None else kind.rows * rule.nodes if pooled is None else pooled
-            passes = StepPass(self.passes, kind.rows, kind.rows + nodes)
+            passes = FlatStepPass(self.passes, kind.rows, kind.rows + nodes)
         return Parts(rows, state.cache.part(0, kind.rows), sampling, rule, drafter, passes, pooled)
 
     def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ class StepKind:
     guided: bool  # the host changes trees and logits, or wants the logits
 
 
-class Pass(Protocol):
+class StepPass(Protocol):
     """How the nodes of trees get their logits in recorded steps: `flat_pass` has the two ways."""
 
     @property
@@ -64,7 +64,7 @@ class Parts:
     sampling: Sampling
     rule: Rule
     drafter: StepDrafter
-    passes: Pass
+    passes: StepPass
     pooled: int | None  # drafted nodes of all rows together; None: each row has its own budget
 
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from redrafter.bounds import Count, check
 from redrafter.config import SamplingParams
+from redrafter.core.flat import Piece
 from redrafter.core.sampling import Processor
-from redrafter.core.transfer import put
 
 WORTH_COPYING = 8
 """A shorter prefix is read again rather than copied from another row."""
@@ -77,6 +76,10 @@ class Row:
     def unread(self) -> int:
         """Tokens of the prompt that are still to be read; its last one is the root of the first step."""
         return max(0, len(self.request.prompt) - 1 - self.known)
+
+    def piece(self, count: int) -> Piece:
+        """The next tokens to read of its prompt."""
+        return Piece(self.place, self.known, self.ids[self.known : self.known + count])
 
     @property
     def watched(self) -> bool:
@@ -153,9 +156,3 @@ def best_source(rows: Sequence[Row | None], row: Row) -> tuple[Row | None, int]:
             if shared > most:
                 best, most = other, shared
     return best, most
-
-
-def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """(n, P) prompts, filled on the right with token 0, which is never seen."""
-    width = max(len(p) for p in prompts)
-    return put([[*p, *[0] * (width - len(p))] for p in prompts], device)

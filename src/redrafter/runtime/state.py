@@ -17,12 +17,12 @@ from redrafter.core.noise import as_int64
 from redrafter.core.rows import map_tensors
 from redrafter.core.sampling import penalises
 from redrafter.core.step import Drafter, Rows
-from redrafter.core.transfer import put
+from redrafter.core.transfer import padded, put
 from redrafter.drafters.ngram import NgramDrafter
 from redrafter.drafters.with_ngrams import WithNgrams
 from redrafter.errors import ConfigError
 from redrafter.runtime.cache import Arena, lazy_zeros
-from redrafter.runtime.row import Row, padded
+from redrafter.runtime.row import Row
 from redrafter.targets import Target
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,23 +96,17 @@ def _random_tokens(target: Target, *shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def checked_tree_target(target: Target, compiles: bool = False) -> TreeTarget:
+def checked_tree_target(target: Target, compiles: bool = False, verdict: Path | None = None) -> TreeTarget:
     """The target through the tree kernel, which must give the logits of the model's own attention.
 
-    Raises UnsupportedTarget if the kernel does not.
+    verdict: see TreeTarget. Raises UnsupportedTarget if the kernel does not.
     """
     if target.dtype == torch.float64:
         raise UnsupportedTarget("the tree kernel does not support fp64")
     try:
-        made = TreeTarget(target, compiles)
-        tried = made if made.forwards.fused else TreeTarget(target)  # compiling layers for the check alone takes long
-
-        def verify(tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-            with tried.using(cache):
-                found: tuple[Tensor, Tensor] = tried.verify(tree, lengths, cache, layers)
-                return found
-
-        gap = _tree_gap(target, verify)
+        made = TreeTarget(target, compiles, verdict=verdict)
+        tried = made if made.fused else TreeTarget(target)  # compiling layers for the check alone takes long
+        gap = _tree_gap(target, tried.verify)
     except UnsupportedTarget:
         raise
     except Exception as error:

@@ -66,6 +66,9 @@ class Target:
     changes the model registers how to undo the change with `on_release`; `release` undoes all changes.
     """
 
+    same_bits = False
+    """Whether a token's logits have the same bits in every pass."""
+
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -212,18 +215,18 @@ class Target:
     def prefill(
         self, tokens: Tensor, lengths: list[int], cache: KVCache, layers: tuple[int, ...], begin: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Prompts (B, P), padded right -> logits (B, V) after each row's last token, hidden states (B, P - begin, C).
+        """Prompts (B, P), padded right -> logits (B, V) after each row's last token, hidden states (B, P, C).
 
-        The KV cache already holds the first `begin` tokens of every row.
+        The KV cache already holds `begin` tokens of every row, which come before these.
         """
         batch, total = tokens.shape
         last: dict[int, Tensor] = {}
         hidden = []
-        for start in range(begin, total, PREFILL_CHUNK):
+        for start in range(0, total, PREFILL_CHUNK):
             stop = min(start + PREFILL_CHUNK, total)
             ends = sorted({n - 1 - start for n in lengths if start < n <= stop})
             keep = torch.tensor(ends or [0], device=self.device)
-            logits, states = self.read(tokens[:, start:stop], start, cache, layers, keep)
+            logits, states = self.read(tokens[:, start:stop], begin + start, cache, layers, keep)
             hidden.append(states)
             for row, n in enumerate(lengths):
                 if start < n <= stop:

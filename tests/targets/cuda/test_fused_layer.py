@@ -22,8 +22,7 @@ def verified(verifier, target, n):
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7, 4], cache, ())
     flat = of_pieces([Piece(0, 7, TOKENS[0, :n].tolist()), Piece(1, 4, TOKENS[1, :n].tolist())], verifier.longest)
-    with verifier.using(cache):
-        return [x.view(2, n, -1) for x in verifier.read(flat, (0, 1, -1))]
+    return [x.view(2, n, -1) for x in verifier.run(flat, cache, (0, 1, -1))]
 
 
 def own(target, n):

@@ -29,8 +29,8 @@ def traced(monkeypatch):
 def verified(one, target, n):
     cache = KVCache(slots=40)
     target.prefill(TOKENS, [7], cache, ())
-    with one.using(cache):
-        return [x[None] for x in one.read(of_pieces([Piece(0, 7, TOKENS[0, :n].tolist())], one.longest), (1, -1))]
+    flat = of_pieces([Piece(0, 7, TOKENS[0, :n].tolist())], one.longest)
+    return [x[None] for x in one.run(flat, cache, (1, -1))]
 
 
 @torch.no_grad()

@@ -107,8 +107,7 @@ def read(verifier: TreeTarget, cache: KVCache, tokens: torch.Tensor, begin: int,
     """Logits of a piece of a prompt (B, n) -> (B, n, V)."""
     where = range(len(tokens)) if places is None else places
     flat = of_pieces([Piece(at, begin, row) for at, row in zip(where, tokens.tolist(), strict=True)], verifier.longest)
-    with verifier.using(cache):
-        logits, _ = verifier.read(Flat(flat.lines.to(DEVICE), flat.runs.to(DEVICE)), ())
+    logits, _ = verifier.run(Flat(flat.lines.to(DEVICE), flat.runs.to(DEVICE)), cache, ())
     return logits.view(*tokens.shape, -1)
 
 
@@ -118,8 +117,7 @@ def single(verifier: TreeTarget, cache: KVCache, token: int, length: int) -> tor
 
 
 def verified(verifier: TreeTarget, cache: KVCache, tree: Tree, lengths: list[int]) -> torch.Tensor:
-    with verifier.using(cache):
-        return verifier.verify(tree, integers(*lengths), cache, ())[0]
+    return verifier.verify(tree, integers(*lengths), cache, ())[0]
 
 
 def pieces(random: torch.Generator) -> list[tuple[int, int]]:

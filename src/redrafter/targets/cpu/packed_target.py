@@ -66,6 +66,8 @@ class PackedTarget(Target):
     A model that was rounded at load has none.
     """
 
+    same_bits = True
+
     def __init__(
         self,
         packed: PassModel,

@@ -32,7 +32,7 @@ PROMPT, BESIDE = 512, 37
 @torch.no_grad()
 def same_bits(verifier: TreeTarget) -> bool:
     """Whether tokens get the bits that a tree's pass gives them: one after the other, as a prompt, in any mixture."""
-    if not verifier.forwards.fused:
+    if not verifier.fused:
         return False
     longest = verifier.target.max_positions - NODES - 2
     if longest < 1:
@@ -52,8 +52,7 @@ def _equal(what: str, one: Tensor, other: Tensor) -> bool:
 def _read(verifier: TreeTarget, cache: KVCache, flat: Flat) -> Tensor:
     """The logits of all lines of a pass."""
     device = verifier.target.device
-    with verifier.using(cache):
-        logits: Tensor = verifier.read(Flat(put(flat.lines, device), put(flat.runs, device)), ())[0]
+    logits: Tensor = verifier.run(Flat(put(flat.lines, device), put(flat.runs, device)), cache, ())[0]
     return logits
 
 

@@ -1,4 +1,4 @@
-"""Which pass verifies trees in recorded steps: the tree kernel's or the model's own; and the bits of its logits."""
+"""Which pass recorded steps run: the tree kernel's or the model's own; and the bits of its logits."""
 
 import logging
 
@@ -9,6 +9,7 @@ from redrafter.kernels import compile_kernels
 from redrafter.targets import verdicts
 from redrafter.targets.cuda.same_bits import same_bits
 from redrafter.targets.cuda.tree_target import TreeTarget
+from redrafter.targets.passes import PaddedPass, Pass
 from redrafter.targets.selfcheck import checked_tree_target
 from redrafter.targets.target import Target
 
@@ -16,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
-def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
-    """The target through the tree kernel; or the target itself, where the kernel does not do its attention.
+def verifier(target: Target, compiles: bool) -> Pass:
+    """The pass by the tree kernel; or by the model's own attention, where the kernel cannot replace it.
 
     The kernels of both checks, this one and that of `has_same_bits`, are compiled at once.
     """
-    known: dict[bool, Target | TreeTarget] = target.verifiers
+    known: dict[bool, Pass] = target.verifiers
     if compiles in known:
         return known[compiles]
     with target.timed("look for a kept verdict"):
@@ -34,11 +35,10 @@ def verifier(target: Target, compiles: bool) -> Target | TreeTarget:
             compile_kernels(lambda: same_bits(checked_tree_target(target, compiles)), target.device)
         try:
             with target.timed("check the passes"):
-                known[compiles] = made = checked_tree_target(target, compiles)
-                made.verdict = path
+                known[compiles] = checked_tree_target(target, compiles, path)
         except UnsupportedTarget as reason:
             log.info("%s is verified by its own attention (%s)", target.name, reason)
-            known[compiles] = target
+            known[compiles] = PaddedPass(target)
     return known[compiles]
 
 
@@ -47,20 +47,20 @@ def _passed_before(target: Target, compiles: bool) -> TreeTarget | None:
     with target.timed("fuse the layers"):
         compile_kernels(lambda: TreeTarget(target, compiles), target.device)
         try:
-            made = TreeTarget(target, compiles)
+            made = TreeTarget(target, compiles, same_bits=True)
         except Exception as error:
             log.debug("%s is checked again: %s", target.name, error)
             return None
-    made.same_bits = made.forwards.fused
-    return made if made.forwards.fused else None
+    return made if made.fused else None
 
 
-def has_same_bits(found: TreeTarget) -> bool:
-    """Whether a token's logits have the same bits in every pass of this verifier.
+def has_same_bits(found: Pass) -> bool:
+    """Whether a token's logits have the same bits in every pass.
 
-    The first call tries and keeps the verdict. Do not call this function while a CUDA graph is being recorded.
+    The first call tries the tree kernel's and keeps the verdict. Do not call this function while a CUDA graph is being
+    recorded.
     """
-    if found.same_bits is None:
+    if isinstance(found, TreeTarget) and found.same_bits is None:
         try:
             with found.target.timed("compare bits"):
                 found.same_bits = same_bits(found)
@@ -70,4 +70,4 @@ def has_same_bits(found: TreeTarget) -> bool:
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("the bits of %s cannot be compared (%s)", found.target.name, first)
             found.same_bits = False
-    return found.same_bits
+    return bool(found.same_bits)
