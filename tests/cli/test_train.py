@@ -77,6 +77,15 @@ def test_minutes_bound_data_and_training(model: str, tmp_path: Path, capsys) -> 
     assert main(["generate", *common, "--drafter", str(tmp_path), "--max-new-tokens", "8", "hello"]) == 0
 
 
+def test_minutes_in_which_nothing_is_learned_are_refused(model: str, tmp_path: Path, capsys) -> None:
+    small = SMALL[SMALL.index("--state-size") : SMALL.index("--tasks")]
+    line = one_line(
+        capsys, "--out", str(tmp_path / "no"), "--model", model, *small, "--depth", "3", "--minutes", "0.001"
+    )
+    assert re.search(r"--minutes 0.001 is too short: .* give --minutes \d+ or more, or go on from .* --init-from", line)
+    assert not (tmp_path / "no").exists()
+
+
 def test_loading_counts_as_time(whole: Path, model: str, tmp_path: Path, monkeypatch) -> None:
     def load(*args: Any, **options: Any) -> Any:
         time.sleep(2)
@@ -87,8 +96,8 @@ def test_loading_counts_as_time(whole: Path, model: str, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("redrafter.targets.load_target", load)
     monkeypatch.setattr("redrafter.train.trainer.train", train)
-    common = ["--model", model, "--device", "cpu", "--data", str(whole / "data"), "--depth", "3"]
-    common += SMALL[SMALL.index("--state-size") : SMALL.index("--tasks")]
+    common = ["--model", model, "--device", "cpu", "--data", str(whole / "data"), "--depth", "3", "--shape", "4x3:7"]
+    common += ["--init-from", str(whole)]  # else a hundredth of a minute is refused
     for minutes, least, most in (("1", 20, 57), ("0.01", 0, 0)):
         with pytest.raises(ConfigError) as refused:
             main(["--verbose", "train", "--out", str(tmp_path), *common, "--minutes", minutes])

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> None:
     from redrafter.targets import load_target
     from redrafter.train.dataset import read_texts
     from redrafter.train.journal import read_journal
+    from redrafter.train.least import check_time
     from redrafter.train.report import write_report
     from redrafter.train.run import Run, disk_errors
     from redrafter.train.setup import check, settings
@@ -104,6 +105,8 @@ def run(args: argparse.Namespace) -> None:
     planned = check(target, options, config, shape, args.init_from, 0 if args.data else args.local)
     processes = int(os.environ.get("WORLD_SIZE", 1))
     Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
+    if config.minutes is not None and not args.init_from and not Run(args.out).begun:
+        check_time(target, options, config, left(), time.perf_counter() - began, own=plan is not None)
     folder = args.data or args.out / "data"
     if plan is not None and (config.minutes is None or not Run(args.out).begun):  # a begun run has all its data
         clock = None if config.minutes is None else Clock.of(left())

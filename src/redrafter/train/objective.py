@@ -13,6 +13,7 @@ from redrafter.drafters import registry
 from redrafter.drafters.base import DrafterNet
 from redrafter.drafters.training import LossInput, TrainingBatch
 from redrafter.targets import Target
+from redrafter.train.config import TrainConfig
 from redrafter.train.losses import LOSSES, Loss
 from redrafter.train.teacher import Teacher
 
@@ -106,6 +107,20 @@ class Objective(nn.Module):
         at = (batch.at[where] + 1).clamp(max=batch.tokens.shape[1] - 1)
         p = self.teacher.probabilities(states.last[batch.row[where], at])
         return [p[d : d + stop - start] for d in range(self.depth)]
+
+
+def make_objective(net: DrafterNet, target: Target, config: TrainConfig) -> Objective:
+    """The objective that a configuration asks for."""
+    return Objective(
+        net,
+        target,
+        depth=config.depth,
+        loss=config.loss,
+        decay=config.depth_decay,
+        chunk=config.chunk,
+        bf16=config.bf16 if config.bf16 is not None else target.device.type == "cuda",
+        feature_loss=config.feature_loss,
+    )
 
 
 class VocabularyLoss(torch.autograd.Function):

@@ -28,7 +28,7 @@ from redrafter.train.held_out import Evaluator
 from redrafter.train.hidden_states import open_states
 from redrafter.train.journal import Journal, Record, Watcher
 from redrafter.train.lock import only_writer
-from redrafter.train.objective import Objective, Score, States, add_scores
+from redrafter.train.objective import Score, States, add_scores, make_objective
 from redrafter.train.run import Run, TrainingFailed, disk_errors
 from redrafter.train.schedule import LEAST_POSITIONS, Plan, Speed, TooSlow, learning_rate, measure_evaluation
 from redrafter.train.setup import check, make_net, settings, split, spread
@@ -129,17 +129,7 @@ class _Training:
         found = run.load()
         if found is not None:  # before the objective is made: the run's token ids may be in another order
             self.net.load_state_dict({k[4:]: v for k, v in found[0].items() if k.startswith("net.")})
-        bf16 = config.bf16 if config.bf16 is not None else target.device.type == "cuda"
-        objective = Objective(
-            self.net,
-            target,
-            depth=config.depth,
-            loss=config.loss,
-            decay=config.depth_decay,
-            chunk=config.chunk,
-            bf16=bf16,
-            feature_loss=config.feature_loss,
-        )
+        objective = make_objective(self.net, target, config)
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
