@@ -1,6 +1,7 @@
 """Which pass recorded steps run: the tree kernel's or the model's own; and the bits of its logits."""
 
 import logging
+from typing import cast
 
 import torch
 
@@ -60,7 +61,8 @@ def has_same_bits(found: Pass) -> bool:
     The first call tries the tree kernel's and keeps the verdict. Do not call this function while a CUDA graph is being
     recorded.
     """
-    if isinstance(found, TreeTarget) and found.same_bits is None:
+    if found.same_bits is None:
+        found = cast(TreeTarget, found)  # the only pass whose bits are not known beforehand
         try:
             with found.target.timed("compare bits"):
                 found.same_bits = same_bits(found)
