@@ -322,3 +322,24 @@ def test_freed_rows_take_the_next_prompts():
         assert [c.tokens for c in done] == [engine.plain().complete([r])[0].tokens for r in requests]
         # The second request is the longest; the others pass through the first row beside it.
         assert sizes.count(2) > 0.6 * len(sizes)
+
+
+def test_a_row_that_could_not_begin_is_left_alone_until_it_can():
+    """A step that cannot be recorded waits for those under way; its new row is then still read, and steps later."""
+    target = load_target(make_model("llama", torch.float32))
+    drafter, shape = ModelDrafter(target, target), Shape(width=1, length=3)
+    plain = Engine(target, NoDrafter())
+    requests = plain.requests([[*range(3)], [*range(30)]], max_new_tokens=12, ignore_eos=True)
+    wanted = [part.tokens for part in plain.complete(requests)]
+    batch = Batch(target, drafter, rows=2, context=60, shapes=[shape], recorded=True)
+    early = batch.open(requests[0], drafts=False)
+    batch.step(pieces={early: 2})
+    late = batch.open(requests[1])
+    batch.step(shape, pieces={late: 29})
+    assert late.unread == 29, "the step before was waited for"
+    batch.step()  # of the other row; its buffers may have room for the late one
+    assert batch.pieces(64) == {late: 29}
+    batch.drain()
+    while min(len(early.ids) - 3, len(late.ids) - 30) < 12:
+        batch.step(shape, pieces=batch.pieces(64))
+    assert [early.ids[3:], late.ids[30:]] == wanted

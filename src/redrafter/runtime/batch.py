@@ -247,6 +247,8 @@ class Batch:
                 row.known += n
         else:
             if self.flights:  # an eager step needs to know how long the rows are
+                for row in fresh:
+                    self._halt(row)
                 return self.drain()
             for row, n in pieces.items():
                 self.read(row, n)
@@ -331,13 +333,15 @@ class Batch:
 
     def close(self, row: Row) -> None:
         """Free the row at once; what it has read stays for others until its place is needed."""
-        if not row.open:
-            return
-        row.open = row.live = False
-        row.processor = None
+        if row.open:
+            row.open, row.processor = False, None
+            self._halt(row)
+
+    def _halt(self, row: Row) -> None:
+        """Steps leave the row alone from now on."""
+        row.live = False
         self.state.rows.done[row.place].fill_(True)
-        self.state.rows.lengths[row.place].fill_(row.known)
-        self._touch(row)
+        self._read_to(row, row.known)
         self._changed()
 
     def reset(self) -> None:

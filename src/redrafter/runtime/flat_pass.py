@@ -72,6 +72,7 @@ class FlatPasses:
 
     def run(self, area: int, rows: int, pieces: Sequence[Piece]) -> None:
         """A pass over the trees that were packed, of this many rows, and over pieces of prompts."""
+        assert sum(len(piece.tokens) for piece in pieces) <= MOST, "more tokens of prompts than a pass has room for"
         device = self.verifier.target.device
         size = padded_size(area)
         if pieces:

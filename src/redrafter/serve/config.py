@@ -28,7 +28,8 @@ class ServeConfig:
     prompt_limit: Count | None = None
     """Longest prompt in tokens (default: the context less one)."""
     chunk: Count | None = None
-    """Prompt tokens read in a step of others, or before it (default: 64 on a CPU, 128 on a GPU)."""
+    """Prompt tokens read in a step of others, or before it (default: 64 on a CPU, 128 on a GPU; recorded passes
+    read 512 at most)."""
     name: Annotated[str, Bounds(least=1, most=256)] | None = None
     """What clients call the model (default: the last part of its name)."""
     tool_parser: str | None = None

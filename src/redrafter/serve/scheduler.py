@@ -18,7 +18,7 @@ from redrafter.bounds import Count, CountOrZero, check
 from redrafter.config import Shape
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flat_pass import AT_ONCE
+from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
@@ -262,7 +262,8 @@ class Scheduler:
     def _read(self) -> dict[Row, int]:
         """Pieces of prompts for the next step, in turns. Prompts that steps do not read are read here."""
         pieces: dict[Row, int] = {}
-        whole = left = self.limits.chunk if self.batch.live else self.limits.idle_chunk
+        most = self.limits.chunk if self.batch.live else self.limits.idle_chunk
+        whole = left = min(most, MOST) if self.batch.reads_in_steps else most
         for _ in range(len(self.reading)):
             if 4 * left <= whole or len(pieces) == AT_ONCE:  # a few tokens take nearly as long as many
                 break
@@ -274,16 +275,24 @@ class Scheduler:
                 pieces |= {row: size} if size else {}
             else:
                 self.batch.read(row, size)
-            if row.unread > pieces.get(row, 0):
-                self.reading.append(row)
-            else:
-                self.metrics.prompt(len(row.request.prompt), row.reused)
+            if row not in pieces:
+                self._was_read(row)
         return pieces
+
+    def _was_read(self, row: Row) -> None:
+        """A part of this prompt, or all of it, was read; or nothing, if the step only waited for others."""
+        if row.unread:
+            self.reading.append(row)
+        else:
+            self.metrics.prompt(len(row.request.prompt), row.reused)
 
     def _step(self, pieces: dict[Row, int]) -> None:
         if not pieces and all(row.unread for row in self.jobs):
             return
-        for result in self._launch(pieces):
+        results = self._launch(pieces)
+        for row in pieces:
+            self._was_read(row)
+        for result in results:
             gained = [(len(output.tokens), output.drafted) for _, output in result.rows if output.steps]
             if gained:  # else all its rows were closed in the meantime, or have just begun
                 self.metrics.step(result.shape, gained, result.seconds, any(output.nodes for _, output in result.rows))
