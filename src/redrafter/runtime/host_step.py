@@ -74,6 +74,7 @@ def host_step(
     lines = []
     for walk, nodes, above, real in zip(walks, tokens, parents, verified, strict=True):
         counts = (walk.count, len(walk.path) - 1, int(walk.done), real)
+        above = [parent if node <= real else -1 for node, parent in enumerate(above)]
         lines.append(line(counts, padded(walk.tokens, width), padded(walk.path, width), nodes, above))
     return lines, width
 

@@ -1,6 +1,7 @@
 """What a step tells the host: for each row a line of integers.
 
-Count, drafted, done and nodes; then the new tokens, the accepted path, and the tree's tokens and parents.
+Count, drafted, done and nodes; then the new tokens, the accepted path, and the tree's tokens and parents (-1 for a node
+that was not verified).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ COUNTS = 4
 def encoded(accepted: Accepted, done: Tensor, tree: Tree) -> Tensor:
     """(B, ...) the lines of all rows."""
     counts = torch.stack((accepted.count, accepted.drafted, done.long(), accepted.nodes), dim=1)
-    return torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, tree.parents], dim=1)
+    parents = torch.where(tree.valid, tree.parents, -1)
+    return torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, parents], dim=1)
 
 
 def line(
@@ -57,4 +59,6 @@ class ResultLine:
         size = (len(self.values) - begin) // 2
         tokens, parents = self.values[begin : begin + size], self.values[begin + size :]
         path = self.values[begin - self.width : begin - self.width + min(self.count, self.drafted) + 1]
-        return list(tokens[: self.nodes + 1]), list(parents[: self.nodes + 1]), list(path)
+        real = [node for node, parent in enumerate(parents) if parent >= 0]  # a common budget drops nodes anywhere
+        place = {node: at for at, node in enumerate(real)}
+        return [tokens[node] for node in real], [place[parents[node]] for node in real], [place[node] for node in path]
