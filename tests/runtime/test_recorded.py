@@ -14,6 +14,7 @@ from redrafter.core.flat import Piece
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.engine import decode
 from redrafter.errors import UnsupportedTarget
+from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime import batch as batch_module
 from redrafter.runtime import flat_pass
 from redrafter.runtime.batch import Batch
@@ -343,3 +344,21 @@ def test_a_row_that_could_not_begin_is_left_alone_until_it_can():
     while min(len(early.ids) - 3, len(late.ids) - 30) < 12:
         batch.step(shape, pieces=batch.pieces(64))
     assert [early.ids[3:], late.ids[30:]] == wanted
+
+
+def test_no_node_of_a_flat_pass_is_deeper_than_its_lines_can_say(monkeypatch):
+    """A processor that computes with logits makes steps eager; they verify by the same pass."""
+    target, shape = load_target(make_model("llama", torch.float32)), Shape(width=2, length=18, nodes=36)
+    batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[shape], recorded=True)
+    depths, verify = [], type(batch.eager.verifier).verify
+
+    def seen(self, tree, *more):
+        depths.append(int(tree.depths[tree.valid].max()))
+        return verify(self, tree, *more)
+
+    monkeypatch.setattr(type(batch.eager.verifier), "verify", seen)
+    row = batch.open(Request(prompt=[5, 6, 7], max_new_tokens=9, seed=1), processor=lambda logits, _: logits)
+    batch.read_all([row])
+    for _ in range(3):
+        batch.step(shape)
+    assert max(depths) == DEEPEST

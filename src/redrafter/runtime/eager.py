@@ -13,6 +13,7 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, Verifier, step
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
+from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.host_step import host_step, runs_on_host
@@ -66,6 +67,7 @@ class EagerSteps:
             follows=self.state.guesses[:count] if guessing else None,
             guesses=bool(guessing),
             trims=True,
+            deepest=None if self.verifier.flat is None else DEEPEST,
             copied=chains,
             edit=edit,
         )
