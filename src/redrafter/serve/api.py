@@ -25,6 +25,7 @@ from redrafter.serve.errors import content, described, failure, first_problem, p
 from redrafter.serve.job import Event, Job
 from redrafter.serve.middleware import Guard
 from redrafter.serve.model import Served
+from redrafter.serve.reading import Given, ReadingRoute, checked
 from redrafter.serve.request_log import RequestLog
 from redrafter.serve.responses import ResponsesAnswer
 from redrafter.serve.responses_schema import CHAT_NAMES, ResponsesAsked
@@ -68,6 +69,7 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     app = FastAPI(title="redrafter", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     guard = guard or GuardConfig()
     most = 4 * (served.scheduler.batch.rows + served.scheduler.limits.queue) + 64
+    app.router.route_class = ReadingRoute
     app.add_middleware(Guard, config=guard, most=most)
     app.add_middleware(RequestLog, logs=guard.logs)
     if guard.cors:  # the outermost: a browser asks without a key first
@@ -76,30 +78,33 @@ def make_app(served: Served, guard: GuardConfig | None = None) -> FastAPI:
     _add_watching(app, served)
 
     @app.post("/v1/chat/completions", responses=REFUSALS)
-    async def chat(asked: ChatAsked, request: Request) -> Response:
-        return await _answer(served, asked, request)
+    async def chat(given: Given[ChatAsked], request: Request) -> Response:
+        return await _answer(served, await checked(ChatAsked, given, request), request)
 
     @app.post("/v1/completions", responses=REFUSALS)
-    async def completions(asked: CompletionAsked, request: Request) -> Response:
-        return await _answer(served, asked, request)
+    async def completions(given: Given[CompletionAsked], request: Request) -> Response:
+        return await _answer(served, await checked(CompletionAsked, given, request), request)
 
     @app.post("/v1/responses", responses=REFUSALS)
-    async def responses(asked: ResponsesAsked, request: Request) -> Response:
+    async def responses(given: Given[ResponsesAsked], request: Request) -> Response:
+        asked = await checked(ResponsesAsked, given, request)
         try:
-            chat = asked.chat()
+            chat = await run_in_threadpool(asked.chat)
         except ValidationError as error:
             message, param = first_problem(error.errors())
             return failure(400, renamed(message, CHAT_NAMES), param=CHAT_NAMES.get(param or "", param))
         return await _answer(served, chat, request, lambda jobs: ResponsesAnswer(asked, chat, jobs, served), CHAT_NAMES)
 
     @app.post("/tokenize", responses=REFUSALS)
-    async def tokenize(asked: TokenizeAsked) -> Any:
+    async def tokenize(given: Given[TokenizeAsked], request: Request) -> Any:
+        asked = await checked(TokenizeAsked, given, request)
         if asked.model not in (None, served.name):
             return _no_model(served, str(asked.model))
         return await run_in_threadpool(served.tokenize, asked)
 
     @app.post("/detokenize", responses=REFUSALS)
-    async def detokenize(asked: DetokenizeAsked) -> Any:
+    async def detokenize(given: Given[DetokenizeAsked], request: Request) -> Any:
+        asked = await checked(DetokenizeAsked, given, request)
         if asked.model not in (None, served.name):
             return _no_model(served, str(asked.model))
         return {"prompt": await run_in_threadpool(served.prompts.decode, asked.tokens)}

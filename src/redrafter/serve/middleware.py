@@ -11,6 +11,7 @@ from redrafter.serve.bodies import SMALL, Bodies, Gone, check_fields
 from redrafter.serve.config import GuardConfig
 from redrafter.serve.errors import Refused
 from redrafter.serve.hosts import accepts, name_of
+from redrafter.serve.reading import release_memory
 from redrafter.serve.turns import Turn, Turns
 
 KEYED = ("/v1", "/tokenize", "/tokenizer_info", "/detokenize")
@@ -76,6 +77,8 @@ class Guard:
                 await turn.begin()
                 await run_in_threadpool(check_fields, body)
             await self.app(scope, _replayed(body, receive), send)
+            if len(body) > SMALL:
+                await run_in_threadpool(release_memory)
         finally:
             turn.end()
             self.under_way -= 1
