@@ -36,6 +36,15 @@ def test_a_node_sees_the_text_and_its_path() -> None:
     assert not torch.equal(visible(other.lines, SLOTS)[where][tree.valid], want[tree.valid])
 
 
+def test_no_node_stands_at_a_position_above_the_last() -> None:
+    tree, lengths = random_trees(3), torch.tensor([40, 3, 0])
+    flat, at = of_trees(tree, lengths, longest=41)
+    index = (lengths[:, None] + tree.depths)[tree.valid]
+    assert index.max() > 41
+    assert torch.equal(flat.positions[at][tree.valid], index.clamp(max=41))
+    assert torch.equal(flat.lines[at, INDEX][tree.valid], index), "what it sees goes on"
+
+
 def test_dropped_nodes_take_no_line_and_no_slot_of_others() -> None:
     tree, lengths = random_trees(3), torch.tensor([20, 9, 30])
     assert tree.scores is not None
