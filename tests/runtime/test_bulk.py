@@ -63,8 +63,8 @@ def test_a_broken_commit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(make_model())
     place = KVCache.place
 
-    def wrong(self: KVCache, other: KVCache, rows: torch.Tensor, batch: int) -> None:
-        place(self, other, rows.flip(0), batch)
+    def wrong(self: KVCache, other: KVCache, rows: torch.Tensor) -> None:
+        place(self, other, rows.flip(0))
 
     monkeypatch.setattr(KVCache, "place", wrong)
     assert bulk.write_texts(target, starts(()), rows=5) != plain(target, ())
