@@ -33,6 +33,8 @@ PATIENCE = 300.0
 """Seconds until a request is given up."""
 WARM = 40
 """Small requests before the first attack: more than the server has rows."""
+CLIENTS = 8
+"""Clients that send large bodies again and again."""
 BEGUN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 UNITS = {"one letter": '"a"', "words": '"no two words are the same "', "token ids": "[1, 2]", "wrong values": '[1, ""]'}
 """Prompts; what stands between the first and the last sign is repeated."""
@@ -40,7 +42,7 @@ UNITS = {"one letter": '"a"', "words": '"no two words are the same "', "token id
 
 def smoke(tiny: TinyFiles) -> list[object]:
     serve = f"--model {tiny.model} --drafter {tiny.drafter} --rows 2 --context 128"
-    return ["--prompts", 2, "--megabytes", 0.3, "--silent", 5, "--serve", serve]
+    return ["--prompts", 2, "--megabytes", 0.3, "--silent", 5, "--sustained", 0.2, "--serve", serve]
 
 
 @contextlib.contextmanager
@@ -67,14 +69,14 @@ def body_of(unit: str, size: int) -> bytes:
     return f'{{"model": "model", "max_tokens": 1, "prompt": {unit[0]}{many}{unit[-1]}}}'.encode()[: size + 200]
 
 
-def ask(port: int, body: bytes | None = None) -> int:
+def ask(port: int, body: bytes | None = None, path: str = "/v1/completions") -> int:
     """The status of a request, of `/health` without a body; 0 if the server hangs up."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         if body is None:
             connection.request("GET", "/health")
         else:
-            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         return response.status
@@ -135,6 +137,36 @@ def large_bodies(port: int, body: bytes, count: int) -> Counter[str]:
     return Counter(map(str, statuses))
 
 
+def sustained(port: int, path: str, body: bytes, seconds: float) -> Counter[str]:
+    """Clients that send the body again and again; how many requests had which status."""
+    statuses: list[int] = []
+    end = time.perf_counter() + seconds
+
+    def send() -> None:
+        while time.perf_counter() < end:
+            statuses.append(ask(port, body, path))
+
+    threads = [threading.Thread(target=send) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Counter(map(str, statuses))
+
+
+def floods(size: int) -> dict[str, tuple[str, bytes]]:
+    """Path and body of each: numbers, token ids, and a schema of a tool, of about so many bytes."""
+    numbers = ",".join(["1"] * min(size // 2, 2**20))
+    parameters = {"type": "object", "properties": {"a": {"enum": list(range(size // 8))}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    asked = {"model": "model", "messages": [{"role": "user", "content": "a"}], "tools": tools}
+    return {
+        "numbers for a response": ("/v1/responses", f'{{"model": "model", "input": [{numbers}]}}'.encode()),
+        "ids to decode": ("/detokenize", f'{{"model": "model", "tokens": [{numbers}]}}'.encode()),
+        "schema of a tool": ("/v1/chat/completions", json.dumps(asked).encode()),
+    }
+
+
 def silent_connections(port: int, sent: bytes, count: int, seconds: float) -> Counter[str]:
     """Connections that send this and no more, for a while."""
     with contextlib.ExitStack() as stack:
@@ -156,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[34, 20], help="large bodies at once")
     parser.add_argument("--megabytes", type=float, default=3.99, help="of each of these")
     parser.add_argument("--silent", type=int, default=400, help="silent connections at once")
+    parser.add_argument("--sustained", type=float, default=6.0, help="seconds of bodies sent again and again")
     parser.add_argument("--serve", default="", help="more options of `redrafter serve`, as one word")
     parser.add_argument("--save", type=Path, default=HERE / "results" / "server_attack.json")
     parser.add_argument("--overwrite", action="store_true", help="replace existing results")
@@ -166,6 +199,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for kind, unit in UNITS.items():
             body = body_of(unit, int(args.megabytes * 2**20))
             attacks[f"{count} prompts, {kind}"] = lambda port, body=body, count=count: large_bodies(port, body, count)  # type: ignore[misc]
+    for kind, (path, body) in floods(int(args.megabytes * 2**20)).items():
+        attacks[f"{CLIENTS} clients again and again, {kind}"] = lambda port, path=path, body=body: sustained(  # type: ignore[misc]
+            port, path, body, args.sustained
+        )
     for kind, sent in {"nothing": b"", "half of the headers": BEGUN}.items():
         attacks[f"{args.silent} connections, {kind}"] = lambda port, sent=sent: silent_connections(  # type: ignore[misc]
             port, sent, args.silent, 5.0
