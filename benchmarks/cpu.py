@@ -185,7 +185,9 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
     def whole(*arguments: Any) -> Any:
         began = time.perf_counter()
         found = run(*arguments)
-        seconds.setdefault(kinds.pop(), []).append(time.perf_counter() - began - passes.pop())
+        besides = time.perf_counter() - began - passes.pop()
+        if kinds:  # a row's first step is not chosen
+            seconds.setdefault(kinds.pop(), []).append(besides)
         return found
 
     patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (StepPolicy, "step", whole))

@@ -11,7 +11,7 @@ from redrafter import Engine, Gamma, RuleConfig, SamplingParams, Shape
 from redrafter.core.accept import Accepted
 from redrafter.drafters import ModelDrafter, NoDrafter, causal_lm
 from redrafter.errors import ConfigError
-from redrafter.targets import load_target
+from redrafter.targets import Target, load_target
 from tests.helpers.tables import P, V, chi_square, joint, run
 from tests.helpers.zoo import PROMPTS, make_model
 
@@ -136,10 +136,13 @@ SAMPLED = SamplingParams(temperature=1.0)
 DRAFTS = P.mean(0) * 1.5  # (V, V): what follows a token, by what it makes of the target
 
 
-class TableModel:
+class TableModel(Target):
     """A draft model as ModelDrafter sees one; it needs no cache."""
 
     name, tokenizer, vocab_size, device = "table", None, V, torch.device("cpu")
+
+    def __init__(self):
+        pass
 
     def prefill(self, tokens, lengths, cache, layers):
         pass
