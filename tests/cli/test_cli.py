@@ -57,10 +57,15 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
     return code, out, err
 
 
+def said(err: str) -> list[str]:
+    """Lines of standard error, without those that a slow machine adds."""
+    return [line for line in err.splitlines() if line.strip() and not re.fullmatch(r"loading, \d+ s", line)]
+
+
 def bad(capsys, *argv: str) -> str:
     """The one line of an error."""
     code, _, err = run(capsys, *argv)
-    lines = [line for line in err.splitlines() if line.strip()]
+    lines = said(err)
     assert code == 2
     assert len(lines) == 1, err
     assert lines[0].startswith("redrafter: ")
@@ -215,8 +220,7 @@ def test_as_a_program():
         check=False,
     )
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if not re.fullmatch(r"loading, \d+ s", line)]  # a slow machine
-    assert said == ["redrafter: no model folder /none/such"]
+    assert said(done.stderr) == ["redrafter: no model folder /none/such"]
     assert done.stdout == ""
 
 
