@@ -362,3 +362,20 @@ def test_no_node_of_a_flat_pass_is_deeper_than_its_lines_can_say(monkeypatch):
     for _ in range(3):
         batch.step(shape)
     assert max(depths) == DEEPEST
+
+
+@torch.no_grad()
+def test_a_pass_that_cannot_be_recorded_gives_up_its_memory(monkeypatch):
+    """Later passes are recorded in a new pool: a recording that failed makes its own unusable."""
+    target = load_target(make_model("llama", torch.float32))
+    batch = Batch(target, NoDrafter(), rows=1, context=40, shapes=[], runtime="graphs", recorded=True)
+    batch.read_all([batch.open(Request(prompt=(1, 2, 3), max_new_tokens=4, seed=0))])
+    passes, pools = batch.steps.passes, iter("ab")
+    monkeypatch.setattr(flat_pass, "new_memory", lambda device: next(pools))
+    with monkeypatch.context() as patch:
+        patch.setattr(flat_pass, "unrecorded", lambda actions: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            passes.graph(1, 1, 1, reads=False)
+    assert passes.memory == "a"
+    passes.graph(1, 1, 1, reads=False)
+    assert passes.memory == "a"

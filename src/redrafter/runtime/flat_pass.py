@@ -17,7 +17,7 @@ from redrafter.core.transfer import put
 from redrafter.core.tree import Tree
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import PLACE, SLOT
-from redrafter.runtime.graph import Replays, recorded, unrecorded
+from redrafter.runtime.graph import Replays, new_memory, recorded, unrecorded
 from redrafter.runtime.state import BatchState
 from redrafter.targets.passes import FlatPass, Pass
 
@@ -49,10 +49,11 @@ class Outputs:
 class FlatPasses:
     """Flat passes, each recorded at its first use. One step at a time uses them."""
 
-    def __init__(self, verifier: FlatPass, state: BatchState, layers: tuple[int, ...], most: int, memory: Any) -> None:
+    def __init__(self, verifier: FlatPass, state: BatchState, layers: tuple[int, ...], most: int) -> None:
         """`most`: lines of trees in a pass."""
-        self.verifier, self.state, self.layers, self.memory = verifier, state, layers, memory
+        self.verifier, self.state, self.layers = verifier, state, layers
         device = verifier.target.device
+        self.memory = new_memory(device)  # of its own: a pass runs between the parts of a step, which keep results
         self.flat = Flat.empty(padded_size(most + MOST), AT_ONCE + state.places, device)
         self.places = torch.arange(state.places, device=device)
         self.outputs: dict[int, Outputs] = {}
@@ -97,7 +98,11 @@ class FlatPasses:
         """The pass of this size, recorded at its first use; `reads`: with pieces behind the lines of trees."""
         key = (area, size, rows if reads else -rows)
         if key not in self.graphs:
-            self.graphs[key] = self._record(*key[:2], rows, reads)
+            try:
+                self.graphs[key] = self._record(*key[:2], rows, reads)
+            except BaseException:
+                self.memory = new_memory(self.places.device)
+                raise
         return self.graphs[key]
 
     def _record(self, area: int, size: int, rows: int, reads: bool) -> Replays:

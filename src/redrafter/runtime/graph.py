@@ -27,6 +27,11 @@ def _side(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+def new_memory(device: torch.device) -> Any:
+    """Working memory for recordings that never run at once. A recording that fails makes its memory unusable."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 def unrecorded(actions: Sequence[Callable[[], None]]) -> list[Replays]:
     """As `recorded`, where there is no GPU: the actions run once, and each replay runs one again."""
     for action in actions:

@@ -23,6 +23,7 @@ from redrafter.drafters import NoDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, FlatStepPass, PaddedStepPass
+from redrafter.runtime.graph import new_memory
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.launched import Launched, Results
 from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, StepPass, drafted
@@ -55,11 +56,10 @@ class RecordedSteps:
         self.steps: dict[StepKind, RecordedStep | None] = {}  # None: cannot be recorded
         self.warned: set[str] = set()
         self.compiles_step = compiles_step
-        self.memory = self._new_memory()
+        self.memory = new_memory(self.target.device)
         self.passes: FlatPasses | None = None
         if verifier.flat is not None:
-            # A pool of its own: a pass runs between the parts of a step and must leave what they keep.
-            self.passes = FlatPasses(verifier.flat, state, drafter.layers, most, self._new_memory())
+            self.passes = FlatPasses(verifier.flat, state, drafter.layers, most)
 
     def launch(
         self,
@@ -148,10 +148,10 @@ class RecordedSteps:
             with self.target.timed("compile and record the step"):
                 return self._recorded((GuidedStep if kind.guided else RecordedStep)(parts, self._compiled))
         except torch.OutOfMemoryError:
-            self.memory = self._new_memory()
+            self.memory = new_memory(self.target.device)
             raise
         except Exception as error:  # of the model, the compiler, Triton or the recording
-            self.memory = self._new_memory()
+            self.memory = new_memory(self.target.device)
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             if first not in self.warned:  # most often all kinds of steps fail alike
                 log.warning(
@@ -198,10 +198,6 @@ class RecordedSteps:
         from redrafter.targets.cuda.layer_compile import TOGETHER  # imports much of transformers
 
         return torch.compile(run, dynamic=False, options=TOGETHER)
-
-    def _new_memory(self) -> Any:
-        """Recorded steps never run at once, so they share working memory; a recording that fails makes it unusable."""
-        return torch.cuda.graph_pool_handle() if self.target.device.type == "cuda" else None
 
 
 def _restore(rows: Any, before: list[torch.Tensor]) -> None:

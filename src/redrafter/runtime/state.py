@@ -145,8 +145,9 @@ class BatchState:
             self._count()
         for row in penalised:
             assert self.rows.counts is not None
-            counted = torch.bincount(put(row.request.prompt, self.rows.last.device), minlength=self.vocab_size)
-            self.rows.counts[row.place] = counted
+            text = put(row.request.prompt, self.rows.last.device)
+            counts = self.rows.counts[row.place].zero_()  # not `bincount`, which waits for the device
+            counts.scatter_add_(0, text, torch.ones_like(text, dtype=counts.dtype))
 
     def allocate(self, drafter: Drafter) -> None:
         """Make room for the drafter's state. Rows that it does not know yet have that of a text of one token."""
