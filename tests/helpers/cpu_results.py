@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redrafter.core.flat import Piece, of_pieces
 from redrafter.kernels.cpu import library, ops
 from redrafter.kernels.cpu.draft import DraftModel
 from redrafter.kernels.cpu.matrices import Floats, Quantised
@@ -121,12 +122,10 @@ def passes() -> Results:
                 wide = size + SCALE_BYTES * (dtype is torch.int8)
                 cache = [tuple(torch.zeros(2, 2, 40, wide, dtype=dtype) for _ in range(2)) for _ in made]
                 for first, last in ((0, 37), (37, 40)):
-                    at = torch.arange(first, last).expand(2, -1).contiguous()
-                    where = torch.arange(40).expand(2, -1).contiguous()
+                    pieces = [Piece(row, first, own[first:last]) for row, own in enumerate(tokens)]
                     logits, states = model.run(
-                        tokens[:, first:last], at, at, cache, rotations, key_positions=where, wanted=(0, 1, 2),
-                        rounded=rounded,
-                    )  # fmt: skip
+                        of_pieces(pieces, 39).lines, cache, rotations, wanted=(0, 1, 2), rounded=rounded
+                    )
                     name = f"pass of {first} to {last}, {size}, {dtype}, rounded: {rounded}"
                     yield f"logits, {name}", logits
                     yield f"states, {name}", states

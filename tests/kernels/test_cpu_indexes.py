@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from redrafter.core.flat import Piece, of_pieces
 from redrafter.drafters.recurrent.drafter import RecurrentState
 from redrafter.errors import ConfigError
 from redrafter.kernels.cpu import library, ops
 from redrafter.kernels.cpu.block import Block
 from redrafter.kernels.cpu.matrices import Floats
 from redrafter.kernels.cpu.packed import PackedMatrix
+from redrafter.kernels.tree_attention.naive import INDEX, NEWEST, PLACE, POSITION, SLOT, TOKEN
 from tests.drafters.recurrent.test_compiled import ROWS, drafter
 from tests.helpers.zoo import VOCAB
 from tests.targets.cpu.test_packed import packed
@@ -25,20 +27,24 @@ def take_rows(_):
 
 
 def run_pass(_):
-    model, zero = packed("llama").packed, torch.zeros(1, 1, dtype=torch.long)
-    cache = [(torch.zeros(1, 2, SLOTS, 16), torch.zeros(1, 2, SLOTS, 16)) for _ in range(model.layer_count)]
+    model = packed("llama").packed
+    cache = [(torch.zeros(2, 2, SLOTS, 16), torch.zeros(2, 2, SLOTS, 16)) for _ in range(model.layer_count)]
     turns = [(torch.ones(5, 8), torch.ones(5, 8))]
 
-    def run(tokens=zero, positions=zero, slots=zero, **options):
-        return model.run(*(torch.as_tensor(x).view(1, 1) for x in (tokens, positions, slots)), cache, turns, **options)
+    def run(column=TOKEN, value=0, index=0, newest=NEWEST, **options):
+        lines = of_pieces([Piece(0, index, [0])], 4, newest=newest).lines
+        lines[0, column] = value
+        return model.run(lines, cache, turns, **options)
 
     return [
-        (lambda index: run(tokens=index), VOCAB - 1),
-        (lambda index: run(positions=index), 4),
-        (lambda index: run(slots=index), SLOTS - 1),
-        (lambda index: run(keep=torch.tensor([index])), 0),
-        (lambda index: run(slots=index, real=torch.tensor([[True]])), SLOTS - 1),
-        (lambda index: run(visible=torch.ones(1, 1, SLOTS + (index != SLOTS), dtype=torch.bool)), SLOTS),
+        (lambda index: run(TOKEN, index), VOCAB - 1),
+        (lambda index: run(POSITION, index), 4),
+        (lambda index: run(PLACE, index), 1),
+        (lambda index: run(SLOT, index), SLOTS - 1),
+        (lambda index: run(INDEX, index, newest=1), SLOTS - 1),
+        (lambda index: run(-1, index), SLOTS - 1),
+        (lambda index: run(-2, index, index=1), SLOTS - 1),
+        (lambda index: run(kept=torch.tensor([index])), 0),
     ], cache[0]
 
 

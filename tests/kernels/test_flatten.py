@@ -7,9 +7,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from redrafter.core.tree import ancestors
 from redrafter.kernels import flatten as operator
-from redrafter.kernels.flatten import naive
+from redrafter.kernels.flatten import host, naive
 from redrafter.kernels.flatten import triton as kernel
-from redrafter.kernels.tree_attention.naive import PLACE, SLOT, padding, visible
+from redrafter.kernels.tree_attention.naive import INDEX, PLACE, SLOT, SLOTS, padding, visible
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = [  # rows, nodes with the root, lines before the first and behind the last
@@ -47,6 +47,38 @@ def written(function, trees, begin, behind, longest=30):
     runs = torch.full((rows + 2, 2), 77, device=DEVICE)
     at = function(*trees, longest, lines, runs[1:-1], begin)
     return lines, runs, at
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="numpy writes to the memory of a CPU")
+@pytest.mark.parametrize("case", [*CASES, *LARGE[1:]], ids=str)
+def test_on_the_host(case):
+    rows, n, begin, behind = case
+    trees = random_trees(rows, n, seed=n)
+    for want, got in zip(*(written(made, trees, begin, behind) for made in (naive.flatten, host.flatten)), strict=True):
+        assert want.dtype == got.dtype
+        assert torch.equal(want, got)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="numpy writes to the memory of a CPU")
+@pytest.mark.parametrize("depth", [16, 40])
+def test_deeper_trees_have_longer_lines_on_the_host(depth):
+    """Two chains below one root, node by node in turns."""
+    parents = torch.tensor([[0, 0, 0, *range(1, 2 * depth - 1)]])
+    depths = torch.tensor([[0, *(1 + i // 2 for i in range(2 * depth))]])
+    mask = ancestors(parents, depth)
+    given = (parents, depths, mask, torch.ones_like(parents, dtype=torch.bool), torch.tensor([5]), torch.tensor([0]))
+    for newest in (depth, depth - 1):
+        lines = padding(2 * depth + 1, newest=newest)
+        host.flatten(*given, 1000, lines, torch.zeros(1, 2, dtype=torch.long), 0)
+        index = lines[:, INDEX, None]
+        assert torch.equal(index[:, 0], 5 + depths[0])
+        older = torch.arange(5 + depth)  # a key that is not among the newest is in the slot of its index
+        every = torch.cat([torch.where(older <= index - newest, older, -1), lines[:, SLOTS:]], 1)
+        wrong = 0
+        for line, slots in zip(lines, every, strict=True):
+            path = mask[0, int(line[SLOT]) - 5].nonzero()[:, 0]
+            wrong += sorted(set(slots.tolist()) - {-1}) != [*range(5), *(5 + path).tolist()]
+        assert wrong == (newest < depth), "twin: the deepest node of the second chain lacks one"
 
 
 @pytest.mark.parametrize("case", CASES + (LARGE if DEVICE == "cuda" else []), ids=str)

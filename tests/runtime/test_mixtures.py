@@ -1,12 +1,13 @@
-"""Random mixtures in recorded steps: every text is the one that plain decoding of the request alone writes.
+"""Random mixtures in recorded steps, and in those of packed weights: every text is that of plain decoding alone.
 
 A mixture is a running batch in which rows join, are read in pieces, draft trees of 0 to 63 nodes or decode plainly,
 follow a guide, are cancelled and leave, in any order.
 """
 
+import functools
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,19 @@ from numpy.typing import NDArray
 
 from redrafter.config import SamplingParams, Shape
 from redrafter.core import flat as core_flat
+from redrafter.core.flat import Piece
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter, WithNgrams
-from redrafter.kernels.flatten import naive as flatten_naive
+from redrafter.kernels.cpu import library
+from redrafter.kernels.flatten import host
+from redrafter.kernels.tree_attention.naive import NEWEST, PLACE
 from redrafter.runtime.batch import Batch
+from redrafter.runtime.copied import Copied
 from redrafter.runtime.guide import Branches
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
+from redrafter.targets.cpu.packed_load import from_module
+from redrafter.targets.cpu.packed_target import PackedTarget
 from tests.helpers.zoo import VOCAB, make_model, recurrent_drafter
 
 SHAPES = [Shape.of(name) for name in ("1x1:1", "2x2:3", "3x3:7", "4x3:12", "8x4:31", "16x5:63")]
@@ -76,9 +83,24 @@ class Case:
         return EvenTokens() if self.guided else None
 
 
-@pytest.fixture(scope="module")
-def cases() -> tuple[Target, list[Case]]:
-    target, chance = Target(make_model("llama", torch.float32)), random.Random(7)
+def packed() -> Target:
+    if library.library() is None:
+        pytest.skip("no C++ compiler here")
+    own = make_model("llama", torch.float32, head_dim=16)
+    return from_module(own, None, "llama", 8, lambda: own)
+
+
+KINDS = {"recorded": lambda: Target(make_model("llama", torch.float32)), "packed": packed}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cases(request: pytest.FixtureRequest) -> tuple[Target, list[Case]]:
+    return made_cases(request.param)
+
+
+@functools.cache
+def made_cases(kind: str) -> tuple[Target, list[Case]]:
+    target, chance = KINDS[kind](), random.Random(7)
     system, made = [chance.randrange(VOCAB) for _ in range(20)], []
     for i in range(REQUESTS):
         beginning = system if chance.random() < 0.3 else []
@@ -108,8 +130,12 @@ def alone(target: Target, case: Case) -> list[int]:
 @pytest.fixture(scope="module")
 def batch(cases: tuple[Target, list[Case]]) -> Batch:
     target, _ = cases
-    drafter = WithNgrams(recurrent_drafter(target, memory_heads=2, memory_size=8))
-    return Batch(target, drafter, rows=5, context=90, kept=2, shapes=SHAPES, endings=2, recorded=True)
+    return new_batch(target, WithNgrams(recurrent_drafter(target, memory_heads=2, memory_size=8)))
+
+
+def new_batch(target: Target, drafter: Any) -> Batch:
+    recorded = not isinstance(target, PackedTarget)
+    return Batch(target, drafter, rows=5, context=90, kept=2, shapes=SHAPES, endings=2, recorded=recorded)
 
 
 def mixture(batch: Batch, cases: list[Case], seed: object) -> Iterator[tuple[Case, list[int]]]:
@@ -128,7 +154,11 @@ def mixture(batch: Batch, cases: list[Case], seed: object) -> Iterator[tuple[Cas
                 batch.reuse(row)
         pieces = batch.pieces(chunk) if chance.random() < 0.7 else {}
         if pieces or any(not row.unread for row in rows):
-            for result in batch.step(chance.choice(shapes), pieces=pieces):
+            shape, copied = chance.choice(shapes), {}
+            if not batch.recorded:
+                guesses = {row: guess(chance, row, rows[row]) for row in rows if row.drafts and row.stepped}
+                copied = {row: found for row, found in guesses.items() if found.tokens}
+            for result in batch.step(shape, pieces=pieces, copied=copied):
                 for row, output in result.rows:
                     assert output.error is None
                     if output.done and row in rows:
@@ -141,6 +171,15 @@ def mixture(batch: Batch, cases: list[Case], seed: object) -> Iterator[tuple[Cas
     batch.drain()
 
 
+def guess(chance: random.Random, row: Row, case: Case) -> Copied:
+    """Tokens as if copied from a text: some follow, some do not, some rows have none."""
+    written = len(row.ids) - len(case.request.prompt)
+    tokens = case.text[written : written + chance.randrange(18)]
+    if tokens and chance.random() < 0.5:
+        tokens[chance.randrange(len(tokens))] = chance.randrange(VOCAB)
+    return Copied(tokens, [0.5] * len(tokens))
+
+
 def wrong(batch: Batch, cases: list[Case], seeds: range) -> int:
     """Texts of these mixtures that differ from plain decoding's."""
     return sum(text != case.text for seed in seeds for case, text in mixture(batch, cases, seed))
@@ -151,6 +190,8 @@ def test_every_text_is_that_of_plain_decoding(batch: Batch, cases: tuple[Target,
     assert [text for _, text in written] == [case.text for case, _ in written]
     assert len(written) > 2 * USUAL
     assert batch.reads_in_steps
+    if not batch.recorded:
+        return
     assert batch.steps is not None
     kinds = [kind for kind, step in batch.steps.steps.items() if step is not None]
     assert len(kinds) == len(batch.steps.steps), "every kind of step was recorded"
@@ -166,37 +207,57 @@ def test_many_mixtures(batch: Batch, cases: tuple[Target, list[Case]], part: int
 
 def neighbours_ancestors(*args: Any) -> torch.Tensor:
     tokens, depths, mask, *others = args
-    return flatten_naive.flatten(tokens, depths, mask.roll(1, 0), *others)
+    return host.flatten(tokens, depths, mask.roll(1, 0), *others)
 
 
 def neighbours_place(*args: Any) -> torch.Tensor:
     tokens, depths, mask, real, lengths, places, *others = args
-    return flatten_naive.flatten(tokens, depths, mask, real, lengths, places.roll(1), *others)
+    return host.flatten(tokens, depths, mask, real, lengths, places.roll(1), *others)
 
 
-def seen_padding(count: int, device: Any = "cpu") -> torch.Tensor:
-    lines = padding(count, device)
+def lines_of_neighbours_ancestors(*args: Any) -> torch.Tensor:
+    tokens, depths, mask, *others = args
+    return host.lines_of(tokens, depths, mask.roll(1, 0), *others)
+
+
+def lines_at_neighbours_place(*args: Any) -> torch.Tensor:
+    lines = host.lines_of(*args)
+    lines[:, PLACE] = lines[:, PLACE].flip(0)
+    return lines
+
+
+def seen_padding(count: int, device: Any = "cpu", newest: int = NEWEST) -> torch.Tensor:
+    lines = padding(count, device, newest)
     lines[:, 5:] = 3  # it writes a key, and sees one
     return lines
 
 
-padding = flatten_naive.padding
+def late_pieces(pieces: Sequence[Piece], *args: Any, **options: Any) -> core_flat.Flat:
+    return of_pieces([replace(piece, begin=piece.begin + 1) for piece in pieces], *args, **options)
+
+
+padding, of_pieces = host.padding, core_flat.of_pieces
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "twin"),
+    ("kind", "place", "name", "twin"),
     [
-        (core_flat, "flatten", neighbours_ancestors),
-        (core_flat, "flatten", neighbours_place),
-        (flatten_naive, "padding", seen_padding),
+        ("recorded", core_flat, "flatten", neighbours_ancestors),
+        ("recorded", core_flat, "flatten", neighbours_place),
+        ("recorded", host, "padding", seen_padding),
+        ("packed", core_flat, "lines_of", lines_of_neighbours_ancestors),
+        ("packed", core_flat, "lines_of", lines_at_neighbours_place),
+        ("packed", core_flat, "of_pieces", late_pieces),
     ],
-    ids=["the neighbour's ancestors", "the neighbour's place", "padding that is seen"],
+    ids=[
+        *("the neighbour's ancestors", "the neighbour's place", "padding that is seen"),
+        *("packed, the neighbour's ancestors", "packed, the neighbour's place", "packed, pieces one place late"),
+    ],
 )
 def test_twins_are_noticed(  # a budget that drops a parent changes no text: tests/core/test_flat.py has that twin
-    monkeypatch: pytest.MonkeyPatch, cases: tuple[Target, list[Case]], place: Any, name: str, twin: Any
+    monkeypatch: pytest.MonkeyPatch, kind: str, place: Any, name: str, twin: Any
 ) -> None:
-    target, some = cases
+    target, some = made_cases(kind)
     monkeypatch.setattr(place, name, twin)
-    drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
-    batch = Batch(target, drafter, rows=5, context=90, kept=2, shapes=SHAPES, endings=2, recorded=True)
+    batch = new_batch(target, recurrent_drafter(target, memory_heads=2, memory_size=8))
     assert wrong(batch, some, range(12)) > 0

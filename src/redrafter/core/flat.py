@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redrafter.core.tree import Tree
 from redrafter.kernels.flatten import flatten
+from redrafter.kernels.flatten.host import lines_of
 from redrafter.kernels.tree_attention.naive import (
     EVERYTHING,
     INDEX,
@@ -41,9 +42,9 @@ class Flat:
         return self.lines[:, POSITION]
 
     @classmethod
-    def empty(cls, tokens: int, runs: int, device: torch.device | str) -> "Flat":
+    def empty(cls, tokens: int, runs: int, device: torch.device | str, newest: int = NEWEST) -> "Flat":
         """Room for this many tokens and runs: nothing but padding."""
-        return cls(padding(tokens, device), torch.zeros(runs, 2, dtype=torch.long, device=device))
+        return cls(padding(tokens, device, newest), torch.zeros(runs, 2, dtype=torch.long, device=device))
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Piece:
     tokens: Sequence[int]
 
 
-def of_pieces(pieces: Sequence[Piece], longest: int, tokens: int | None = None, runs: int | None = None) -> Flat:
+def of_pieces(
+    pieces: Sequence[Piece], longest: int, tokens: int | None = None, runs: int | None = None, newest: int = NEWEST
+) -> Flat:
     """The pieces one behind the other, on the host, with padding up to `tokens` lines and `runs` runs.
 
     >>> flat = of_pieces([Piece(3, 4, [8, 9]), Piece(0, 0, [7])], longest=100, tokens=4)
@@ -63,7 +66,7 @@ def of_pieces(pieces: Sequence[Piece], longest: int, tokens: int | None = None, 
     ([8, 9, 7, 0], [4, 5, 0, 0], [[0, 2], [2, 1]])
     """
     count = sum(len(piece.tokens) for piece in pieces)
-    flat = Flat.empty(count if tokens is None else tokens, len(pieces) if runs is None else runs, "cpu")
+    flat = Flat.empty(count if tokens is None else tokens, len(pieces) if runs is None else runs, "cpu", newest)
     first = 0
     for run, piece in zip(flat.runs, pieces, strict=False):
         size = len(piece.tokens)
@@ -73,7 +76,7 @@ def of_pieces(pieces: Sequence[Piece], longest: int, tokens: int | None = None, 
         lines[:, POSITION] = index.clamp(max=longest)
         lines[:, INDEX] = lines[:, SLOT] = index
         lines[:, WINDOW], lines[:, PLACE] = EVERYTHING, piece.place
-        lines[:, SLOTS:] = (index[:, None] + torch.arange(1 - NEWEST, 1)).clamp(min=-1)
+        lines[:, SLOTS:] = (index[:, None] + torch.arange(1 - newest, 1)).clamp(min=-1)
         run[0], run[1] = first, size
         first += size
     return flat
@@ -88,6 +91,17 @@ def put_trees(
     """
     runs = flat.runs[run : run + len(lengths)]
     return flatten(tree.tokens, tree.depths, tree.mask, real, lengths, places, longest, flat.lines, runs, begin)
+
+
+def on_host(tree: Tree, lengths: Tensor, longest: int, pieces: Sequence[Piece] = ()) -> tuple[Tensor, int]:
+    """Lines of trees of the rows at the first places, then of pieces of prompts; and how many lines the trees have.
+
+    For a CPU: no line is padding, and each has as many newest keys as the deepest node needs.
+    """
+    newest = max(NEWEST, tree.length)
+    lines = lines_of(tree.tokens, tree.depths, tree.mask, tree.valid, lengths, longest, newest)
+    count = lines.shape[0]
+    return torch.cat([lines, of_pieces(pieces, longest, newest=newest).lines]) if pieces else lines, count
 
 
 def of_trees(tree: Tree, lengths: Tensor, longest: int, places: Tensor | None = None) -> tuple[Flat, Tensor]:

@@ -22,6 +22,7 @@ from redrafter.runtime.result_line import encoded
 from redrafter.runtime.row import Row, logprobs_of
 from redrafter.runtime.state import BatchState, assign
 from redrafter.runtime.step_drafter import StepDrafter
+from redrafter.targets.cpu.packed_pass import PackedPass, ReadsBeside
 from redrafter.targets.passes import Pass
 
 SCORED = 128
@@ -39,6 +40,11 @@ class EagerSteps:
     ) -> None:
         self.verifier, self.drafter, self.state, self.rules, self.slack = verifier, drafter, state, rules, slack
 
+    @property
+    def reads_in_steps(self) -> bool:
+        """Whether pieces of prompts are read in the pass of a step."""
+        return isinstance(self.verifier, PackedPass)
+
     def launch(
         self,
         rows: Sequence[Row],
@@ -47,8 +53,12 @@ class EagerSteps:
         copied: Mapping[Row, Copied],
         sampling: Sampling,
         keeps: bool,
+        pieces: Sequence[Piece],
     ) -> Launched:
-        """A step of the rows at the first places. Some of them are `guessing`. With `keeps`, its logits are kept."""
+        """A step of the rows at the first places. Some of them are `guessing`. With `keeps`, its logits are kept.
+
+        Pieces of prompts are read in its pass, where `reads_in_steps`.
+        """
         rows, count = sorted(rows, key=lambda row: row.place), len(rows)
         rule = self.rules(shape if shape is not None and guessing else NoDrafter.default_shape)
         guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
@@ -73,13 +83,23 @@ class EagerSteps:
         )
         cache = self.state.cache.part(0, count)
         cache.extent = max(row.known for row in rows) + 1 + nodes
-        return self._run(view, cache, sampling, rule, drafter, keeps)
+        return self._run(view, cache, sampling, rule, drafter, keeps, pieces)
 
     def _run(
-        self, rows: Rows, cache: KVCache, sampling: Sampling, rule: Rule, drafter: StepDrafter, keeps: bool
+        self,
+        rows: Rows,
+        cache: KVCache,
+        sampling: Sampling,
+        rule: Rule,
+        drafter: StepDrafter,
+        keeps: bool,
+        pieces: Sequence[Piece],
     ) -> Launched:
         """One step in place."""
         seen = _LogitsKept(self.verifier)
+        if isinstance(self.verifier, PackedPass):
+            whole = self.state.cache.part(0, self.state.places)
+            seen = _LogitsKept(ReadsBeside(self.verifier, whole, pieces, self._keep))
         if runs_on_host(rows, rule):
             lines, width = host_step(rows, cache, sampling, rule, drafter, seen)
         else:
@@ -90,10 +110,12 @@ class EagerSteps:
 
     def read(self, pieces: Sequence[Piece]) -> None:
         """Read pieces of prompts of different rows, in few passes."""
-        history = self.state.history
-        found = self.verifier.read(pieces, self.state.cache, self.drafter.layers)
-        for piece, hidden in zip(pieces, found, strict=True):
-            history[piece.place, piece.begin : piece.begin + len(hidden)] = hidden
+        self._keep(pieces, self.verifier.read(pieces, self.state.cache, self.drafter.layers))
+
+    def _keep(self, pieces: Sequence[Piece], states: Sequence[Tensor]) -> None:
+        """The hidden states of pieces of prompts."""
+        for piece, hidden in zip(pieces, states, strict=True):
+            self.state.history[piece.place, piece.begin : piece.begin + len(hidden)] = hidden
 
     def score(self, row: Row, piece: Piece) -> None:
         """Read a piece of a row's prompt, and keep what the target thinks of the tokens after each of its own."""

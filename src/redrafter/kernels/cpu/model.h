@@ -21,29 +21,31 @@ struct Model {
   float eps, scale, embedding_scale;
 };
 
-// One pass over `rows` rows of `nodes` tokens. Arrays have one entry for each token unless said otherwise.
+// Columns of a token's line, as in tree_attention/naive.py: its id; its rotary position; how many tokens of its text come
+// before it; a window, which the layers know by themselves; its row's place in the KV cache; the slot of its key; then the
+// slots of its newest keys, -1 where its text has fewer. All older keys are in the slots of their indices.
+enum Column { TOKEN, POSITION, INDEX, WINDOW, PLACE, SLOT, SLOTS };
+
+// One pass over tokens of any mixture of rows.
 struct Pass {
-  const int64_t *tokens, *positions, *slots;
-  const uint8_t* visible;        // (rows, nodes, extent): which slots each token sees; null: all up to its own
-  long visible_row, visible_step;
-  const int64_t* key_positions;  // (rows, extent): for windows; null: a slot's number is its position
-  long extent;
+  const int64_t* lines;                // (tokens, columns)
+  long tokens, columns;
   const float *const *cos, *const *sin;  // tables of rotations: (rotation_count, head size / 2) each
   long rotation_count;
-  void *const *keys, *const *values;   // by layer: (rows, kv heads, slots, size), as `cache` says
+  void *const *keys, *const *values;   // by layer: (places, kv heads, slots, size), as `cache` says
   long row_step, head_step;            // of keys and values, in numbers
-  long slot_count;
+  long places, slots;
   const int64_t* wanted;               // hidden states to return: i is the input of layer i, the last one is normed
   long wanted_count;
   float* hidden;                       // (tokens, wanted_count, hidden)
-  const int64_t* kept;                 // tokens whose logits are wanted
+  const int64_t *kept, *into;          // (kept_count,) tokens whose logits are wanted, and where these go
   long kept_count;
-  float* logits;                       // (kept_count, vocabulary)
-  long rows, nodes, threads;
-  const int64_t* real;  // which of the rows · nodes tokens to run, where not all, with the logits of each; null: all
-  long real_count;
+  float* logits;                       // (logit_rows, vocabulary)
+  long logit_rows, threads;
   long cache;   // a CacheKind
   long rounds;  // whether activations are rounded to 8 bits before they are multiplied with quantised matrices
+
+  long at(long token, Column column) const { return lines[token * columns + column]; }
 };
 
 enum CacheKind { FP32 = 0, FP16 = 1, INT8 = 2 };  // of keys and values; INT8: with a scale behind each head, see cache.h

@@ -56,14 +56,12 @@ class _Pass(ctypes.Structure):
     """As in model.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *fields(POINTER, "tokens", "positions", "slots", "visible"),
-        *[*fields(LONG, "visible_row", "visible_step"), ("key_positions", POINTER), ("extent", LONG)],
+        *[("lines", POINTER), *fields(LONG, "tokens", "columns")],
         *[*fields(POINTER, "cos", "sin"), ("rotation_count", LONG)],
-        *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step", "slot_count")],
+        *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step", "places", "slots")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
-        *[("kept", POINTER), ("kept_count", LONG), ("logits", POINTER)],
-        *[*fields(LONG, "rows", "nodes", "threads"), ("real", POINTER)],
-        *fields(LONG, "real_count", "cache", "rounds"),
+        *[*fields(POINTER, "kept", "into"), ("kept_count", LONG), ("logits", POINTER)],
+        *fields(LONG, "logit_rows", "threads", "cache", "rounds"),
     ]
 
 
@@ -202,57 +200,42 @@ class PassModel:
 
     def run(
         self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
+        lines: Tensor,
         cache: Sequence[tuple[Tensor, Tensor]],
         rotations: Sequence[tuple[Tensor, Tensor]],
         *,
-        visible: Tensor | None = None,
-        key_positions: Tensor | None = None,
         wanted: Sequence[int] = (),
-        keep: Tensor | None = None,
+        kept: Tensor | None = None,
+        real: Tensor | None = None,
         known: tuple[Any, Any] | None = None,
         rounded: bool = False,
-        real: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens, positions and slots (B, n) -> logits (B, n or len(keep), V), hidden states (B, n, wanted · hidden).
+        """Lines (T, C) of a flat pass -> logits (T or len(kept), V), hidden states (T, wanted · hidden).
 
-        cache: keys and values (B, K, S, D) of each layer, of a dtype of CACHE_KINDS, all with the same strides; in int8
-        (B, K, S, D + SCALE_BYTES), with an fp32 scale behind each head. rotations: cosines and sines (positions, head
-        size / 2) of each kind of layer; other threads may use others at the same time. visible: (B, n, S) bool, which
-        slots each token sees; without it, all up to its own. key_positions: (B, S), for layers with a window. wanted:
-        hidden states, as transformers numbers them. keep: columns whose logits are wanted. known: what `cache_pointers`
-        found for this cache before. rounded: multiply quantised matrices with 8-bit activations, see rounded.cpp. real:
-        (B, n) bool, which tokens to run; the others have logits and hidden states of 0. Only where all logits are kept.
+        The lines' format is in tree_attention/naive.py, with any number of newest keys; none is padding. cache: keys
+        and values (P, K, S, D) of each layer, of a dtype of CACHE_KINDS, all with the same strides; in int8
+        (P, K, S, D + SCALE_BYTES), with an fp32 scale behind each head. rotations: cosines and sines (positions, head
+        size / 2) of each kind of layer; other threads may use others at the same time. wanted: hidden states, as
+        transformers numbers them. kept: lines whose logits are wanted. real: (M,) bool, which of M logits they become;
+        the others are 0. known: what `cache_pointers` found for this cache before. rounded: multiply quantised matrices
+        with 8-bit activations, see rounded.cpp.
         """
-        batch, n = tokens.shape
-        tokens, positions, slots = (x.contiguous() for x in (tokens, positions, slots))
-        kept = _every(batch, n) if keep is None else (torch.arange(batch)[:, None] * n + keep).contiguous()
+        lines, count = lines.contiguous(), lines.shape[0]
+        kept = _every(count) if kept is None else kept.contiguous()
+        into = _every(kept.shape[0]) if real is None else torch.from_numpy(np.flatnonzero(real.numpy()))
+        assert into.shape == kept.shape
         states = _numbers(tuple(i % (self.layer_count + 1) for i in wanted))
-        hidden = torch.empty(batch, n, len(states) * self.sizes.hidden)
-        logits = torch.empty(*kept.shape, self.head.shape[0])
-        places = None
+        hidden = torch.empty(count, len(states) * self.sizes.hidden)
+        logits = torch.empty((kept if real is None else real).shape[0], self.head.shape[0])
         if real is not None:
-            assert keep is None
-            places = np.flatnonzero(real.numpy())
-            for made in (hidden, logits):
-                made.numpy()[~real.numpy()] = 0
+            logits.numpy()[~real.numpy()] = 0
         first = cache[0][0]
-        if visible is not None:
-            visible = visible if visible.stride(2) == 1 else visible.contiguous()
-        where = None if key_positions is None else key_positions.contiguous()
         cos, sin = (_pointers([pair[i] for pair in rotations]) for i in (0, 1))
         keys, values = (_pointers([pair[i] for pair in cache]) for i in (0, 1)) if known is None else known
         call = _Pass(
-            tokens=tokens.data_ptr(),
-            positions=positions.data_ptr(),
-            slots=slots.data_ptr(),
-            visible=None if visible is None else visible.data_ptr(),
-            visible_row=0 if visible is None else visible.stride(0),
-            visible_step=0 if visible is None else visible.stride(1),
-            key_positions=None if where is None else where.data_ptr(),
-            extent=0 if visible is None else visible.shape[2],
+            lines=lines.data_ptr(),
+            tokens=count,
+            columns=lines.shape[1],
             cos=ctypes.addressof(cos),
             sin=ctypes.addressof(sin),
             rotation_count=min(len(pair[0]) for pair in rotations),
@@ -260,18 +243,17 @@ class PassModel:
             values=ctypes.addressof(values),
             row_step=first.stride(0),
             head_step=first.stride(1),
-            slot_count=first.shape[2],
+            places=first.shape[0],
+            slots=first.shape[2],
             wanted=states.data_ptr(),
             wanted_count=len(states),
             hidden=hidden.data_ptr(),
             kept=kept.data_ptr(),
-            kept_count=kept.numel() if places is None else len(places),
+            into=into.data_ptr(),
+            kept_count=kept.shape[0],
             logits=logits.data_ptr(),
-            rows=batch,
-            nodes=n,
+            logit_rows=logits.shape[0],
             threads=thread_count(),
-            real=None if places is None else places.ctypes.data,
-            real_count=0 if places is None else len(places),
             cache=CACHE_KINDS.index(first.dtype),
             rounds=rounded,
         )
@@ -284,10 +266,9 @@ def cache_pointers(cache: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
     return _pointers([keys for keys, _ in cache]), _pointers([values for _, values in cache])
 
 
-@functools.lru_cache(maxsize=256)
-def _every(batch: int, n: int) -> Tensor:
-    """(B, n): the numbers of all tokens of a pass."""
-    return torch.arange(batch * n).view(batch, n)
+@functools.lru_cache(maxsize=1024)
+def _every(count: int) -> Tensor:
+    return torch.arange(count)
 
 
 @functools.lru_cache(maxsize=64)

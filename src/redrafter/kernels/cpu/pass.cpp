@@ -18,54 +18,55 @@ vec gated(vec x, long kind) {
   return x - x / (exp(u + u) + all(1.0f));
 }
 
-// The slots that a token sees; `window` limits them to near positions.
+// The slots that a token sees; `window` limits them to the newest.
 Seen seen_by(const Pass& p, long token, long window) {
+  const int64_t* newest = p.lines + token * p.columns + SLOTS;
+  const long all = p.at(token, INDEX) + 1, older = all - (p.columns - SLOTS);
   Seen found;
-  long row = token / p.nodes, node = token % p.nodes, own = p.positions[token];
-  if (!p.visible) {
-    long last = p.slots[token];
-    found.first = window && last + 1 > window ? last + 1 - window : 0;
-    found.count = last + 1 - found.first;
-    found.skipped = found.first % LANES;
-    return found;
-  }
-  if (window && own >= window) found.skipped = (own + 1 - window) % LANES;
-  const uint8_t* visible = p.visible + row * p.visible_row + node * p.visible_step;
-  for (long s = 0; s < p.extent; s++) {
-    long at = p.key_positions ? p.key_positions[row * p.extent + s] : s;
-    if (visible[s] && (!window || own - at < window)) found.add(s);
-  }
+  found.first = window && all > window ? all - window : 0;
+  found.skipped = found.first % LANES;
+  found.count = std::max(older - found.first, 0L);
+  for (long i = found.first + found.count; i < all; i++) found.add(newest[i - older]);
   return found;
 }
+
+// Whether every key is in the slot of its index.
+bool straight(const Seen& seen) { return seen.first == 0 && seen.more.empty(); }
+
+// What a thread attends to at once: one token, and the heads that share a key head; or one head of tokens of a prompt.
+struct Unit {
+  long first, count, head;
+};
 
 constexpr long FEW = 8;  // tokens
 
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(p.real ? p.real_count : p.rows * p.nodes), normed(tokens, m.hidden, p.rounds),
+      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.rounds),
         found(tokens, m.heads * m.size, p.rounds), inner(tokens, m.middle, p.rounds),
         kept(p.kept_count, m.hidden, p.rounds), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
         k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
         out(new float[tokens * m.hidden]) {
-    for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, place(t), 0));
+    for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t, 0));
     for (long l = 0; l < m.layer_count; l++)
       if (m.layers[l].window && near.empty())
-        for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, place(t), m.layers[l].window));
-    for (auto& each : far) longest = each.size() > longest ? each.size() : longest;
+        for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, t, m.layers[l].window));
+    for (auto& each : far) longest = std::max(longest, each.size());
+    divide();
   }
 
   void run() {
     Team team(10 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
-      if (whole_prompts()) room = std::max(room, prompt_room(longest, m.size) + 2 * (longest + LANES) * m.size * (p.cache != FP32));
+      if (reads) room = std::max(room, prompt_room(reads, m.size) + 2 * (reads + LANES) * m.size * (p.cache != FP32));
       std::vector<float> part(2 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
-      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[(p.real ? i : p.kept[i]) * m.hidden], m.hidden); });
+      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[p.kept[i] * m.hidden], m.hidden); });
       member.share(groups(m.head), [&](long g) {
-        outputs(m.head, g, kept, {0, kept.tokens}, nullptr, p.logits, part.data(), p.real);
+        outputs(m.head, g, kept, {0, kept.tokens}, nullptr, p.logits, part.data(), p.into);
       });
     });
   }
@@ -73,13 +74,27 @@ class Runner {
  private:
   const Model& m;
   const Pass& p;
-  long tokens, longest = 0;
+  long tokens, longest = 0, reads = 0;  // most slots that a token sees, and that a token of a prompt sees
   Rows normed, found, inner, kept;
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
+  std::vector<Unit> units;      // head by head, so that a head's keys and values stay in the L2 cache
 
-  // Where a token is in the arrays of the pass.
-  long place(long t) const { return p.real ? p.real[t] : t; }
+  // Neighbouring tokens of a row are attended to together if they are enough, and see all slots before their own.
+  void divide() {
+    const long group = m.heads / m.kv_heads;
+    std::vector<Unit> parts;
+    for (long t = 0, next; t < tokens; t = next) {
+      for (next = t; next < tokens && next - t < TOGETHER; next++)
+        if (!straight(far[next]) || p.at(next, PLACE) != p.at(t, PLACE)) break;
+      if (next - t < LANES) next = t + 1;
+      else for (long i = t; i < next; i++) reads = std::max(reads, far[i].size());
+      parts.push_back({t, next - t, 0});
+    }
+    for (long h = 0; h < m.kv_heads; h++)
+      for (auto& part : parts)
+        for (long i = 0; i < (part.count > 1 ? group : 1); i++) units.push_back({part.first, part.count, h * group + i});
+  }
 
   // work(u) for every u below `count`, then each(i) for every i below `after`.
   template <typename Work, typename Each>
@@ -110,13 +125,12 @@ class Runner {
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     };
     products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
-    const long parts = (p.nodes + TOGETHER - 1) / TOGETHER, to_round = p.rounds ? tokens : 0;
+    const long to_round = p.rounds ? tokens : 0;
     auto attend = [&](long u) {
-      if (!whole_prompts()) return attention(l, index, u, scores);
-      prompt_attention(l, index, u / m.heads / parts, u / m.heads % parts * TOGETHER, u % m.heads, scores);
+      if (units[u].count == 1) attention(l, index, units[u], scores);
+      else prompt_attention(l, index, units[u], scores);
     };
-    const long units = whole_prompts() ? p.rows * parts * m.heads : heads;
-    share(member, units, attend, to_round, [&](long t) { found.round(t, 0, m.heads * m.size); });
+    share(member, units.size(), attend, to_round, [&](long t) { found.round(t, 0, m.heads * m.size); });
     auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
     products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
     auto gate = [&](long g, Span span) { mlp(l, g, span, part); };
@@ -126,7 +140,7 @@ class Runner {
   }
 
   void embed(long t) {
-    matrix_row(m.embedding, p.tokens[place(t)], &x[t * m.hidden]);
+    matrix_row(m.embedding, p.at(t, TOKEN), &x[t * m.hidden]);
     for (long d = 0; d < m.hidden; d++) x[t * m.hidden + d] *= m.embedding_scale;
   }
 
@@ -144,7 +158,7 @@ class Runner {
   void keep(long index, const float* from, long t) {
     for (long i = 0; i < p.wanted_count; i++)
       if (p.wanted[i] == index)
-        memcpy(p.hidden + (place(t) * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
+        memcpy(p.hidden + (t * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
   }
 
   // The norm of a token's x, for the next product. `out` has served its purpose when a norm is due.
@@ -162,20 +176,21 @@ class Runner {
 
   // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.
   void store_keys(const Layer& l, long index, long u) {
-    long half = m.size / 2, group = m.heads / m.kv_heads, t = place(u / m.kv_heads), h = u % m.kv_heads;
-    const float *cos = p.cos[l.rotation] + p.positions[t] * half, *sin = p.sin[l.rotation] + p.positions[t] * half;
+    long half = m.size / 2, group = m.heads / m.kv_heads, t = u / m.kv_heads, h = u % m.kv_heads;
+    const long turn = p.at(t, POSITION) * half;
+    const float *cos = p.cos[l.rotation] + turn, *sin = p.sin[l.rotation] + turn;
     for (long i = 0; i < group; i++) {
       float* own = &q[(u * group + i) * m.size];
       if (l.q_norm) rms_norm(own, l.q_norm, m.eps, own, m.size);
       rotate(own, cos, sin, 0, own, m.size);
     }
     float* key = &k[u * m.size];
-    long row = t / p.nodes * p.row_step + h * p.head_step;
+    const long row = keys_of(t, h);
     if (l.k_norm) rms_norm(key, l.k_norm, m.eps, key, m.size);
     rotate(key, cos, sin, 0, key, m.size);
     each_kind([&](auto number) {
       using Number = decltype(number);
-      const long to = row + p.slots[t] * Slot<Number>::step(m.size);
+      const long to = row + p.at(t, SLOT) * Slot<Number>::step(m.size);
       write_head((Number*)p.keys[index] + to, key, m.size);
       write_head((Number*)p.values[index] + to, &v[u * m.size], m.size);
     });
@@ -191,20 +206,20 @@ class Runner {
     }
   }
 
-  // One token and key head; head by head, so that a head's keys and values stay in the L2 cache.
-  void attention(const Layer& l, long index, long u, float* scores) {
-    long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES;
-    long t = u % tokens, h = u / tokens, at = place(t) / p.nodes * p.row_step + h * p.head_step;
+  // Where the keys and values of a token's row and a key head begin.
+  long keys_of(long t, long kv_head) const { return p.at(t, PLACE) * p.row_step + kv_head * p.head_step; }
+
+  void attention(const Layer& l, long index, const Unit& unit, float* scores) {
+    const long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES, t = unit.first;
+    const long at = keys_of(t, unit.head / group), own = (t * m.heads + unit.head) * m.size;
     float* made = scores + QUERIES * room;
     const Seen& seen = (l.window ? near : far)[t];
     each_kind([&](auto number) {
       auto *keys = (const decltype(number)*)p.keys[index] + at, *values = (const decltype(number)*)p.values[index] + at;
-      attend_heads(&q[(t * m.kv_heads + h) * width], keys, values, group, m.size, seen, m.scale, scores, room, made);
+      attend_heads(&q[own], keys, values, group, m.size, seen, m.scale, scores, room, made);
     });
-    found.put(t, h * width, made, width);
+    found.put(t, unit.head * m.size, made, width);
   }
-
-  bool whole_prompts() const { return !p.visible && p.nodes >= LANES; }
 
   // Slots begin to end in fp32. The result points to where slot 0 would be.
   template <typename Number>
@@ -217,10 +232,9 @@ class Runner {
     return room - begin * m.size;
   }
 
-  // One head of up to TOGETHER tokens of a row, the token `node` and on.
-  void prompt_attention(const Layer& l, long index, long row, long node, long head, float* scratch) {
-    long from = row * p.nodes + node, count = p.nodes - node < TOGETHER ? p.nodes - node : TOGETHER;
-    long at = row * p.row_step + head / (m.heads / m.kv_heads) * p.head_step, width = m.heads * m.size;
+  void prompt_attention(const Layer& l, long index, const Unit& unit, float* scratch) {
+    const long from = unit.first, count = unit.count, head = unit.head, width = m.heads * m.size;
+    const long at = keys_of(from, head / (m.heads / m.kv_heads));
     long first[TOGETHER], last[TOGETHER];
     for (long t = 0; t < count; t++) {
       const Seen& seen = (l.window ? near : far)[from + t];
@@ -230,9 +244,9 @@ class Runner {
     if (p.cache != FP32) each_kind([&](auto number) {
       using Number = decltype(number);
       long begin = *std::min_element(first, first + count), end = *std::max_element(last, last + count) + 1;
-      float* room = scratch + prompt_room(longest, m.size);
+      float* room = scratch + prompt_room(reads, m.size);
       keys = widened((const Number*)p.keys[index] + at, begin, end, room);
-      values = widened((const Number*)p.values[index] + at, begin, end, room + (longest + LANES) * m.size);
+      values = widened((const Number*)p.values[index] + at, begin, end, room + (reads + LANES) * m.size);
     });
     const float* made = attend_prompt(&q[from * width + head * m.size], width, count, keys, values, m.size, first, last,
                                       m.scale, scratch);
@@ -256,13 +270,17 @@ class Runner {
 
 extern "C" long run_pass(const Model* model, const Pass* pass) {
   const Pass& p = *pass;
-  const long all = p.rows * p.nodes, tokens = p.real ? p.real_count : all;
-  if (p.extent > p.slot_count) return OUTSIDE_TENSOR;
-  if (p.real ? !inside(p.real, tokens, all) : !inside(p.kept, p.kept_count, all)) return OUTSIDE_TENSOR;
-  for (long i = 0; i < tokens; i++) {
-    const long t = p.real ? p.real[i] : i;
-    if (!has_rows(model->embedding, p.tokens + t, 1)) return OUTSIDE_VOCABULARY;
-    if (!inside(p.positions + t, 1, p.rotation_count) || !inside(p.slots + t, 1, p.slot_count)) return OUTSIDE_TENSOR;
+  const long newest = p.columns - SLOTS;
+  if (newest < 1 || !inside(p.kept, p.kept_count, p.tokens) || !inside(p.into, p.kept_count, p.logit_rows))
+    return OUTSIDE_TENSOR;
+  for (long t = 0; t < p.tokens; t++) {
+    const int64_t* line = p.lines + t * p.columns;
+    if (!has_rows(model->embedding, line + TOKEN, 1)) return OUTSIDE_VOCABULARY;
+    const bool fits = inside(line + POSITION, 1, p.rotation_count) && inside(line + INDEX, 1, p.slots) &&
+                      inside(line + PLACE, 1, p.places) && inside(line + SLOT, 1, p.slots);
+    if (!fits) return OUTSIDE_TENSOR;
+    const long seen = std::min(newest, (long)line[INDEX] + 1);
+    if (!inside(line + p.columns - seen, seen, p.slots)) return OUTSIDE_TENSOR;
   }
   Runner(*model, p).run();
   return DONE;

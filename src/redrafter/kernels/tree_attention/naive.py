@@ -20,9 +20,12 @@ DEEPEST = NEWEST - 1
 COLUMNS = SLOTS + NEWEST
 
 
-def padding(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """(count, COLUMNS) lines of no token: such a line is in no run, sees nothing and writes no key."""
-    lines = torch.zeros(count, COLUMNS, dtype=torch.long, device=device)
+def padding(count: int, device: torch.device | str = "cpu", newest: int = NEWEST) -> Tensor:
+    """(count, COLUMNS) lines of no token: such a line is in no run, sees nothing and writes no key.
+
+    newest: how many newest keys a line has room for. The pass of a CPU takes any number.
+    """
+    lines = torch.zeros(count, SLOTS + newest, dtype=torch.long, device=device)
     lines[:, WINDOW] = EVERYTHING
     lines[:, SLOT:] = -1
     return lines

@@ -7,7 +7,7 @@ length, beside any other rows.
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
+from redrafter.core.flat import Piece, of_pieces, on_host
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
 from redrafter.kernels.cpu.model import SCALE_BYTES, PassModel, cache_pointers
 from redrafter.kernels.cpu.packed import PackedMatrix
+from redrafter.kernels.tree_attention.naive import INDEX, PLACE, POSITION, SLOT, SLOTS, TOKEN, padding
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.cpu.families import Rotations
-from redrafter.targets.target import KVLayout, Target
+from redrafter.targets.target import PREFILL_CHUNK, KVLayout, Target
 
 log = logging.getLogger(__name__)
 
@@ -143,24 +145,17 @@ class PackedTarget(Target):
     def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
         return self._kv_layout
 
-    def forward(
+    def run_lines(
         self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        visible: Tensor | None,
-        key_positions: Tensor | None,
+        lines: Tensor,
         cache: KVCache,
         layers: tuple[int, ...],
-        keep: Tensor | None = None,
+        kept: Tensor | None = None,
         real: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Target.forward`. Without `visible` a token sees all slots up to its own, whose numbers are positions.
-
-        real: (B, n) bool, which tokens to run.
-        """
-        self._allocate(cache, tokens.shape[0])
-        where = np.minimum(positions.numpy(), self.max_positions - 1)  # numpy: torch takes longer for few numbers
+        """A flat pass over lines (T, C) -> logits (V) and hidden states (T, C); see `PassModel.run`."""
+        if not cache.layers:
+            self._allocate(cache, int(lines[:, PLACE].max()) + 1)
         pairs = [cache.layers[i] for i in range(self.layer_count)]
         known = None
         if cache.stays is not None:
@@ -168,49 +163,98 @@ class PackedTarget(Target):
             if known is None:
                 known = cache.stays[POINTERS] = cache_pointers(pairs)
         return self.packed.run(
-            tokens,
-            torch.from_numpy(where),
-            slots,
+            lines,
             pairs,
-            self._rotations.up_to(int(where.max())),
-            visible=visible,
-            key_positions=key_positions if self.attention.window is not None else None,
+            self._rotations.up_to(int(lines.numpy()[:, POSITION].max())),
             wanted=layers,
-            keep=keep,
+            kept=kept,
+            real=real,
             known=known,
             rounded=self.activations == "int8",
-            real=real,
         )
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As `Target.verify`, and empty nodes cost nothing: their logits and hidden states are 0.
+        """As `Target.verify`. Empty nodes cost nothing: their logits and hidden states are 0."""
+        logits, hidden, _ = self.verify_and_read(tree, lengths, cache, layers, ())
+        return logits, hidden
 
-        Masks are made by numpy, which takes a tenth of torch's time for so few numbers.
+    def verify_and_read(
+        self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...], pieces: Sequence[Piece]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`verify` for the rows at the first places of the cache, and pieces of prompts of any rows in the same pass.
+
+        The third result are the hidden states (P, C) of the pieces' tokens.
         """
-        if self.attention.window is not None:
-            return super().verify(tree, lengths, cache, layers)
-        start, mask, n = lengths.numpy()[:, None], tree.mask.numpy(), tree.tokens.shape[1]
-        visible = np.zeros((len(mask), n, cache.extent), dtype=bool)
-        for row, length in enumerate(lengths.tolist()):
-            visible[row, :, :length] = True
-            visible[row, :, length : length + n] = mask[row, :, : cache.extent - length]
-        positions, slots = (torch.from_numpy(start + x) for x in (tree.depths.numpy(), np.arange(n)))
-        real = None if tree.valid.numpy().all() else tree.valid
-        return self.forward(tree.tokens, positions, slots, torch.from_numpy(visible), None, cache, layers, real=real)
+        lines, count = on_host(tree, lengths, self.max_positions - 1, pieces)
+        every = tree.valid.numel()
+        real = None if count == every else tree.valid.flatten()
+        logits, hidden = self.run_lines(lines, cache, layers, torch.arange(count) if pieces else None, real)
+        nodes, states = hidden[:count], hidden[count:]
+        if real is not None:
+            nodes = hidden.new_zeros(every, hidden.shape[1])
+            nodes[real] = hidden[:count]
+        batch, n = tree.tokens.shape
+        return logits.view(batch, n, self.vocab_size), nodes.view(batch, n, hidden.shape[1]), states
 
-    def _allocate(self, cache: KVCache, rows: int) -> None:
-        """Layers of a KV cache that was never written."""
-        for layer, pair in self._kv_layout.items():
-            if layer not in cache.layers:
-                keys, values = (torch.zeros(rows, h, cache.slots, d, dtype=kind) for h, d, kind, _ in pair)
-                cache.layers[layer] = (keys, values)
+    def read_pieces(self, pieces: Sequence[Piece], cache: KVCache, layers: tuple[int, ...]) -> Tensor:
+        """Read pieces of prompts in few passes -> the hidden states (P, C) of their tokens."""
+        lines = of_pieces(pieces, self.max_positions - 1).lines
+        none = lines[:0, TOKEN]
+        return torch.cat([self.run_lines(some, cache, layers, none)[1] for some in torch.split(lines, PREFILL_CHUNK)])
 
     def read(
         self, tokens: Tensor, start: int, cache: KVCache, layers: tuple[int, ...], keep: Tensor
     ) -> tuple[Tensor, Tensor]:
+        pieces = [Piece(row, start, own) for row, own in enumerate(tokens.tolist())]
+        return self._as_rows(of_pieces(pieces, self.max_positions - 1).lines, tokens, cache, layers, keep)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        key_positions: Tensor,  # noqa: ARG002
+        cache: KVCache,
+        layers: tuple[int, ...],
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `Target.forward`. What a token sees is its text up to itself, in the order of the slots."""
+        lines = masked_lines(tokens, positions.clamp(max=self.max_positions - 1), slots, visible)
+        return self._as_rows(lines, tokens, cache, layers, keep)
+
+    def _as_rows(
+        self, lines: Tensor, tokens: Tensor, cache: KVCache, layers: tuple[int, ...], keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """A pass over lines of tokens (B, n). `keep` lists the columns whose logits are wanted."""
         batch, n = tokens.shape
-        positions = torch.arange(start, start + n).expand(batch, -1)
-        return self.forward(tokens, positions, positions, None, None, cache, layers, keep)
+        kept = None if keep is None else (torch.arange(batch)[:, None] * n + keep).flatten()
+        logits, hidden = self.run_lines(lines, cache, layers, kept)
+        return logits.view(batch, -1, self.vocab_size), hidden.view(batch, n, hidden.shape[1])
+
+    def _allocate(self, cache: KVCache, rows: int) -> None:
+        """Layers of a KV cache that was never written."""
+        for layer, pair in self._kv_layout.items():
+            keys, values = (torch.zeros(rows, h, cache.slots, d, dtype=kind) for h, d, kind, _ in pair)
+            cache.layers[layer] = (keys, values)
+
+
+def masked_lines(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor) -> Tensor:
+    """Lines of tokens (B, n) that see the slots `visible` (B, n, S). The order of a text is that of its slots."""
+    batch, n, extent = visible.shape
+    seen = visible.reshape(batch * n, extent).numpy()
+    count, straight = seen.sum(1), np.where(seen.all(1), extent, seen.argmin(1))
+    newest = max(1, int((count - straight).max()))
+    order = np.argsort(~seen, axis=1, kind="stable")  # the slots that a token sees come first
+    back = count[:, None] + np.arange(-newest, 0)
+    listed = np.where(back >= 0, np.take_along_axis(order, back.clip(0), 1), -1)
+    places = torch.arange(batch).repeat_interleave(n)
+    lines = padding(batch * n, newest=newest)
+    for column, values in ((TOKEN, tokens), (POSITION, positions), (SLOT, slots), (PLACE, places)):
+        lines[:, column] = values.flatten()
+    lines[:, INDEX] = torch.from_numpy(count - 1)
+    lines[:, SLOTS:] = torch.from_numpy(listed)
+    return lines
 
 
 def use_rounding(target: Target, kv_dtype: KVDtype, activations: Activations) -> None:
