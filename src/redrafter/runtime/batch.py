@@ -1,9 +1,8 @@
 """The running batch: rows open, their prompts are read in pieces, they step together and close, between any two steps.
 
 `Engine.generate` opens all requests and steps until they are done, the server lets rows join and leave. All rows that
-decode take part in each step, those that draft and those that do not. In recorded steps, and in those of packed weights
-on a CPU, pieces of prompts are read in the same pass. A closed row stays until its place is needed, and a prompt that
-begins like any row copies that part instead of reading it.
+decode take part in each step, whether they draft or not; a flat pass also reads pieces of prompts. A closed row stays
+until its place is needed, and a prompt that begins like any row copies that part instead of reading it.
 """
 
 import functools
@@ -28,9 +27,7 @@ from redrafter.runtime.room import check_room
 from redrafter.runtime.row import Request, Row, RowOutput, best_source
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
-from redrafter.targets.cpu.packed_pass import PackedPass
-from redrafter.targets.cpu.packed_target import PackedTarget
-from redrafter.targets.passes import PaddedPass, Pass
+from redrafter.targets.cpu.packed_pass import own_pass
 
 
 class Batch:
@@ -72,7 +69,7 @@ class Batch:
         check_room(target, drafter, shapes, rows=rows, kept=kept, context=self.context, slack=self.slack)
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings), past)
         self.steps: RecordedSteps | None = None
-        verifies: Pass = PackedPass(target) if isinstance(target, PackedTarget) else PaddedPass(target)
+        verifies = own_pass(target)
         if recorded:
             # Imported where it is needed: it imports much of transformers, and packed weights on a CPU need little.
             from redrafter.targets.cuda.verifier import verifier
@@ -252,17 +249,13 @@ class Batch:
                 for row in fresh:
                     self._halt(row)
                 return self.drain()
-            apart = {} if rows and self.eager.reads_in_steps else pieces
-            for row, n in apart.items():
+            beside = pieces if rows and self.eager.reads_in_steps else {}
+            for row, n in ({} if beside else pieces).items():
                 self.read(row, n)
             if not rows:
                 return []
             self._gather(rows, len(rows))
-            parts = [] if apart else [row.piece(n) for row, n in pieces.items()]
-            for row, part in zip(pieces, parts, strict=False):
-                row.known += len(part.tokens)
-            sampling = self._sampling(len(rows))
-            launched = self.eager.launch(rows, shape, guessing, copied or {}, sampling, watched, parts)
+            launched = self.eager.launch(rows, shape, guessing, copied, self._sampling(len(rows)), watched, beside)
         begun = guessing if eager else [row for row in rows if row.drafts]
         for row in rows:
             row.stepped = True

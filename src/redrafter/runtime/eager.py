@@ -50,15 +50,18 @@ class EagerSteps:
         rows: Sequence[Row],
         shape: Shape | None,
         guessing: Sequence[Row],
-        copied: Mapping[Row, Copied],
+        copied: Mapping[Row, Copied] | None,
         sampling: Sampling,
         keeps: bool,
-        pieces: Sequence[Piece],
+        beside: Mapping[Row, int],
     ) -> Launched:
         """A step of the rows at the first places. Some of them are `guessing`. With `keeps`, its logits are kept.
 
-        Pieces of prompts are read in its pass, where `reads_in_steps`.
+        beside: tokens of prompts to read in its pass, where `reads_in_steps`.
         """
+        pieces = [row.piece(count) for row, count in beside.items()]
+        for row, count in beside.items():
+            row.known += count
         rows, count = sorted(rows, key=lambda row: row.place), len(rows)
         rule = self.rules(shape if shape is not None and guessing else NoDrafter.default_shape)
         guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit

@@ -9,7 +9,8 @@ from redrafter.core.cache import KVCache
 from redrafter.core.flat import Piece
 from redrafter.core.tree import Tree
 from redrafter.targets.cpu.packed_target import PackedTarget
-from redrafter.targets.passes import PaddedPass
+from redrafter.targets.passes import PaddedPass, Pass
+from redrafter.targets.target import Target
 
 
 class PackedPass(PaddedPass):
@@ -19,6 +20,11 @@ class PackedPass(PaddedPass):
 
     def read(self, pieces: Sequence[Piece], cache: KVCache, layers: tuple[int, ...]) -> list[Tensor]:
         return divided(self.target.read_pieces(pieces, cache, layers), pieces)
+
+
+def own_pass(target: Target) -> Pass:
+    """The pass by the target's own attention, which takes any mixture if it has packed weights."""
+    return PackedPass(target) if isinstance(target, PackedTarget) else PaddedPass(target)
 
 
 class ReadsBeside:
