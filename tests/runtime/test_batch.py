@@ -16,8 +16,8 @@ from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.runtime.state import BatchState
 from redrafter.runtime.step_drafter import StepDrafter
-from redrafter.targets import Target
-from tests.helpers.zoo import VOCAB, make_model, peer_drafter, recurrent_drafter
+from redrafter.targets import Target, load_target
+from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, peer_drafter, recurrent_drafter
 
 SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3), Shape(width=1, length=1)]
 KINDS: list[dict[str, Any]] = [
@@ -379,3 +379,29 @@ def test_the_tree_kernels_rows_write_the_same() -> None:
     assert batch.reads_in_steps
     assert batch.steps is not None
     assert batch.steps.steps
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["flat", "padded"])
+def test_a_row_moves_with_the_tokens_of_steps_under_way(dtype: torch.dtype) -> None:
+    """A recorded step is read one step late: the host does not know yet how far the row is."""
+    target = load_target(make_model("llama", dtype))
+    asked = Engine(target, NoDrafter()).requests(PROMPTS[1::-1], max_new_tokens=40, seed=0)  # the longer one moves
+    texts = [Engine(target, NoDrafter()).complete([request])[0].tokens for request in asked]
+    drafter = OracleDrafter([list(request.prompt) for request in asked], texts, skill=1.0)
+    shape = Shape(width=1, length=7)
+    batch = Batch(target, drafter, rows=2, context=90, shapes=[shape], runtime="graphs", recorded=True)
+    first, second = (batch.open(request) for request in asked)
+    batch.read_all([first, second])
+    tokens: list[int] = []
+    moved = False
+    while len(tokens) < len(texts[1]):
+        found = [out.tokens for result in batch.step(shape) for row, out in result.rows if row is second]
+        tokens += [token for new in found for token in new]
+        if first.open and len(tokens) > 8:
+            assert batch.flights, "twin: without a step under way the host knows all"
+            assert second.place == 1
+            batch.close(first)
+        moved |= second.place == 0
+    assert moved
+    assert tokens == texts[1]
