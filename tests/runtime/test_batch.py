@@ -405,3 +405,23 @@ def test_a_row_moves_with_the_tokens_of_steps_under_way(dtype: torch.dtype) -> N
         moved |= second.place == 0
     assert moved
     assert tokens == texts[1]
+
+
+@torch.no_grad()
+def test_a_row_that_is_read_has_no_node_in_the_steps_of_others() -> None:
+    """A step of three rows has four places. The fourth row is read meanwhile: a node of it would overwrite a key."""
+    target = load_target(make_model("llama", torch.float32))
+    prompts = [*PROMPTS[:3], [1 + i % 30 for i in range(33)]]
+    asked = [Engine(target, NoDrafter()).requests([p], max_new_tokens=12, seed=0)[0] for p in prompts]
+    texts = [Engine(target, NoDrafter()).complete([request])[0].tokens for request in asked]
+    batch = Batch(target, NoDrafter(), rows=4, context=90, shapes=[], runtime="graphs", recorded=True)
+    first = [batch.open(request) for request in asked[:3]]
+    batch.read_all(first)
+    batch.step()
+    last, tokens = batch.open(asked[3]), list[int]()
+    assert (last.place, batch.places(3)) == (3, 4)
+    while len(tokens) < len(texts[3]):
+        pieces = {last: min(4, last.unread)} if last.unread else {}
+        for result in batch.step(pieces=pieces):
+            tokens += [token for row, out in result.rows if row is last for token in out.tokens]
+    assert tokens == texts[3]
