@@ -39,8 +39,8 @@ def test_tree_kernel_gives_the_models_own_logits(kind):
 def test_twin_tree_kernel_with_wrong_ancestors_is_refused(monkeypatch):
     flatten = flat.flatten
 
-    def wrong(tokens, depths, mask, *more):  # every node above is an ancestor
-        return flatten(tokens, depths, torch.ones_like(mask), *more)
+    def wrong(tokens, depths, mask, *more):  # every node before is an ancestor
+        return flatten(tokens, depths, torch.ones_like(mask).tril(), *more)
 
     monkeypatch.setattr(flat, "flatten", wrong)
     with pytest.raises(UnsupportedTarget, match="other logits"):

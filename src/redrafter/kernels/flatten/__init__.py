@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from redrafter.kernels import runs_triton
-from redrafter.kernels.flatten import host
+from redrafter.kernels.flatten import host, naive
 
 
 def flatten(
@@ -21,7 +21,8 @@ def flatten(
 ) -> Tensor:
     """See naive.py."""
     if not runs_triton(tokens.device):
-        return host.flatten(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
+        module = host if tokens.device.type == "cpu" else naive
+        return module.flatten(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
     at: Tensor = _flatten(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
     return at
 
