@@ -20,10 +20,8 @@ def flatten(
     begin: int,
 ) -> Tensor:
     """See naive.py."""
-    if not runs_triton(tokens.device):
-        module = host if tokens.device.type == "cpu" else naive
-        return module.flatten(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
-    at: Tensor = _flatten(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
+    run = _flatten if runs_triton(tokens.device) else host.flatten if tokens.device.type == "cpu" else naive.flatten
+    at: Tensor = run(tokens, depths, mask, real, lengths, places, longest, lines, runs, begin)
     return at
 
 
