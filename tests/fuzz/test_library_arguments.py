@@ -159,7 +159,6 @@ def functions(folder: Path) -> dict[str, Called]:
         "Request": Called(
             request, {"prompt": PROMPT, "max_new_tokens": 2, "seed": 0}, ("sampling", "eos", "stop", "pads")
         ),
-        "promise": Called(engine.promise, {}, ("shapes",)),
         "Engine": Called(Engine, {"target": target, "drafter": NgramDrafter()}, (*how, "adapts")),
         "load": Called(redrafter.load, {"model": model, "drafter": "ngram"}, (*how, "gamma", "tokenizer", "device")),
         "load a folder": Called(
