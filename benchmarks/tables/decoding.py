@@ -342,7 +342,8 @@ def server_attack(result: Result) -> str:
     head = result["headline"]
     lines = [
         f"A small request alone takes {head['small_alone_seconds']:.2f} s at most. Memory grows by "
-        f"{head['peak_growth_mb']:.0f} MB at most, and by {head['kept_growth_mb']:.0f} MB in the end.",
+        f"{head['peak_growth_mb']:.0f} MB at most, "
+        f"and is {head['kept_growth_mb']:+.0f} MB from its start after the last attack.",
         "",
         "| attack, all at once | statuses | slowest small request, s | slowest `/health`, s |",
         "|---|---|---|---|",

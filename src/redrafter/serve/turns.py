@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 
 
 class Turns:
-    """At most `places` requests work at once. The others wait; whoever's turn it is, goes in order of arrival."""
+    """At most `places` requests work at once. Clients take turns, and requests of one client go in order of arrival."""
 
     def __init__(self, places: int) -> None:
         self.free = places
