@@ -200,13 +200,13 @@ def nested(depth: int) -> dict[str, Any]:
         pytest.param(lambda: Grammar.of("{}"), id="text"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_within_a_second(target: Target, grammar: Any) -> None:
+def test_what_cannot_be_compiled_is_refused_soon(target: Target, grammar: Any) -> None:
     engine = made(target, "ngram")
     engine.requests(["a"], grammar=GRAMMARS["choices"])  # reads the tokenizer
     began = time.thread_time()
     with pytest.raises(ConfigError) as caught:
         engine.requests(["a"], grammar=grammar())
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 4, "0.4 s at most; what is not refused takes 10 s and more"
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 

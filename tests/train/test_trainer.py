@@ -31,6 +31,7 @@ from redrafter.train.setup import make_net
 from redrafter.train.state_store import DiskStore, MemoryStore, StateStore
 from redrafter.train.trainer import train
 from redrafter.tuning.simulate import SimulatedSteps, simulate
+from tests.helpers.clock import Clock
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import VOCAB, make_model
 
@@ -362,17 +363,6 @@ def test_minutes_replace_updates(target, texts, tmp_path):
     again = Notes()
     assert train(target, texts, tmp_path, options=OPTIONS, config=config, watcher=again).updates == done.updates
     assert again.notes == told.notes[1:], "a run that goes on keeps to its plan"
-
-
-class Clock:
-    """A clock that no busy machine disturbs: a millisecond passes with each look, and what a test adds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 def test_what_would_end_too_late_is_not_begun(target, texts, tmp_path, monkeypatch):
