@@ -39,7 +39,8 @@ class Rows:
 class Drafter(Protocol):
     """What drafts. Its state is a dataclass of tensors of fixed shape whose first axis is rows.
 
-    What all rows share belongs in the drafter itself. A drafter may have a `name` to be shown by.
+    What all rows share belongs in the drafter itself. A drafter may have a `name` to be shown by, and
+    attributes that `drafters/traits.py` reads; all of them have defaults.
     """
 
     @property

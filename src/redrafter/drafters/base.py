@@ -1,6 +1,7 @@
 """The base classes of a drafter kind: configuration, network, and the drafter that runs the network on a target."""
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -131,6 +132,15 @@ class NetDrafter(ABC, Generic[N]):
     @property
     def name(self) -> str:
         return self.net.config.kind
+
+    @property
+    def identity(self) -> str:
+        """See `traits.identity_of`: the sizes and some of the weights, hashed."""
+        digest = hashlib.sha256(repr(self.net.config).encode())
+        for weight in self.net.state_dict().values():
+            flat = weight.detach().flatten()
+            digest.update(flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes())
+        return f"{self.name} {digest.hexdigest()[:16]}"
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.rows import keep_rows
 from redrafter.core.rules import Search
 from redrafter.core.tree import Tree, within
+from redrafter.drafters.checkpoint import identity
 from redrafter.errors import DrafterMismatch
 from redrafter.targets import Target
 
@@ -54,6 +55,7 @@ class ModelDrafter:
 
     name = "model"
     layers: tuple[int, ...] = ()
+    keeps_cache = True
 
     @checked
     def __init__(
@@ -72,6 +74,10 @@ class ModelDrafter:
         shared = min(model.vocab_size, target.vocab_size)
         self.shared = None if shared == target.vocab_size else torch.arange(shared, device=target.device)
         self.columns = slice(0, shared)
+
+    @property
+    def identity(self) -> str:
+        return f"model {identity(self.model)['weights']}"
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> CausalLMState:
         cache = self.new_cache(slots)

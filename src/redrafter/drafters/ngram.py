@@ -29,12 +29,18 @@ class NgramDrafter:
     name = "ngram"
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=7)
+    network_drafter = None
+    copies = True
 
     @checked
     def __init__(self, longest: Count = 4, shortest: Count = 2) -> None:
         if shortest > longest:
             raise ConfigError(f"n-gram sizes must be 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest = longest, shortest
+
+    @property
+    def identity(self) -> str:
+        return f"ngram {self.shortest}-{self.longest}"
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> NgramState:
         room = tokens.new_zeros(tokens.shape[0], slots)

@@ -7,6 +7,7 @@ from torch import Tensor
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.rules import Search
+from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree, root_tree
 
 
@@ -16,6 +17,11 @@ class NoDrafter:
     name = "none"
     layers: tuple[int, ...] = ()
     default_shape = Shape(width=1, length=1)
+
+    @property
+    def network_drafter(self) -> Drafter | None:
+        """None. A subclass that drafts does so by itself."""
+        return None if type(self) is NoDrafter else self
 
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> Any:
         return None

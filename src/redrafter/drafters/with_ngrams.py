@@ -20,6 +20,7 @@ from redrafter.core.tree import Tree
 from redrafter.drafters.ngram import NgramDrafter, NgramState
 from redrafter.drafters.none import NoDrafter
 from redrafter.drafters.recurrent import RecurrentDrafter
+from redrafter.drafters.traits import identity_of, keeps_cache
 from redrafter.errors import ConfigError
 from redrafter.kernels import ngram_match
 
@@ -63,6 +64,9 @@ class WithNgrams:
     alone.
     """
 
+    copies = True
+    longest_chain = DEEPEST
+
     def __init__(self, inner: Drafter) -> None:
         if isinstance(inner, NoDrafter | NgramDrafter | WithNgrams) or not hasattr(inner, "draft"):
             raise ConfigError(f"n-grams mix into a drafter with a network, not into {type(inner).__name__}")
@@ -75,6 +79,18 @@ class WithNgrams:
     @property
     def name(self) -> str:
         return f"{getattr(self.inner, 'name', type(self.inner).__name__)}+ngram"
+
+    @property
+    def network_drafter(self) -> Drafter:
+        return self.inner
+
+    @property
+    def keeps_cache(self) -> bool:
+        return keeps_cache(self.inner)
+
+    @property
+    def identity(self) -> str:
+        return f"{identity_of(self.inner)} with n-grams"
 
     @property
     def layers(self) -> tuple[int, ...]:
