@@ -26,8 +26,8 @@ import redrafter
 from benchmarks.common import arguments, first_turns, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
-from redrafter.drafters import WithNgrams
 from redrafter.drafters.base import NetDrafter
+from redrafter.drafters.traits import network_of
 from redrafter.engine.ties import first_difference
 from redrafter.errors import ConfigError
 from redrafter.results import check_new, write_results
@@ -149,9 +149,10 @@ def contenders(engine: redrafter.Engine, tokens: int) -> dict[str, Generate]:
 
 def with_useless_drafter(engine: redrafter.Engine) -> redrafter.Engine:
     """The same shape of draft by random weights, which are hardly ever right. Steps may decode plainly instead."""
-    drafter = engine.drafter.inner if isinstance(engine.drafter, WithNgrams) else engine.drafter
+    drafter = network_of(engine.drafter)
     if not isinstance(drafter, NetDrafter):
-        raise ConfigError(f"a drafter with a network is needed, got {type(drafter).__name__}: use --drafter recurrent")
+        named = type(engine.drafter if drafter is None else drafter).__name__
+        raise ConfigError(f"a drafter with a network is needed, got {named}: use --drafter recurrent")
     torch.manual_seed(0)
     random = type(drafter)(type(drafter.net)(drafter.net.config), engine.target)
     return redrafter.Engine(engine.target, random, shape=engine.shape, adapts=True)

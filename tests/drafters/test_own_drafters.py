@@ -10,7 +10,7 @@ import redrafter
 from redrafter import Engine, RuleConfig, SamplingParams, Shape
 from redrafter.core.rules import make_rule
 from redrafter.core.sampling import Sampling
-from redrafter.drafters import NgramDrafter
+from redrafter.drafters import NgramDrafter, WithNgrams
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError, RedrafterError
 from redrafter.kernels.cpu import library
@@ -142,6 +142,8 @@ def test_ngrams_do_not_mix_into_a_drafter_by_name_that_gives_no_probabilities(ta
     with pytest.raises(ConfigError, match=r"which Own does not: leave out \+ngram"):
         resolve_drafter("own+ngram", target)
     assert isinstance(resolve_drafter("own", target), Own)
+    monkeypatch.setattr(Own, "gives_probabilities", True, raising=False)
+    assert isinstance(resolve_drafter("own+ngram", target), WithNgrams), "it says that it does"
     with pytest.raises(RedrafterError, match="network"):
         resolve_drafter("ngram+ngram", target)
 

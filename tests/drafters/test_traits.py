@@ -9,6 +9,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.traits import (
     copies,
     drafts,
+    gives_probabilities,
     identity_of,
     keeps_cache,
     longest_chain,
@@ -17,15 +18,27 @@ from redrafter.drafters.traits import (
     recall_of,
 )
 from redrafter.drafters.with_ngrams import DEEPEST
+from redrafter.engine import Engine
+from redrafter.engine.exactness import why_ties
+from redrafter.engine.resolve import resolve_drafter
+from redrafter.errors import ConfigError
+from redrafter.serve.batches import CPU_LADDER, NGRAM_LADDER, first_shape, ladder, make_batch
+from redrafter.serve.config import ServeConfig
+from redrafter.serve.server import past_answers
 from redrafter.targets import load_target
+from redrafter.tuning import step_cost, store
+from redrafter.tuning.search import CPU_GRID, NGRAM_LENGTHS, grid_for, tune
+from redrafter.tuning.step_cost import DummyDrafter
 from tests.helpers.zoo import make_model, peer_drafter, recurrent_drafter
+
+SHAPE = Shape(width=1, length=2)
 
 
 class Own:
     """A drafter as a user writes it, with nothing more than `core.step.Drafter` asks for."""
 
     layers = ()
-    default_shape = Shape(width=1, length=2)
+    default_shape = SHAPE
 
     def begin(self, tokens, lengths, hidden, slots):
         return None
@@ -75,36 +88,37 @@ def target():
 
 
 def said(drafter):
-    asked = (network_of, copies, only_copies, drafts, longest_chain, keeps_cache)
+    asked = (network_of, copies, only_copies, drafts, longest_chain, keeps_cache, gives_probabilities)
     return tuple(ask(drafter) for ask in asked)
 
 
 @pytest.mark.parametrize("kind", [Own, WithNetwork, Silent])
 def test_a_drafter_that_says_nothing_guesses_by_itself_and_copies_nothing(kind):
     drafter = kind()
-    assert said(drafter) == (drafter, False, False, True, 0, False)
+    assert said(drafter) == (drafter, False, False, True, 0, False, False)
     assert recall_of(drafter) is None
     assert identity_of(drafter) == f"tests.drafters.test_traits.{kind.__name__}"
 
 
 def test_a_drafter_that_says_that_it_copies():
     copying, only = Copying(), OnlyCopying()
-    assert said(copying) == (copying, True, False, True, 0, False)
-    assert said(only) == (None, True, True, True, 0, False)
+    assert said(copying) == (copying, True, False, True, 0, False, False)
+    assert said(only) == (None, True, True, True, 0, False, False)
     assert recall_of(copying) is None, "it has no method for it"
-    mixed = WithNgrams(copying)
-    assert said(mixed) == (copying, True, False, True, DEEPEST, False)
+    assert said(WithNgrams(copying)) == (copying, True, False, True, DEEPEST, False, False)
 
 
 def test_our_own_drafters(target):
     none, ngram, model = NoDrafter(), NgramDrafter(), ModelDrafter(target, target)
-    assert said(none) == (None, False, False, False, 0, False)
-    assert said(ngram) == (None, True, True, True, 0, False)
-    assert said(model) == (model, False, False, True, 0, True)
-    assert said(WithNgrams(model)) == (model, True, False, True, DEEPEST, True)
+    assert said(none) == (None, False, False, False, 0, False, False)
+    assert said(ngram) == (None, True, True, True, 0, False, False)
+    assert said(model) == (model, False, False, True, 0, True, True)
+    assert said(WithNgrams(model)) == (model, True, False, True, DEEPEST, True, False)
     for net in (recurrent_drafter(target), peer_drafter("medusa", target), peer_drafter("eagle", target)):
-        assert said(net) == (net, False, False, True, 0, False)
-        assert said(WithNgrams(net)) == (net, True, False, True, DEEPEST, False)
+        assert said(net) == (net, False, False, True, 0, False, True)
+        assert said(WithNgrams(net)) == (net, True, False, True, DEEPEST, False, False)
+    dummy = DummyDrafter(none)
+    assert said(dummy) == (dummy, False, False, True, 0, False, False), "it inherits from NoDrafter, and drafts"
     assert [recall_of(x) for x in (none, model)] == [None, None]
     assert recall_of(ngram) == ngram.recall
     mixed = WithNgrams(model)
@@ -122,3 +136,77 @@ def test_identities_tell_drafters_that_draft_otherwise(target):
     assert identity_of(WithNgrams(Own())) == "tests.drafters.test_traits.Own with n-grams"
     assert identity_of(ModelDrafter(target, target)).startswith("model ")
     assert identity_of(NoDrafter()) == "redrafter.drafters.none.NoDrafter"
+
+
+@pytest.mark.parametrize("kind", [Own, WithNetwork, Silent, Copying, OnlyCopying, NgramDrafter])
+def test_what_drafts_is_tuned_and_served_as_a_drafter(target, kind):
+    engine = Engine(target, kind())
+    assert engine.drafts
+    assert Engine(target, kind(), adapts=True).experience is not None
+    assert not engine.plain().drafts
+    names = NGRAM_LADDER if kind in (OnlyCopying, NgramDrafter) else CPU_LADDER
+    assert ladder(engine) == [Shape.of(name) for name in names]
+    lengths = grid_for(target, engine.drafter, "eager").lengths
+    assert (lengths == NGRAM_LENGTHS) == (kind in (OnlyCopying, NgramDrafter))
+    budgets = {s.budget - s.width * s.length for s in CPU_GRID.shapes(engine.drafter) if s != engine.shape}
+    assert (budgets == {0}) == (kind in (OnlyCopying, NgramDrafter)), "others try trees of fewer nodes than the beam"
+
+
+def test_plain_decoding_has_nothing_to_adapt_tune_or_serve(target, monkeypatch):
+    engine = Engine(target, NoDrafter(), adapts=True)
+    assert (engine.drafts, engine.experience, ladder(engine)) == (False, None, [])
+    assert first_shape(engine, make_batch(engine, ServeConfig(rows=1, context=40), []), []) is None
+    with pytest.raises(ConfigError, match="nothing to tune without a drafter"):
+        tune(engine)
+    asked = []
+    monkeypatch.setattr(store, "find_profile", lambda target, drafter, runtime: asked.append(drafter))
+    for drafter in (engine.drafter, own := Own()):
+        assert store.apply_profile(target, drafter, "auto") == (drafter, None)
+    assert asked == [own], "plain decoding has no profile"
+
+
+class Recalling(Copying):
+    """Copies from remembered answers as well."""
+
+    def recall(self, state, past, sizes):
+        return state
+
+
+def test_remembered_answers_need_a_drafter_that_recalls(target):
+    config = ServeConfig(rows=1, context=90, remember_answers=1000)
+    recurrent = recurrent_drafter(target)
+    for drafter in (NoDrafter(), Own(), WithNetwork(), Copying(), recurrent):
+        with pytest.raises(ConfigError, match=r"add \+ngram"):
+            past_answers(Engine(target, drafter), config)
+    for drafter in (Recalling(), NgramDrafter(), WithNgrams(recurrent)):
+        assert past_answers(Engine(target, drafter), config) is not None
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_steps_of_a_drafter_with_a_cache_are_not_recorded(target, mixed):
+    kept = Own()
+    kept.keeps_cache = True
+    reasons = [why_ties(target, WithNgrams(x) if mixed else x, recorded=True, compiles=False) for x in (kept, Own())]
+    assert "not recorded" in reasons[0]
+    assert "not recorded" not in reasons[1]
+
+
+@pytest.mark.parametrize("deepest", [None, 9])
+def test_a_long_chain_takes_room_in_a_timed_context(target, monkeypatch, deepest):
+    drafter, asked = Own(), []
+    if deepest is not None:
+        drafter.longest_chain = deepest
+    real = step_cost.tokens_per_round
+    monkeypatch.setattr(step_cost, "tokens_per_round", lambda *given: asked.append(given) or real(*given))
+    batch = make_batch(Engine(target, drafter), ServeConfig(rows=1, context=90), [SHAPE])
+    step_cost.time_steps(batch, 1, [SHAPE], [[1, 2, 3]], step_cost.TimingBudget(turns=1, steps=1))
+    assert asked == [([SHAPE], deepest or 0)]
+
+
+def test_gamma_names_the_drafter_that_has_none(target):
+    recurrent = recurrent_drafter(target)
+    for drafter, name in ((None, "NoDrafter"), ("ngram", "NgramDrafter"), (WithNgrams(recurrent), "RecurrentDrafter")):
+        with pytest.raises(ConfigError, match=f"a causal LM, and this is {name}:"):
+            resolve_drafter(drafter, target, "heuristic:3")
+    model = WithNgrams(ModelDrafter(target, target))
+    assert resolve_drafter(model, target, "heuristic:3") is model

@@ -111,7 +111,6 @@ def run(args: argparse.Namespace) -> None:
 
 def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) -> "Served":
     """A server that chooses the shape of a step by measured costs: those of an earlier start, or of its spare time."""
-    from redrafter.drafters import NoDrafter
     from redrafter.serve.batches import first_shape, ladder, make_batch
     from redrafter.serve.measuring import Measuring, stored_profile
     from redrafter.serve.server import build
@@ -123,7 +122,7 @@ def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) ->
     shapes = [engine.shape] if given else ladder(engine)
     batch = make_batch(engine, config, shapes)
     profile, unmeasured = None, False
-    if not given and not isinstance(engine.drafter, NoDrafter):
+    if not given and engine.drafts:
         profile = stored_profile(engine, batch, args.tune)
         unmeasured = profile is None
     chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))

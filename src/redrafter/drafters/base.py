@@ -123,6 +123,8 @@ class NetDrafter(ABC, Generic[N]):
     The state is a dataclass of tensors whose first axis is the rows of the batch.
     """
 
+    gives_probabilities = True
+
     def __init__(self, net: N, target: TargetInfo) -> None:
         self.net = move_to_target(net, target)
         self.embed = target.input_embedding

@@ -56,6 +56,7 @@ class ModelDrafter:
     name = "model"
     layers: tuple[int, ...] = ()
     keeps_cache = True
+    gives_probabilities = True
 
     @checked
     def __init__(

@@ -46,6 +46,11 @@ def keeps_cache(drafter: "Drafter") -> bool:
     return getattr(drafter, "keeps_cache", False) is True
 
 
+def gives_probabilities(drafter: "Drafter") -> bool:
+    """Whether its beams have probabilities, into which n-grams can be mixed: `gives_probabilities`, or False."""
+    return getattr(drafter, "gives_probabilities", False) is True
+
+
 def recall_of(drafter: "Drafter") -> "Recall | None":
     """How it copies from other texts before the rows' own (see `NgramDrafter.recall`); None: it does not."""
     return getattr(drafter, "recall", None) if copies(drafter) else None

@@ -19,6 +19,7 @@ from redrafter.drafters.int8 import usable_for
 from redrafter.drafters.load import bind
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.drafters.recurrent.compiled import compiles
+from redrafter.drafters.traits import drafts
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import WITH_NGRAMS
@@ -155,7 +156,7 @@ def _description(
     target: Target | None,
     packed: bool = False,
 ) -> RunDescription:
-    plain = isinstance(drafter, NoDrafter)
+    plain = not drafts(drafter)
     packed = packed or isinstance(target, PackedTarget)
     recorded, compiles = _records(device, runtime), runtime in ("auto", "compiled")
     promise = None

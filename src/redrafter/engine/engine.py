@@ -13,6 +13,7 @@ from redrafter.core.noise import fold
 from redrafter.core.rules import Rule, make_rule
 from redrafter.core.step import Drafter
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.traits import drafts
 from redrafter.engine.decode import decode
 from redrafter.engine.encode import Messages, encode, prompt_ids
 from redrafter.engine.exactness import Exact, Exactness, Promise, make_promise
@@ -151,7 +152,7 @@ class Engine:
 
     @property
     def drafts(self) -> bool:
-        return type(self.drafter) is not NoDrafter
+        return drafts(self.drafter)
 
     @property
     def shapes(self) -> list[Shape]:

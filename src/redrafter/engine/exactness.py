@@ -8,7 +8,7 @@ import torch
 
 from redrafter.config import RuleConfig
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, WithNgrams
+from redrafter.drafters.traits import keeps_cache
 from redrafter.engine.ties import tie
 from redrafter.errors import NotExact
 from redrafter.targets import Target
@@ -88,7 +88,7 @@ def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool
         return ""
     if not recorded:
         return unrecorded(target.device)
-    if isinstance(drafter.inner if isinstance(drafter, WithNgrams) else drafter, ModelDrafter):
+    if keeps_cache(drafter):
         return "steps with a causal LM as drafter are not recorded"
     from redrafter.targets.cuda.verifier import has_same_bits, verifier  # imports much of transformers
 

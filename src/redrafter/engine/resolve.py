@@ -7,8 +7,8 @@ from redrafter.bounds import shown
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
-from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.load import bind_own
+from redrafter.drafters.traits import gives_probabilities, network_of
 from redrafter.errors import ConfigError, ModelNotFound
 from redrafter.interop import folders
 from redrafter.interop.find import WITH_NGRAMS, find
@@ -31,11 +31,10 @@ def resolve_drafter(
     if isinstance(gamma, str):
         gamma = Gamma.of(gamma)
     found = _resolve(drafter, target, gamma, trust_remote_code)
-    inner = found.inner if isinstance(found, WithNgrams) else found
-    if gamma is not None and not isinstance(inner, ModelDrafter):
-        raise ConfigError(
-            f"gamma is for a drafter that is a causal LM, and this is {type(inner).__name__}: set the beam's length"
-        )
+    network = network_of(found)
+    if gamma is not None and not isinstance(network, ModelDrafter):
+        named = type(found if network is None else network).__name__
+        raise ConfigError(f"gamma is for a drafter that is a causal LM, and this is {named}: set the beam's length")
     return found
 
 
@@ -53,7 +52,7 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
         drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
         inner = WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma, trusts))
-        if not isinstance(inner.inner, NetDrafter | ModelDrafter):
+        if not gives_probabilities(inner.inner):
             raise ConfigError(
                 f"n-grams mix into a drafter that gives probabilities, which {type(inner.inner).__name__} does not: "
                 f"leave out {WITH_NGRAMS}"

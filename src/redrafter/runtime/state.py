@@ -18,8 +18,7 @@ from redrafter.core.rows import map_tensors
 from redrafter.core.sampling import penalises
 from redrafter.core.step import Drafter, Rows
 from redrafter.core.transfer import padded, put
-from redrafter.drafters.ngram import NgramDrafter
-from redrafter.drafters.with_ngrams import WithNgrams
+from redrafter.drafters.traits import recall_of
 from redrafter.errors import ConfigError
 from redrafter.runtime.cache import Arena, lazy_zeros
 from redrafter.runtime.row import Row
@@ -195,12 +194,13 @@ class BatchState:
             row.seen = n
 
     def _recalled(self, drafter: Drafter, texts: Sequence[Sequence[int]], state: Any) -> Any:
-        """The drafter's state with the rows' past texts, where the drafter looks up n-grams."""
-        if not self.past or not isinstance(drafter, NgramDrafter | WithNgrams):
+        """The drafter's state with the rows' past texts, where the drafter copies from them."""
+        recall = recall_of(drafter)
+        if not self.past or recall is None:
             return state
         device = self.history.device
         past = [[*text, *[0] * (self.past - len(text))] for text in texts]
-        return drafter.recall(state, put(past, device), put([len(text) for text in texts], device))
+        return recall(state, put(past, device), put([len(text) for text in texts], device))
 
     def catch_up(self, drafter: Drafter, rows: Sequence[Row]) -> None:
         """Let the drafter take in what rows gained in steps without a guess."""

@@ -2,7 +2,7 @@
 
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.drafters.traits import only_copies
 from redrafter.engine import Engine
 from redrafter.runtime.batch import Batch
 from redrafter.serve.config import ServeConfig
@@ -14,10 +14,10 @@ NGRAM_LADDER = ("1x7:7", "1x4:4", "1x2:2")
 
 def ladder(engine: Engine) -> list[Shape]:
     """Shapes to choose among, the largest first."""
-    if isinstance(engine.drafter, NoDrafter):
+    if not engine.drafts:
         return []
     on_gpu = engine.target.device.type == "cuda"
-    names = NGRAM_LADDER if isinstance(engine.drafter, NgramDrafter) else GPU_LADDER if on_gpu else CPU_LADDER
+    names = NGRAM_LADDER if only_copies(engine.drafter) else GPU_LADDER if on_gpu else CPU_LADDER
     return [Shape.of(name) for name in names]
 
 
@@ -41,6 +41,6 @@ def make_batch(engine: Engine, config: ServeConfig, shapes: list[Shape], drafter
 
 def first_shape(engine: Engine, batch: Batch, shapes: list[Shape]) -> Shape | None:
     """What is drafted while nothing is measured: the engine's own shape if the batch has room for it."""
-    if isinstance(engine.drafter, NoDrafter):
+    if not engine.drafts:
         return None
     return engine.shape if batch.fits(engine.shape) else shapes[0]

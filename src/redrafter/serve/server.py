@@ -8,8 +8,7 @@ from types import FrameType
 
 import uvicorn
 
-from redrafter.drafters.ngram import NgramDrafter
-from redrafter.drafters.with_ngrams import WithNgrams
+from redrafter.drafters.traits import recall_of
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
@@ -51,7 +50,7 @@ def build(
 def past_answers(engine: Engine, config: ServeConfig) -> PastAnswers | None:
     if not config.remember_answers:
         return None
-    if not isinstance(engine.drafter, NgramDrafter | WithNgrams):
+    if recall_of(engine.drafter) is None:
         raise ConfigError("remembered answers are copied by n-grams: use --drafter ngram, or add +ngram to its name")
     if engine.rule_config.name != "seeded":  # under other rules a guess may change the text
         raise ConfigError(f"remembered answers need the rule seeded, got {engine.rule_config.name}")

@@ -11,7 +11,7 @@ from typing import Annotated
 from redrafter.bounds import Bounds, Count, NotNegative, check, checked
 from redrafter.config import SamplingParams, Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.drafters.traits import drafts, only_copies
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.room import check_room
@@ -54,7 +54,7 @@ class SearchGrid:
                 # Fewer nodes hold neither all W candidates nor L tokens of one of them: a smaller beam does as well.
                 fitting = [n for n in self.nodes if width + length - 1 <= n <= beam]
                 # N-grams draft few nodes at most positions, so a budget has nothing to cut.
-                budgets = [beam] if isinstance(drafter, NgramDrafter) else fitting or [beam]
+                budgets = [beam] if only_copies(drafter) else fitting or [beam]
                 found += [Shape(width=width, length=length, nodes=n) for n in budgets]
         return list(dict.fromkeys(found))
 
@@ -111,7 +111,7 @@ def grid_for(target: Target, drafter: Drafter, runtime: str, quick: bool = False
             grid = replace(grid, finalists=COMPILED_FINALISTS)
     else:
         grid = QUICK_CPU_GRID if quick else CPU_GRID
-    return replace(grid, widths=NGRAM_WIDTHS, lengths=NGRAM_LENGTHS) if isinstance(drafter, NgramDrafter) else grid
+    return replace(grid, widths=NGRAM_WIDTHS, lengths=NGRAM_LENGTHS) if only_copies(drafter) else grid
 
 
 @checked
@@ -126,7 +126,7 @@ def tune(
 ) -> Profile:
     """Measure, and choose the best shape for each number of rows. Nothing is saved."""
     target, drafter = engine.target, engine.drafter
-    if isinstance(drafter, NoDrafter):
+    if not drafts(drafter):
         raise ConfigError("there is nothing to tune without a drafter: name one with --drafter")
     grid = grid or grid_for(target, drafter, engine.runtime)
     shapes = grid.shapes(drafter)

@@ -20,7 +20,7 @@ from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree
 from redrafter.drafters import NoDrafter
-from redrafter.drafters.with_ngrams import DEEPEST, WithNgrams
+from redrafter.drafters.traits import longest_chain
 from redrafter.errors import ConfigError
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request, Row
@@ -89,7 +89,7 @@ def time_steps(
     context is full are opened again with their prompts.
     """
     candidates: list[Shape | None] = [None, *shapes]
-    per_round = tokens_per_round(shapes, DEEPEST if isinstance(batch.drafter, WithNgrams) else 0)
+    per_round = tokens_per_round(shapes, longest_chain(batch.drafter))
     steps = max(1, min(budget.steps, batch.context // (2 * per_round) - 1))
     room = batch.context - (steps + 1) * per_round - 1  # tokens a row may hold before a turn begins
     if room < 1:

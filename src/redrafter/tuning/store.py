@@ -14,9 +14,9 @@ import torch
 from redrafter.cache_folder import PROFILES, cache_folder, read_json, write_json
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
-from redrafter.drafters.base import NetDrafter
+from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
+from redrafter.drafters.traits import drafts, identity_of
 from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint
 from redrafter.kernels.threads import thread_count
 from redrafter.results import hardware
@@ -51,7 +51,7 @@ def profile_key(target: Target, drafter: Drafter, runtime: str) -> dict[str, str
         # A quantised copy may share its embeddings with the original, and then differs only in size.
         "bytes": str(target.weight_bytes),
         "forward": target.forward_kind,  # a model that the user loaded keeps its own forward
-        "drafter": drafter_identity(drafter),
+        "drafter": identity_of(drafter),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(target.device) if on_gpu else str(hardware().get("cpu", "cpu")),
         "runtime": resolve_runtime(target.device.type, runtime),
@@ -64,23 +64,6 @@ def resolve_runtime(device_type: str, runtime: str) -> str:
     if device_type != "cuda":
         return "eager"
     return "compiled" if runtime == "auto" else runtime
-
-
-def drafter_identity(drafter: Drafter) -> str:
-    """A text that is equal for drafters that draft the same. An unknown drafter is identified by its class."""
-    if isinstance(drafter, NetDrafter):
-        digest = hashlib.sha256(repr(drafter.net.config).encode())
-        for weight in drafter.net.state_dict().values():
-            flat = weight.detach().flatten()
-            digest.update(flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes())
-        return f"{drafter.name} {digest.hexdigest()[:16]}"
-    if isinstance(drafter, WithNgrams):
-        return f"{drafter_identity(drafter.inner)} with n-grams"
-    if isinstance(drafter, ModelDrafter):
-        return f"model {identity(drafter.model)['weights']}"
-    if isinstance(drafter, NgramDrafter):
-        return f"ngram {drafter.shortest}-{drafter.longest}"
-    return f"{type(drafter).__module__}.{type(drafter).__qualname__}"
 
 
 def profile_folder() -> Path:
@@ -162,7 +145,7 @@ def apply_profile(target: Target, drafter: Drafter, runtime: str) -> tuple[Draft
 
     Without a profile: the drafter as it is and no shape. If plain decoding is the fastest: `NoDrafter`.
     """
-    if isinstance(drafter, NoDrafter) or (profile := find_profile(target, drafter, runtime)) is None:
+    if not drafts(drafter) or (profile := find_profile(target, drafter, runtime)) is None:
         return drafter, None
     shape = profile.best_shape(1)
     if shape is None:

@@ -23,7 +23,8 @@ from redrafter.core.step import Drafter
 from redrafter.core.transfer import put
 from redrafter.core.tree import Tree, root_tree, widened
 from redrafter.drafters.ngram import NgramState
-from redrafter.drafters.with_ngrams import DEEPEST, WithNgrams, WithNgramsState, find_chain
+from redrafter.drafters.traits import longest_chain
+from redrafter.drafters.with_ngrams import WithNgrams, WithNgramsState, find_chain
 from redrafter.runtime.state import tensors_of, with_tensors
 
 PADDING = 4
@@ -78,8 +79,7 @@ class TreeBatch:
         self.drafter, self.shapes, self.window, self.vocab_size = drafter, list(shapes), window, vocab_size
         self.device = torch.device(device)
         self.nodes = sizes[0] + 1
-        chains = DEEPEST if isinstance(drafter, WithNgrams) else 0
-        self.depth = min(sizes[0], max([chains, *(s.length for s in shapes if s is not None)]))
+        self.depth = min(sizes[0], max([longest_chain(drafter), *(s.length for s in shapes if s is not None)]))
         self.rules = [make_rule(RuleConfig(), s or Shape(width=1, length=1), vocab_size, dtype) for s in shapes]
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         nothing = torch.zeros(1, 1, context_size, dtype=dtype, device=self.device)
