@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role[0] }}>{{ m.content | trim }}<e>{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
 )
-SMALL = DistillConfig(texts=10, max_new_tokens=9, prompt_tokens=64, longest_prompt=70, tasks=0, shard=4, batch=3)
+SMALL = DistillConfig(texts=10, max_new_tokens=9, prompt_tokens=24, longest_prompt=70, tasks=0, shard=4, batch=3)
 FILE = ["hello you there", "why is it so", "who are we", "what"]
 
 

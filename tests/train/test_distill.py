@@ -53,7 +53,7 @@ def test_rows_are_the_targets_own_texts(target, tmp_path):
 
 def test_how_many_at_once_changes_nothing(target, tmp_path):
     for batch in (1, 7):
-        config = DistillConfig(**vars(SMALL) | {"batch": batch})
+        config = DistillConfig(**vars(SMALL) | {"batch": batch, "texts": 7})
         distill(target, tmp_path / str(batch), config, prompts=FILE, self_prompt=True)
     assert files(tmp_path / "1") == files(tmp_path / "7")
 
@@ -112,7 +112,7 @@ def test_duplicates_are_dropped_across_shards(target, tmp_path):
 def tasks(target, monkeypatch):
     """What `distill` takes its prompts from, with every second pair of prompts a task."""
     monkeypatch.setattr("redrafter.train.task_prompts.ARTICLE_TOKENS", 12)
-    config = DistillConfig(**vars(SMALL) | {"tasks": 50, "prompt_tokens": 40, "batch": 16})
+    config = DistillConfig(**vars(SMALL) | {"tasks": 50, "batch": 16})
     (source,) = _Writer(target, config, None).sources(None, True, None)
     assert isinstance(source, Remembered)
     assert isinstance(source.source, TaskPrompts)
@@ -383,7 +383,8 @@ def test_command(capsys, tmp_path):
     assert "was made with seed=0, not 3" in capsys.readouterr().err
     assert main([*start, "--texts", "0"]) == 2
     assert "texts must be at least 1" in capsys.readouterr().err
-    assert main(["distill", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "own"), "--texts", "3"]) == 0
+    few = ["--texts", "3", "--max-new-tokens", "5", "--prompt-tokens", "24"]
+    assert main(["distill", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "own"), *few]) == 0
     assert json.loads((tmp_path / "own" / "manifest.json").read_text())["settings"]["self_prompt"] is True
 
 

@@ -70,7 +70,7 @@ def test_texts_that_fit_are_chosen_from_the_speed(target, tmp_path, monkeypatch)
         plan_texts(target, tmp_path, config, 1.0, own=True)
     distill(target, tmp_path, SMALL, prompts=FILE)
     again = plan_texts(target, tmp_path, config, 10.0, own=True)
-    assert (again.max_new_tokens, again.prompt_tokens, again.shard) == (9, 64, 4), "as the folder was begun"
+    assert (again.max_new_tokens, again.prompt_tokens, again.shard) == (9, 24, 4), "as the folder was begun"
 
 
 def test_speed_is_measured(target, monkeypatch):

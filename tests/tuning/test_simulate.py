@@ -24,15 +24,19 @@ def test_simulated_tokens_per_step_are_the_engines(kind: str, temperature: float
     for drafter in (own, WithNgrams(own), NgramDrafter(), NoDrafter()):
         found = simulate(target, drafter, texts, shape)
         engine = Engine(target, drafter, shape=shape)
-        steps = tokens = 0
-        for i in range(len(texts)):
-            prompt = texts.row(i)[:3].tolist()
-            request = engine.requests(
-                [prompt], max_new_tokens=20 - i % 5, seed=int(texts.seeds[i]), temperature=temperature
-            )[0]
-            done = engine.complete([replace(request, eos=(11,))])[0]
-            assert done.tokens == texts.row(i)[3:].tolist()
-            steps += done.stats.steps
-            tokens += done.stats.tokens - 1
+        requests = [
+            request
+            for i in range(len(texts))
+            for request in engine.requests(
+                [texts.row(i)[:3].tolist()],
+                max_new_tokens=20 - i % 5,
+                seed=int(texts.seeds[i]),
+                temperature=temperature,
+            )
+        ]
+        done = engine.complete([replace(request, eos=(11,)) for request in requests])
+        assert [c.tokens for c in done] == [texts.row(i)[3:].tolist() for i in range(len(texts))]
+        steps = sum(c.stats.steps for c in done)
+        tokens = sum(c.stats.tokens - 1 for c in done)
         assert (found.tokens, found.steps) == (tokens, steps)
     assert found.tokens_per_step == 1.0
