@@ -321,9 +321,9 @@ def budget(text: str) -> str | int:
 def smoke(tiny: TinyFiles) -> list[object]:
     words = ["--model", tiny.model, "--drafter", tiny.drafter, "--questions", tiny.questions, "--device", "cpu"]
     words += ["--engines", tiny.new_folder(), "--shape", SMOKE, "--budget", 200_000, "--beam", "2x2:3"]
-    words += ["--parts", "small", "wide", "arrivals", "own", "--levels", 1, 2, "--tokens", 6, "--requests", 2]
+    words += ["--parts", "small", "wide", "arrivals", "own", "--levels", 1, 2, "--tokens", 4, "--requests", 2]
     words += ["--also", '{"adaptive": false}', "--temperatures", 0, 1]
-    return [*words, "--rates", 40, "--duration", 0.1]
+    return [*words, "--rounds", 1, "--rates", 40, "--duration", 0.1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

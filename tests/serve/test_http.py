@@ -251,7 +251,8 @@ def test_health_and_metrics(url: str, served: Served) -> None:
     connection.close()
 
 
-def test_schemathesis_finds_no_server_error(url: str) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(24, marks=pytest.mark.slow)])
+def test_schemathesis_finds_no_server_error(url: str, examples: int) -> None:
     """Whatever the schema allows, and what it does not, of every operation."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     statuses: set[int] = set()
@@ -261,7 +262,11 @@ def test_schemathesis_finds_no_server_error(url: str) -> None:
     for operation in operations:
 
         @settings(
-            max_examples=12, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy())
         def one(case: Any) -> None:

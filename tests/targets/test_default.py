@@ -214,7 +214,7 @@ def test_real_equality_small(engine):
     ]
     drafters = [(engine.drafter, None), (ModelDrafter(engine.target, engine.target), Shape(width=2, length=2))]
     for options in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 11}):
-        requests = engine.requests(prompts, max_new_tokens=24, **options)
+        requests = engine.requests(prompts, max_new_tokens=12, **options)
         plain = engine.plain().complete(requests)
         for drafter, shape in drafters:
             done = Engine(engine.target, drafter, shape=shape).complete(requests)

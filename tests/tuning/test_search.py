@@ -95,7 +95,8 @@ def toy_folders(folder):
     return ["--model", str(folder / "model"), "--drafter", str(folder / "drafter")]
 
 
-def test_command(capsys, tmp_path, profiles):
+def test_command(capsys, tmp_path, profiles, monkeypatch):
+    monkeypatch.setattr(search, "QUICK_CPU_GRID", GRID)
     where = toy_folders(tmp_path)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "why is it so"}\n{"prompt": "who are we"}\n')

@@ -272,7 +272,7 @@ def test_twins_with_another_order_of_sums_differ(twin, family, monkeypatch):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter, warns of inf - inf
 def test_a_tiny_model_in_tritons_interpreter(monkeypatch):
     """Up to 16 tokens have tiles of one size, whose sums the interpreter adds in one order: the bits are equal."""
-    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
     verifier = dense("llama", torch.float16, **small, vocab_size=64)
     tree, length = random_tree(6, torch.Generator().manual_seed(1)), 70
     tree = replace(tree, tokens=tree.tokens % 64)
