@@ -164,6 +164,7 @@ def test_a_suite_is_added_to_results_of_another_run(tmp_path: Path) -> None:
     assert json.loads(save.read_text()) == after, "nothing was left to measure"
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_a_file(tmp_path: Path) -> None:
     """`python benchmarks/gather.py`, besides the import of the package that the tests above use."""
     words = [sys.executable, "benchmarks/gather.py", "--smoke", "--save", str(tmp_path / "result.json")]

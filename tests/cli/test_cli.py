@@ -212,6 +212,7 @@ def test_help_texts_are_the_fields_docstrings():
     assert set(texts) == set(SamplingParams.__dataclass_fields__)
 
 
+@pytest.mark.slow
 def test_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "redrafter.cli.main", "generate", "--model", "/none/such", "hi"],

@@ -37,11 +37,23 @@ def test_plain_greedy_is_transformers_generate(kind):
 @pytest.mark.parametrize("options", [{}, HOT, HOT | PENALISED], ids=["greedy", "hot", "penalised"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_speculative_is_plain(kind, options):
+    check(kind, options, SHAPES[1::4])
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in ("llama", "gemma3") else pytest.param(k, marks=pytest.mark.slow) for k in ARCHITECTURES]
+)
+def test_every_shape(kind):
+    """Greedily, since a shape knows no options."""
+    check(kind, {}, SHAPES)
+
+
+def check(kind, options, shapes):
     target = load_target(make_model(kind))
     plain = texts(Engine(target, NoDrafter()), **options)
     assert len({tuple(t) for t in plain}) == len(PROMPTS), "the texts must differ for the test to mean anything"
     drafter = recurrent_drafter(target)
-    for shape in SHAPES if not options else SHAPES[1::4]:  # a shape knows no options
+    for shape in shapes:
         assert texts(Engine(target, drafter, shape=shape), **options) == plain, shape
 
 

@@ -80,7 +80,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "how", "name"), CASES)
 def test_texts_are_those_of_eager_steps(kind, how, name):
     target, options = load_target(make_model(kind, ATTENTION[how])), SETTINGS[name]
-    options = options | {"max_new_tokens": 20}
+    options = options | {"max_new_tokens": 12}
     plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, **options)]
     joint = WithNgrams(recurrent_drafter(target))
     for drafter in (NoDrafter(), recurrent_drafter(target), NgramDrafter(2, 1), joint):
