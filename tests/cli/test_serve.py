@@ -18,6 +18,7 @@ import torch
 
 from redrafter import Engine, Shape
 from redrafter.cli.main import main
+from redrafter.cli.serve import measured
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.serve import measuring
@@ -141,6 +142,16 @@ def test_too_many_rows_are_said_in_one_line(
     said = capsys.readouterr().err.strip()
     assert said.endswith("use fewer --rows or a smaller --context")
     assert "Traceback" not in said
+
+
+def test_only_a_server_that_drafts_measures_what_steps_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
+    target, asked = make_target(), SimpleNamespace(width=None, length=None, nodes=None, tune="once")
+    config = ServeConfig(rows=1, context=90, name="toy")
+    plain = Engine(target, NoDrafter())
+    assert measured(plain, config, asked).scheduler.spare is None  # type: ignore[arg-type]
+    drafting = Engine(target, recurrent_drafter(target))
+    assert measured(drafting, config, asked).scheduler.spare is not None  # type: ignore[arg-type]
 
 
 def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
