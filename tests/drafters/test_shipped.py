@@ -33,8 +33,8 @@ def test_auto_finds_it(engine: redrafter.Engine) -> None:
 def test_it_guesses_and_changes_nothing(engine: redrafter.Engine) -> None:
     prompts = [[{"role": "user", "content": q}] for q in QUESTIONS]
     for temperature in (0.0, 1.0):
-        done = engine.generate(prompts, max_new_tokens=48, temperature=temperature, seed=3)
-        plain = engine.plain().generate(prompts, max_new_tokens=48, temperature=temperature, seed=3)
+        done = engine.generate(prompts, max_new_tokens=24, temperature=temperature, seed=3)
+        plain = engine.plain().generate(prompts, max_new_tokens=24, temperature=temperature, seed=3)
         assert [c.tokens for c in done] == [c.tokens for c in plain]
         assert sum(c.stats.tokens - 1 for c in done) / sum(c.stats.steps for c in done) > 1.7
 

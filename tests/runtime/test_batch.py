@@ -144,7 +144,7 @@ def wrong_copy(self: BatchState, source: int, place: int, start: int, stop: int)
 def test_a_broken_table_is_noticed(target: Target, monkeypatch: pytest.MonkeyPatch, name: str, new: Any) -> None:
     """Twins: rows that change places by halves, or take over a beginning without its keys."""
     chance = random.Random(0)
-    every = requests(target, 20, chance)
+    every = requests(target, 12, chance)
     monkeypatch.setattr(BatchState, name, new)
     assert serve(make_batch(target), every, chance) != dict(enumerate(alone(target, every)))
 

@@ -69,7 +69,7 @@ def weights(folder: Path) -> bytes:
 def test_it_learns(tmp_path: Path, kind: str) -> None:
     target = Target(make_model(kind, torch.float32))
     texts = make_texts(target, count=40)
-    done = train(target, texts, tmp_path, options=OPTIONS, config=replace(CONFIG, updates=60, evaluate_every=20))
+    done = train(target, texts, tmp_path, options=OPTIONS, config=replace(CONFIG, updates=30, evaluate_every=15))
     losses = [r["loss"] for r in done.records if "loss" in r]
     assert losses[-1] < losses[0]
     before = simulate(
@@ -275,7 +275,7 @@ def test_it_stops_early_when_nothing_gets_better(tmp_path: Path, target: Target,
 
 
 def test_init_from_another_drafter(tmp_path: Path, target: Target, texts: Texts) -> None:
-    train(target, texts, tmp_path / "old", options=OPTIONS, config=replace(CONFIG, updates=40))
+    train(target, texts, tmp_path / "old", options=OPTIONS, config=replace(CONFIG, updates=20))
     config = replace(CONFIG, updates=2, lr=1e-6, evaluate_every=1)
     fresh = train(target, texts, tmp_path / "fresh", options=OPTIONS, config=config)
     warm = train(target, texts, tmp_path / "warm", config=config, init_from=tmp_path / "old")
