@@ -29,6 +29,14 @@ def plain(target):
     return plain_texts(target)
 
 
+LONG = [*([i, *[j * 7 % VOCAB for j in range(71 + i)]] for i in range(4)), [7]]
+
+
+@pytest.fixture(scope="module")
+def plain_to_the_end(target):
+    return plain_texts(target, LONG, 24)
+
+
 def knowing(texts: list[list[int]]) -> dict:
     return {"drafter_is": KnowingDrafter(texts), "drafter": "recurrent"}
 
@@ -46,15 +54,13 @@ def replays(monkeypatch):
 
 
 @pytest.mark.parametrize(("adaptive", "width", "sizes"), [(True, 4, {4, 1}), (False, 4, {4, 1}), (True, 8, {4, 1})])
-def test_no_position_past_the_models_last(target, monkeypatch, adaptive, width, sizes):
+def test_no_position_past_the_models_last(target, plain_to_the_end, monkeypatch, adaptive, width, sizes):
     """Texts up to the end of the context, and a short one: near it the largest tree that fits is verified."""
-    prompts = [*([i, *[j * 7 % VOCAB for j in range(71 + i)]] for i in range(4)), [7]]
-    plain = plain_texts(target, prompts, 24)
-    texts = [p + plain[0.0, seed] for seed, p in enumerate(prompts)]
+    texts = [p + plain_to_the_end[0.0, seed] for seed, p in enumerate(LONG)]
     made = make_worker(target, monkeypatch, width=width, adaptive=adaptive, **knowing(texts))
     made.chooser.choose = lambda rows: 0
-    requests, run = write(made, 0.0, prompts=prompts, tokens=24, slots=5, chunk=400)
-    check(requests, plain)
+    requests, run = write(made, 0.0, prompts=LONG, tokens=24, slots=5, chunk=400)
+    check(requests, plain_to_the_end)
     assert {len(r.origin_input_ids + r.output_ids) for r in requests[:4]} == {stub.CONTEXT}
     assert set(run.sizes) == sizes
 
