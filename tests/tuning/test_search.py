@@ -130,6 +130,7 @@ def test_interrupted_tuning_leaves_nothing(capsys, tmp_path, profiles, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(search, "time_steps", interrupted)
+    monkeypatch.setattr(search, "QUICK_CPU_GRID", GRID)
     assert main(["tune", *toy_folders(tmp_path), "--quick"]) == 130
     assert not profiles.exists()
 
