@@ -3,7 +3,7 @@
 The generator is splitmix64 used as a counter-based hash. Each (seed, stream, position) gives a 64-bit key; token v
 takes the v-th output of the sequence that starts there. (The residual of `rejection` numbers cells of tokens, and
 places in a cell, instead of tokens: see kernels/verify/naive.py.) Integers wrap, so CPU and GPU agree bit for bit up to
-the final logarithm.
+the final logarithm. On CPUs all bits agree, with the C++ functions and without.
 
 kernels/verify/noise.py computes the same numbers in Triton; on a GPU all Gumbel noise comes from there. Change both
 files together; tests/kernels/test_verify.py and test_verify_seeded.py compare them.
@@ -61,8 +61,11 @@ def fold(seed: int, index: int) -> int:
     return int(mix(mix(torch.tensor(as_int64(seed))) + as_int64(index * GOLDEN)))
 
 
-ALONE, FEW = 2048, 1 << 20
-"""Numbers whose logarithms torch computes in one thread on a CPU, and numbers for which others are not worth waking."""
+LOG_SERIES = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+"""Of the logarithm: coefficients of the polynomial that Cephes uses, the highest first."""
 
 _OFFSETS: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -111,9 +114,26 @@ def gumbel(
     if dtype == torch.float32 and runs_triton(seeds.device):  # the numbers with which the kernels choose
         found: Tensor = verify.gumbel(seeds, positions, count, stream)
         return found
+    if dtype == torch.float32 and runs_cpp(seeds.device) and not torch.compiler.is_compiling():
+        return ops.gumbel(_key(seeds, stream, positions), count)
     made = uniform(seeds, positions, count, stream=stream, dtype=dtype)
-    few = made.device.type == "cpu" and made.numel() <= FEW and made.is_contiguous()
-    whole = not few or torch.compiler.is_compiling()
-    for u in (made,) if whole else torch.split(made.view(-1), ALONE):
-        u.neg_().log1p_().neg_().log_().neg_()  # in place: new memory takes a CPU longer than a logarithm
-    return made
+    if dtype != torch.float32:
+        return made.neg_().log1p_().neg_().log_().neg_()
+    kept = 1 - made
+    lost = 1 - kept
+    tiny = (lost == 0).to(dtype)  # where 1 - u is 1, -log1p(-u) is u
+    return -_log(tiny * made - _log(kept) * (made / (lost + tiny)))
+
+
+def _log(x: Tensor) -> Tensor:
+    """log(x) of normal fp32 numbers above 0: kernels/cpu/step.cpp makes the same bits in a fraction of the time."""
+    bits = x.view(torch.int32)
+    mantissa = bits & 0x7FFFFF
+    over = (mantissa > 0x3504F3).int()  # above sqrt(2)
+    exponent = ((bits >> 23) - 127 + over).to(x.dtype)
+    f = (mantissa | ((127 - over) << 23)).view(x.dtype) - 1
+    z, y = f * f, torch.full_like(f, LOG_SERIES[0])
+    for factor in LOG_SERIES[1:]:
+        y = y * f + factor
+    y = y * f * z - 2.12194440e-4 * exponent - 0.5 * z
+    return f + y + 0.693359375 * exponent

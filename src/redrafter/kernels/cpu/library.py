@@ -61,6 +61,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "block": [POINTER] * 8 + [LONG] * 3 + [POINTER] + [LONG] * 6,
     "move_path": [POINTER] * 3 + [LONG] * 9,
     "uniform": [POINTER, POINTER, LONG, LONG, FLOAT],
+    "gumbel": [POINTER, POINTER, LONG, LONG, FLOAT, LONG],
 }
 """What the functions take."""
 CHECKED = ("take_rows", "run_pass", "run_draft", "run_take", "rotate_and_store", "block", "move_path")

@@ -133,6 +133,14 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return y
 
 
+def gumbel(keys: Tensor, count: int) -> Tensor:
+    """Keys (...) -> (..., count) Gumbel noise in fp32: `core.noise.gumbel` behind its keys."""
+    keys, y = keys.contiguous(), torch.empty(*keys.shape, count)
+    most = 1 - torch.finfo(torch.float32).eps / 2
+    loaded().gumbel(_at(keys), _at(y), keys.numel(), count, most, thread_count())
+    return y
+
+
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """q (B, n, H, D), keys and values (B, K, S, D), mask (B, 1, n, S), 0 at visible slots -> (B, n, H, D)."""
     batch, n, heads, size = q.shape
