@@ -8,12 +8,14 @@ so their texts are not compared.
 
 turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
-texts; `_low` and `_high` are the smallest and largest ratio of a single round. texts: the speculative texts of more
-prompts against transformers' (fp32 weights and activations), which --references keeps for later runs. choices: greedy
-choices with int8 activations (the contenders `int8`) that differ from those with fp32 behind the same text. copying:
-prompts that ask for a corrected copy of their text. prompt: the time until the first token of a long prompt. passes:
-the time of a pass over a few tokens. steps: what steps take besides the target's pass (draft, accept, commit and
-Python), by what they verify. memory: a process that loads the model and writes one text.
+texts; `_low` and `_high` are the smallest and largest ratio of a single round. decode: speculative decoding and a
+drafter of random weights after the first token, at T = 0 and 1; `simulated` is what a choice that knows all
+probabilities gives at the prices of the same run (benchmarks/planned.py). texts: the speculative texts of more prompts
+against transformers' (fp32 weights and activations), which --references keeps for later runs. choices: greedy choices
+with int8 activations (the contenders `int8`) that differ from those with fp32 behind the same text. copying: prompts
+that ask for a corrected copy of their text. prompt: the time until the first token of a long prompt. passes: the time
+of a pass over a few tokens. steps: what steps take besides the target's pass (draft, accept, commit and Python), by
+what they verify. memory: a process that loads the model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -32,14 +34,17 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
 import redrafter
+from benchmarks import planned
 from benchmarks.common import HERE, arguments, parse
 from benchmarks.cpu_engines import ENGINES, SPINNING, OtherEngine, named_python
 from benchmarks.cpu_writers import Writer, compare_choices, kept, ours, transformers_generate, with_int8_activations
@@ -47,20 +52,25 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
 from redrafter.core.tree import pack_beam, root_tree
+from redrafter.drafters import RecurrentDrafter, WithNgrams
+from redrafter.drafters.recurrent.network import RecurrentNet
+from redrafter.drafters.traits import network_of
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.engine.ties import explain
+from redrafter.planning.plan import Plan
+from redrafter.planning.planner import Planner
+from redrafter.planning.steps import PlannedSteps
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import NAME, default_gguf, default_model
-from redrafter.tuning.policy import Plan, StepPolicy
 
 Row = dict[str, Any]
 Prompts = list[tuple[str, list[int]]]
 """Categories and token ids."""
 
-PARTS = ("turns", "choices", "texts", "copying", "prompt", "passes", "steps", "memory")
+PARTS = ("turns", "decode", "choices", "texts", "copying", "prompt", "passes", "steps", "memory")
 RATIOS = {"vs_own_plain": "plain", "vs_transformers": "transformers"} | {f"vs_{name}": name for name in ENGINES}
 """Ratios of milliseconds per token: this contender's over those of speculative decoding."""
 EQUAL = {"speculative": "plain", "ngram": "plain", "int8": "int8_plain"}
@@ -74,6 +84,8 @@ ARTICLES = HERE / "data" / "cnn_dm.jsonl"
 COPY, COPIED_WORDS = "Fix the spelling and give me back the whole text: ", 80
 CHOICES = 2048
 """Greedy choices, at least, that are compared between int8 and fp32 activations."""
+FEW_STEPS = 5
+"""Steps of a kind that are too few for a median."""
 LONG = 512
 """Tokens of the prompt whose first token is timed."""
 
@@ -165,11 +177,11 @@ def time_passes(target: Target, rounds: int) -> list[Row]:
 
 
 def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -> list[Row]:
-    """Time steps without their passes: those that draft, those that verify copied tokens, plain ones."""
-    seconds: dict[str, list[float]] = {}
+    """Time steps without their passes: those that draft, by levels, those that verify copied tokens, plain ones."""
+    seconds: dict[tuple[str, int], list[float]] = {}
     passes: list[float] = []
-    kinds: list[str] = []
-    verify, choose, run = engine.target.verify, StepPolicy.choose, StepPolicy.step
+    plans: list[Plan] = []
+    verify, choose, run = engine.target.verify, Planner.choose, PlannedSteps.step
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -178,28 +190,114 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
         return found
 
     def noted(*arguments: Any) -> Plan:
-        plan = choose(*arguments)
-        kinds.append("drafted" if plan.shape is not None else "copied" if plan.copied else "plain")
-        return plan
+        plans.append(choose(*arguments))
+        return plans[-1]
 
     def whole(*arguments: Any) -> Any:
         began = time.perf_counter()
         found = run(*arguments)
         besides = time.perf_counter() - began - passes.pop()
-        if kinds:  # a row's first step is not chosen
-            seconds.setdefault(kinds.pop(), []).append(besides)
+        if plans:  # a row's first step is not chosen
+            plan = plans.pop()
+            kind = "drafted" if plan.levels else "copied" if plan.nodes else "plain"
+            seconds.setdefault((kind, plan.levels), []).append(besides)
         return found
 
-    patches = ((engine.target, "verify", timed), (StepPolicy, "choose", noted), (StepPolicy, "step", whole))
+    patches = ((engine.target, "verify", timed), (Planner, "choose", noted), (PlannedSteps, "step", whole))
     with contextlib.ExitStack() as stack:
         for where, name, replacement in patches:
             stack.enter_context(mock.patch.object(where, name, replacement))
         for _, ids in prompts:
             engine.complete(engine.requests([ids], max_new_tokens=most))
     return [
-        {"part": "steps", "kind": kind, "steps": len(found), "ms": round(1e3 * statistics.median(found), 2)}
-        for kind, found in seconds.items()
+        {
+            "part": "steps",
+            "kind": kind,
+            "levels": levels,
+            "steps": len(found),
+            "ms": round(1e3 * statistics.median(found), 2),
+        }
+        for (kind, levels), found in sorted(seconds.items())
     ]
+
+
+def take_turns_decoding(results: Results, engines: dict[str, redrafter.Engine], prompts: Prompts, most: int,
+                        rounds: int, bar: Progress) -> None:  # fmt: skip
+    """Milliseconds for each token after the first, at T = 0 and 1, the engines taking turns."""
+    task = bar.add_task("decode", total=2 * rounds * len(prompts) * len(engines))
+    for temperature in (0.0, 1.0):
+        for engine in engines.values():
+            _decode(engine, prompts[0][1], min(most, 16), temperature)
+        rows: list[Row] = []
+        for i, (category, _) in enumerate(prompts):
+            about = {"part": "decode", "prompt": i, "category": category, "temperature": temperature}
+            rows.append(about | {"equal": {}, "steps": {}, "tokens": {}, "ms_per_token": {}})
+        for _ in range(rounds):
+            for row, (_, ids) in zip(rows, prompts, strict=True):
+                texts = {}
+                for name, engine in engines.items():
+                    texts[name], ms, row["steps"][name] = _decode(engine, ids, most, temperature)
+                    row["ms_per_token"].setdefault(name, []).append(round(ms, 3))
+                    row["tokens"][name] = len(texts[name])
+                    row["equal"][name] = row["equal"].get(name, True) and texts[name] == texts["plain"]
+                    bar.advance(task)
+        results.rows += rows
+        results.save()
+
+
+def _decode(engine: redrafter.Engine, ids: list[int], most: int, temperature: float) -> tuple[list[int], float, int]:
+    """The text, milliseconds for each token after the first part, and steps."""
+    tokens: list[int] = []
+    began, first, steps = 0.0, 0, 0
+    for part in engine.stream(ids, max_new_tokens=most, temperature=temperature, seed=1):
+        tokens += part.tokens
+        steps = part.stats.steps
+        if not began:
+            began, first = time.perf_counter(), len(tokens)
+    return tokens, 1e3 * (time.perf_counter() - began) / max(1, len(tokens) - first), steps
+
+
+def prices_of(results: Results) -> planned.Prices | None:
+    """Passes and drafts as this run measured them: a draft is all that a step with one takes beyond a plain step."""
+    passes = {row["n"]: statistics.median(row["ms"]) for row in results.part("passes")}
+    besides = {(row["kind"], row["levels"]): row["ms"] for row in results.part("steps") if row["steps"] >= FEW_STEPS}
+    drafted = {levels: ms for (kind, levels), ms in besides.items() if kind == "drafted"}
+    if not passes or ("plain", 0) not in besides or len(drafted) < 2:
+        return None
+    least, most = min(drafted), max(drafted)
+    level = max(0.0, (drafted[most] - drafted[least]) / (most - least))
+    plain = besides["plain", 0]
+    counts = range(1, max(passes) + 1)
+    every = np.interp(counts, sorted(passes), [passes[n] for n in sorted(passes)])
+    return planned.Prices([0.0, *(plain + every)], level, drafted[least] - least * level - plain)
+
+
+def decoding(results: Results) -> dict[str, float]:
+    """Speeds after the first token relative to plain decoding, and to a simulation at the prices of the same run."""
+    found: dict[str, float] = {}
+    prices = prices_of(results)
+    for temperature, prefix in ((0.0, ""), (1.0, "t1_")):
+        rows = [row for row in results.part("decode") if row["temperature"] == temperature]
+        if not rows:
+            continue
+        found |= ratio(rows, "plain", "speculative", f"{prefix}decode_vs_plain")
+        if "useless" in rows[0]["ms_per_token"]:
+            found |= ratio(rows, "plain", "useless", f"{prefix}useless_drafter_vs_plain")
+        found[f"{prefix}decode_equal"] = sum(all(row["equal"].values()) for row in rows)
+        if prices is not None:
+            simulated = planned.of_oracle(f"t{temperature:.0f}", prices)
+            found[f"{prefix}simulated"] = round(simulated, 3)
+            found[f"{prefix}decode_vs_simulated"] = round(found[f"{prefix}decode_vs_plain"] / simulated, 3)
+    return found
+
+
+def useless(engine: redrafter.Engine) -> redrafter.Engine:
+    """The engine with a drafter of the same form and of random weights."""
+    network = network_of(engine.drafter)
+    assert isinstance(network, RecurrentDrafter)
+    torch.manual_seed(0)
+    drafter = RecurrentDrafter(RecurrentNet(replace(network.net.config, draft_vocab_size=None)), engine.target)
+    return redrafter.Engine(engine.target, WithNgrams(drafter.use_int8()))
 
 
 def mean_ms(rows: list[Row], name: str) -> float:
@@ -248,8 +346,10 @@ def headline(results: Results) -> dict[str, float]:
         for name in ENGINES:
             if name in prompt[0]["ms_per_token"]:
                 found |= ratio(prompt, name, "plain", f"prompt_vs_{name}")
+    found |= decoding(results)
     for row in results.part("steps"):
-        found[f"ms_besides_pass_{row['kind']}"] = row["ms"]
+        levels = f"_{row['levels']}" if row["levels"] else ""
+        found[f"ms_besides_pass_{row['kind']}{levels}"] = row["ms"]
     for row in results.part("memory"):
         found["rss_mb"] = row["rss_mb"]
     return found
@@ -331,6 +431,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         if "turns" in args.parts:
             take_turns(results, "turns", writers | others, prompts, args.tokens, args.rounds, bar)
+        if "decode" in args.parts and not results.part("decode"):
+            every = {"plain": engine.plain(), "speculative": engine}
+            if isinstance(network_of(engine.drafter), RecurrentDrafter):
+                every["useless"] = useless(engine)
+            take_turns_decoding(results, every, prompts, args.tokens, args.rounds, bar)
         if "copying" in args.parts:
             take_turns(results, "copying", own, copies, args.tokens, args.rounds, bar)
         if "prompt" in args.parts:

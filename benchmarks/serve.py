@@ -35,13 +35,13 @@ from benchmarks.widen.load import load_wide
 from redrafter.config import SamplingParams, Shape
 from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine, load
+from redrafter.planning.steps import PlannedSteps
 from redrafter.results import check_new, command
 from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.server import Server, build, build_adaptive
 from redrafter.tuning.batch_cost import measure_profile, warm_up
 from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.policy import StepPolicy
 from redrafter.tuning.profile import Profile
 from redrafter.tuning.store import profile_key
 
@@ -66,7 +66,7 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile | None, str]:
     say("loading")
     engine, label = make_engine(args)
     config = ServeConfig(rows=args.rows, context=args.context, queue=512, name="target")
-    if engine.experience is not None:
+    if engine.planner is not None:
         return Server(build_adaptive(engine, config), GuardConfig(), "127.0.0.1", 0, grace=2.0), None, label
     shapes = ladder(engine)
     batch = make_batch(engine, config, shapes)
@@ -91,13 +91,14 @@ def serve(args: argparse.Namespace) -> tuple[Server, Profile | None, str]:
     return server, profile, label
 
 
-def step_rows(policy: StepPolicy | None, profile: Profile | None) -> list[dict[str, Any]]:
-    """What steps cost: as a policy learned it, relative to a plain step, or as it was measured in a profile."""
+def step_rows(policy: PlannedSteps | None, profile: Profile | None) -> list[dict[str, Any]]:
+    """What steps cost: milliseconds as a planner learned them, or as they were measured in a profile."""
     if policy is not None:
+        costs = policy.planner.costs
         return [
-            {"part": "cost", "rows": rows, "sampled": sampled, "node": costs.node, "drafted": costs.drafted}
-            for (rows, sampled), costs in sorted(policy.experience.costs.items())
-        ]
+            {"part": "cost", "tokens": tokens, "pass_ms": round(1e3 * costs.of_pass(tokens), 3)}
+            for tokens in (1, 2, 4, 8, 16, 32)
+        ] + [{"part": "cost", "draft_levels": n, "ms": round(1e3 * costs.of_draft(1, 1, n), 3)} for n in (1, 4)]
     assert profile is not None
     steps = [
         {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs

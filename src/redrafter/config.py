@@ -42,7 +42,7 @@ class Shape:
     nodes: Count | None = None
     """Node budget N: how many of the W·L nodes are verified (all when not given)."""
     until: Annotated[float, Bounds(least=0, below=1)] = field(default=0.0, repr=False)
-    """A draft ends below a best path that is less probable than this, if the search can end (a CPU's compiled one)."""
+    """A draft on a CPU ends where every row's best path is less probable than this."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -35,6 +35,7 @@ MEASURING = (
     "packing",
     "past_answers",
     "peers",
+    "planned",
     "rules",
     "serve_equality",
     "speech",

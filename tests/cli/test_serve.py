@@ -21,6 +21,7 @@ from redrafter.cli.main import main
 from redrafter.cli.serve import measured
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
+from redrafter.planning.copying import MOST_COPIED
 from redrafter.serve import measuring
 from redrafter.serve.batches import CPU_LADDER, first_shape, ladder, make_batch
 from redrafter.serve.config import ServeConfig
@@ -28,7 +29,6 @@ from redrafter.serve.measuring import Measuring, stored_profile
 from redrafter.serve.server import Server
 from redrafter.tuning import batch_cost, store
 from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.policy import MOST_COPIED
 from redrafter.tuning.profile import BestShape, Profile, StepCost
 from tests.helpers.letters import make_target
 from tests.helpers.scheduling import jobs_of, run
@@ -206,7 +206,7 @@ def test_a_server_on_a_cpu_measures_nothing_and_chooses_as_generate_does(
         heard.append(told)
     run(adapting)
     assert [told.tokens for told in heard] == [done.tokens for done in plain.complete(requests)]
-    assert not adapting.policy.rows
+    assert not adapting.policy.planner.rows
 
 
 def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(

@@ -142,7 +142,7 @@ def test_identities_tell_drafters_that_draft_otherwise(target):
 def test_what_drafts_is_tuned_and_served_as_a_drafter(target, kind):
     engine = Engine(target, kind())
     assert engine.drafts
-    assert Engine(target, kind(), adapts=True).experience is not None
+    assert Engine(target, kind(), adapts=True).planner is not None
     assert not engine.plain().drafts
     names = NGRAM_LADDER if kind in (OnlyCopying, NgramDrafter) else CPU_LADDER
     assert ladder(engine) == [Shape.of(name) for name in names]
@@ -154,7 +154,7 @@ def test_what_drafts_is_tuned_and_served_as_a_drafter(target, kind):
 
 def test_plain_decoding_has_nothing_to_adapt_tune_or_serve(target, monkeypatch):
     engine = Engine(target, NoDrafter(), adapts=True)
-    assert (engine.drafts, engine.experience, ladder(engine)) == (False, None, [])
+    assert (engine.drafts, engine.planner, ladder(engine)) == (False, None, [])
     assert first_shape(engine, make_batch(engine, ServeConfig(rows=1, context=40), []), []) is None
     with pytest.raises(ConfigError, match="nothing to tune without a drafter"):
         tune(engine)

@@ -318,7 +318,7 @@ def test_a_shape_may_be_written_as_text(target):
     drafter = recurrent_drafter(target)
     engine = Engine(target, drafter, shape="3x2:4")
     assert engine.shape == Shape(width=3, length=2, nodes=4)
-    assert engine.experience is None, "a given shape is always drafted"
+    assert engine.planner is None, "a given shape is always drafted"
     assert redrafter.load(target.model, drafter, shape="3x2:4").shape == engine.shape
     for given in ("3", "axb"):
         with pytest.raises(ConfigError, match="a shape is written WxL or WxL:N"):

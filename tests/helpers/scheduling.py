@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from redrafter import Shape
+from redrafter.planning.copying import MOST_COPIED
+from redrafter.planning.plan import Plan
+from redrafter.planning.planner import Planner
+from redrafter.planning.steps import PlannedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.row import Row
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.targets import Target
-from redrafter.tuning.policy import MOST_COPIED, Experience, Plan, StepPolicy
 from tests.helpers.zoo import VOCAB, recurrent_drafter
 
 SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3)]
@@ -30,28 +33,48 @@ class Ladder:
         """Knows enough."""
 
 
-class AnyPolicy(StepPolicy):
-    """Drafts, copies and decodes plainly at random: no decision changes a text."""
+class AnyPlanner(Planner):
+    """Drafts, chooses among drafted nodes, copies and decodes plainly at random: no decision changes a text."""
 
     def __init__(self) -> None:
-        super().__init__(SHAPES[0], Experience(), copies=True)
+        super().__init__(SHAPES[0], copies=True)
         self.chance, self.planned = random.Random(4), set()
 
-    def choose(self, room: Mapping[Row, int], others: int = 0) -> Plan:
+    def choose(self, room: Mapping[Row, int], others: int = 0, slots: int = 0) -> Plan:
         copied = {}
-        for row in room:
-            record = self.rows[row]
-            record.look_up()
-            if self.chance.random() < 0.7 and (room[row] > 1):
-                tokens = record.chain[: room[row] - 1] or [self.chance.randrange(VOCAB)]
+        for row, left in room.items():
+            source = self.rows[row].source
+            found = None if source is None else source.look_up(left - 1)
+            if self.chance.random() < 0.7 and left > 1:
+                tokens = list(found.tokens) if found and found.tokens else [self.chance.randrange(VOCAB)]
                 copied[row] = Copied(tokens, [self.chance.random() for _ in tokens])
         kind = self.chance.choice(["plain", "copied", "drafted"])
         self.planned.add(kind)
-        return Plan(self.shape if kind == "drafted" else None, {} if kind == "plain" else copied)
+        node = self.chance.choice([0.0, 0.01, 0.1])
+        return Plan(
+            self.shape if kind == "drafted" else None,
+            {} if kind == "plain" else copied,
+            price=lambda nodes: node * nodes,
+            trust=dict.fromkeys(room, 1.0),
+            room={row: left - 1 for row, left in room.items()},
+            most=MOST_COPIED,
+        )
+
+
+class AnyPolicy(PlannedSteps):
+    """Steps that an `AnyPlanner` plans."""
+
+    def __init__(self) -> None:
+        self.planner: AnyPlanner
+        super().__init__(AnyPlanner())
+
+    @property
+    def planned(self) -> set[str]:
+        return self.planner.planned
 
 
 def make(
-    target: Target, rows: int = 8, recorded: bool | None = None, policy: StepPolicy | None = None, **limits: Any
+    target: Target, rows: int = 8, recorded: bool | None = None, policy: PlannedSteps | None = None, **limits: Any
 ) -> Scheduler:
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
     shapes = [*SHAPES, Shape(width=1, length=MOST_COPIED)]

@@ -9,11 +9,12 @@ import torch
 
 from redrafter import Shape
 from redrafter.drafters import NgramDrafter
+from redrafter.planning.planner import Planner
+from redrafter.planning.steps import PlannedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.row import Request
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
-from redrafter.tuning.policy import MOST_ROWS, Experience, StepPolicy
 from tests.helpers.tape import Tape
 from tests.helpers.zoo import make_model, recurrent_drafter
 
@@ -74,9 +75,9 @@ def test_a_drafter_reads_a_text_with_its_first_draft() -> None:
 
     drafter.begin = counted  # type: ignore[method-assign]
     drafter.advance = mock.Mock(side_effect=drafter.advance)  # type: ignore[method-assign]
-    batch = Batch(target, drafter, rows=MOST_ROWS + 1, context=40, shapes=[SHAPE])
-    policy = StepPolicy(SHAPE, Experience(), copies=False)
-    rows = [batch.open(Request(prompt=[1, 2, 3 + i], max_new_tokens=30, seed=i)) for i in range(MOST_ROWS + 1)]
+    batch = Batch(target, drafter, rows=9, context=40, shapes=[SHAPE])
+    policy = PlannedSteps(Planner(None, copies=False))
+    rows = [batch.open(Request(prompt=[1, 2, 3 + i], max_new_tokens=30, seed=i)) for i in range(9)]
     batch.read_all(rows)
     policy.step(batch, rows)
     for row in rows:

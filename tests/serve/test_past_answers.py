@@ -13,6 +13,7 @@ from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.with_ngrams import LONGEST
 from redrafter.engine.request import Request
 from redrafter.errors import ConfigError
+from redrafter.planning.copying import MOST_COPIED
 from redrafter.runtime.batch import Batch
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
@@ -22,7 +23,6 @@ from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.serve.server import build, build_adaptive
 from redrafter.targets import Target
 from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.policy import MOST_COPIED
 from tests.helpers.letters import make_target
 from tests.helpers.scheduling import AnyPolicy, jobs_of, run
 from tests.helpers.serving import NAME, running, wait_until

@@ -111,7 +111,7 @@ def test_64_requests_at_once_with_cancels_write_what_each_writes_alone(
     assert scheduler.batch.free == scheduler.batch.rows
     if policy is not None:
         assert policy.planned == {"plain", "copied", "drafted"}
-        assert not policy.rows, "every row was closed"
+        assert not policy.planner.rows, "every row was closed"
     assert scheduler.batch.used == 0
     assert not scheduler.jobs
     assert not scheduler.reading

@@ -254,7 +254,11 @@ def verdict(comparisons: list[Comparison], engine: "Engine") -> str:
     equal = sum(c.equality == "equal" for c in comparisons)
     stats = [c.speculative.stats for c in comparisons if c.speculative.stats]
     plain = sum(s.plain_steps for s in stats) / max(1, sum(s.steps for s in stats))
-    without = f" ({plain:.0%} of the steps verified no guess)" if plain else ""
+    notes = [f"{plain:.0%} of the steps verified no guess"] if plain else []
+    if expected := sum(s.expected for s in stats):
+        right = sum(s.accepted for s in stats)
+        notes.append(f"{expected:.0f} of {sum(s.nodes for s in stats)} guesses were expected to be right, {right} were")
+    without = f" ({'; '.join(notes)})" if notes else ""
     line = (
         f"speedup {figures['speedup']:.2f}×, {figures['tokens_per_step']:.2f} tokens/step{without}; "
         f"{equal} of {len(comparisons)} texts equal"

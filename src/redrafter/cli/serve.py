@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
         if engine.target.tokenizer is None:
             raise ConfigError(f"{engine.target.name} has no tokenizer, and clients send text")
     with enough_room():
-        served = build_adaptive(engine, config) if engine.experience is not None else measured(engine, config, args)
+        served = build_adaptive(engine, config) if engine.planner is not None else measured(engine, config, args)
     batch = served.scheduler.batch
     where = f"http://{args.host}:{port}"
 

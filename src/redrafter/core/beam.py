@@ -50,12 +50,14 @@ def beam_search(
     noise: Tensor,
     token_ids: Tensor | None = None,
     chain: Chain | None = None,
+    ends: Callable[[Tensor], bool] | None = None,
 ) -> Beam:
     """Guess `length` tokens after `last` (B,), following the `width` best paths.
 
     `noise` (B, L+1, V) is the noise that the target will choose with, 0 at temperature 0. Under the same noise the
     drafter tends to choose what the target chooses. `token_ids` (V',) maps a draft vocabulary to target ids; a `chain`
-    of tokens is mixed in. The beam is shorter if `advance` ends it.
+    of tokens is mixed in. The beam is shorter if `advance` ends it, or `ends`, which is shown the scores (B, width) of
+    each depth.
     """
     tokens, parents = last[:, None], torch.zeros_like(last)[:, None]
     total = noise.new_zeros(last.shape[0], 1)
@@ -74,6 +76,9 @@ def beam_search(
             here = (chain.tokens[:, depth], chain.odds[:, depth], follows)
             total, parents, tokens, follows = extend_with_chain(*beams, *here)
         found.append((tokens, parents, total))
+        if ends is not None and ends(total):
+            follows = None  # the rest of a chain is too unlikely as well
+            break
     all_tokens, all_parents, scores = (torch.stack(x, dim=1) for x in zip(*found, strict=True))
     return Beam(all_tokens, all_parents, scores, follows)
 

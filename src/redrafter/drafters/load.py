@@ -7,7 +7,7 @@ from redrafter.drafters import checkpoint, registry
 from redrafter.drafters.base import DrafterNet, NetDrafter
 from redrafter.targets import TargetInfo
 
-CPU_TOKENS = 16384
+CPU_TOKENS = 8192
 """Tokens that a drafter guesses among on a CPU, where each costs time: the first, which are the most frequent."""
 
 

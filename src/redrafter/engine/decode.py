@@ -13,12 +13,12 @@ from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import ConfigError
+from redrafter.planning.steps import PlannedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.tuning.account import AccountPolicy
-from redrafter.tuning.policy import StepPolicy
 
 
 class RequestWriter:
@@ -55,6 +55,7 @@ class RequestWriter:
         stats.seconds = elapsed
         if output.steps:
             stats.nodes += output.nodes
+            stats.expected += output.expected
             stats.plain_steps += 0 if output.nodes else output.steps
             stats.accepted += accepted
             stats.accepted_per_step.append(accepted)
@@ -96,7 +97,7 @@ def decode(
     processors: Sequence[Any],
     rows: int,
     promise: Promise,
-    policy: StepPolicy | AccountPolicy | None = None,
+    policy: PlannedSteps | AccountPolicy | None = None,
 ) -> Iterator[list[Part]]:
     """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request.
 

@@ -23,12 +23,14 @@ from redrafter.engine.request import Completion, Part, Request, as_list, check_r
 from redrafter.engine.resolve import check_drafter, resolve_drafter
 from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
+from redrafter.planning.copying import MOST_COPIED
+from redrafter.planning.planner import Planner
+from redrafter.planning.steps import PlannedSteps, planner_for
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import Activations, KVDtype, refuse_rounding, use_rounding
 from redrafter.targets.load import runs_packed
 from redrafter.tuning.account import AccountPolicy, DraftAccount
-from redrafter.tuning.policy import MOST_COPIED, Experience, StepPolicy, policy_for
 from redrafter.tuning.store import apply_profile
 
 Runtime = Literal["auto", "compiled", "graphs", "eager"]
@@ -117,7 +119,7 @@ class Engine:
     ) -> None:
         """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised.
 
-        adapts: choose before each step whether to draft (on a CPU by `tuning.policy`, on a GPU by `tuning.account`); by
+        adapts: choose before each step whether to draft (on a CPU by `planning`, on a GPU by `tuning.account`); by
             default where no shape is given. A given shape is drafted in every step.
         """
         check_drafter(drafter)
@@ -129,7 +131,10 @@ class Engine:
         config = self.rule_config
         adapts = (shape is None if adapts is None else adapts) and config.name == "seeded" and self.drafts
         on_cpu = target.device.type == "cpu"
-        self.experience = Experience() if adapts and on_cpu else None
+        self.planner: Planner | None = None
+        self.guesses = drafter  # what drafts in steps
+        if adapts and on_cpu:
+            self.planner, self.guesses = planner_for(drafter, self.shape)
         self.account = DraftAccount(self.shape) if adapts and not on_cpu else None
 
         def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
@@ -157,7 +162,7 @@ class Engine:
     @property
     def shapes(self) -> list[Shape]:
         """All that may be verified in a step."""
-        return [self.shape] if self.experience is None else [self.shape, Shape(width=1, length=MOST_COPIED)]
+        return [self.shape] if self.planner is None else [self.shape, Shape(width=1, length=MOST_COPIED)]
 
     @property
     def exactness(self) -> Exactness | None:
@@ -286,10 +291,10 @@ class Engine:
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
         shape, keep, drafter = self.shape if self.drafts else None, True, self.drafter
-        policy: StepPolicy | AccountPolicy | None = None
+        policy: PlannedSteps | AccountPolicy | None = None
         free = not processors and all(r.constraint is None for r in requests)
-        if free and self.experience is not None:
-            policy, drafter = policy_for(drafter, self.shape, self.experience)
+        if free and self.planner is not None:
+            policy, drafter = PlannedSteps(self.planner), self.guesses
         elif free and self.account is not None:
             policy = AccountPolicy(self.account)
         batch = self._batch(requests, rows, drafter)

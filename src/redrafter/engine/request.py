@@ -39,6 +39,8 @@ class Stats:
     """What is promised about the tokens; see `engine.exactness`. None: the rule makes no such promise."""
     plain_steps: int = 0
     """Steps that verified no drafted node."""
+    expected: float = 0.0
+    """Drafted tokens that the planner expected to keep; 0 where nothing is planned."""
 
     @property
     def tokens_per_step(self) -> float:

@@ -18,7 +18,7 @@ from redrafter.core.rules import Rule, make_rule
 from redrafter.core.sampling import Processor, Sampling
 from redrafter.core.step import Drafter
 from redrafter.runtime.copied import Copied
-from redrafter.runtime.eager import SCORED, EagerSteps, together
+from redrafter.runtime.eager import SCORED, EagerSteps, PackRows, together
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.launched import Flight, Launched, Results, StepResult
@@ -71,8 +71,7 @@ class Batch:
         self.steps: RecordedSteps | None = None
         verifies = own_pass(target)
         if recorded:
-            # Imported where it is needed: it imports much of transformers, and packed weights on a CPU need little.
-            from redrafter.targets.cuda.verifier import verifier
+            from redrafter.targets.cuda.verifier import verifier  # here, for it imports much of transformers
 
             compiles = runtime in ("auto", "compiled")
             found = verifier(target, compiles)
@@ -213,12 +212,13 @@ class Batch:
         count: int = 1,
         pieces: Mapping[Row, int] | None = None,
         copied: Mapping[Row, Copied] | None = None,
+        pack: PackRows | None = None,
     ) -> list[StepResult]:
         """Launch a step of all rows whose prompts are read, and read `pieces` of other prompts in the same pass.
 
-        Without a shape, nothing but what was `copied` for rows is verified; a row's first step drafts nothing. Returns
-        the results that have come: an eager or watched step's own; of other steps those of the launch before. A step
-        that needs these results to be known is launched by the next call.
+        Without a shape, only what was `copied` is verified; a row's first step drafts nothing. `pack` chooses drafted
+        nodes on a CPU. Returns what has come: the results of an eager or watched step; of other steps those of the
+        launch before. A step that needs these results to be known is launched by the next call.
         """
         pieces = pieces or {}
         assert not pieces or self.reads_in_steps, "prompts are read apart from these steps"
@@ -249,13 +249,13 @@ class Batch:
                 for row in fresh:
                     self._halt(row)
                 return self.drain()
-            beside = pieces if rows and self.eager.reads_in_steps else {}
-            for row, n in ({} if beside else pieces).items():
+            read = pieces if rows and self.eager.reads_in_steps else {}
+            for row, n in ({} if read else pieces).items():
                 self.read(row, n)
             if not rows:
                 return []
             self._gather(rows, len(rows))
-            launched = self.eager.launch(rows, shape, guessing, copied, self._sampling(len(rows)), watched, beside)
+            launched = self.eager.launch(rows, shape, guessing, copied, pack, self._sampling(len(rows)), watched, read)
         begun = guessing if eager else [row for row in rows if row.drafts]
         for row in rows:
             row.stepped = True
@@ -318,7 +318,7 @@ class Batch:
         now = time.perf_counter()
         seconds, self.collected = now - max(flight.began, self.collected), now
         rows = [(row, self._output(flight, results, row, place)) for row, place in flight.rows if row.open]
-        return StepResult(flight.shape, rows, len(flight.rows), seconds, flight.read)
+        return StepResult(flight.shape, rows, len(flight.rows), seconds, flight.read, flight.launched.draft_seconds)
 
     def _output(self, flight: Flight, results: Results, row: Row, place: int) -> RowOutput:
         output = flight.launched.output(results, place, row)

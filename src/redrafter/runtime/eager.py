@@ -2,21 +2,25 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from redrafter.config import Shape
+from redrafter.core.beam import Beam
 from redrafter.core.cache import KVCache
+from redrafter.core.chain import Chain
 from redrafter.core.flat import Piece
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter, Rows, Verifier, step
-from redrafter.core.tree import Tree
+from redrafter.core.tree import Nodes, Tree
 from redrafter.drafters import NoDrafter
 from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.host_step import host_step, runs_on_host
+from redrafter.runtime.host_tree import HostNodes
 from redrafter.runtime.launched import Launched
 from redrafter.runtime.result_line import encoded
 from redrafter.runtime.row import Row, logprobs_of
@@ -27,6 +31,25 @@ from redrafter.targets.passes import Pass
 
 SCORED = 128
 """Tokens of a pass that keeps the logits of all of them: bounds its memory."""
+
+PackRows = Callable[[Sequence[Row | None], HostNodes, Tensor], Tree]
+"""pack(the row at each place, None where it guesses nothing, drafted nodes, last tokens (B,)): the chosen nodes."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The `core.rules.beam_search.HostChoice` of one step. until: see `Shape.until`."""
+
+    pack_rows: PackRows
+    order: Sequence[Row | None]  # the row at each place; None: it guesses nothing
+    until: float
+
+    def ends(self, scores: Tensor) -> bool:
+        return self.until > 0 and bool((scores[:, 0].exp() < self.until).all())
+
+    def pack(self, drafted: Beam | Nodes, chain: Chain | None, last: Tensor) -> Tree:
+        return self.pack_rows(self.order, HostNodes.of(drafted, chain), last)
+
 
 PROMPTS_TOGETHER, TOKENS_TOGETHER = 128, 8192
 """Whole prompts read in one pass, and their tokens: bounds the memory of the pass and what padding costs."""
@@ -51,6 +74,7 @@ class EagerSteps:
         shape: Shape | None,
         guessing: Sequence[Row],
         copied: Mapping[Row, Copied] | None,
+        pack: PackRows | None,
         sampling: Sampling,
         keeps: bool,
         beside: Mapping[Row, int],
@@ -66,13 +90,16 @@ class EagerSteps:
         rule = self.rules(shape if shape is not None and guessing else NoDrafter.default_shape)
         guided = any(row.processor is not None for row in rows)  # a guide may plant as many nodes as fit
         chains = [copied.get(row, Copied()) for row in rows] if copied else None
-        drafted = self.slack - 2 if guided else rule.nodes
+        drafted = rule.nodes if pack is None and not guided else self.slack - 2
         nodes = drafted if guessing else max((len(chain.tokens) for chain in chains or ()), default=0)
         assert nodes < self.slack - 1, "a chain would not fit behind a row"
         view = self.state.view(count, drafts=bool(guessing), counted=sampling.penalises)
         edit = None
         if guessing and isinstance(sampling.processor, RowProcessors):
             edit = functools.partial(sampling.processor.guess, guesses=[row in guessing for row in rows])
+        choice = None
+        if pack is not None and shape is not None:
+            choice = Choice(pack, [row if row in guessing else None for row in rows], shape.until)
         drafter = StepDrafter(
             self.drafter,
             view,
@@ -82,6 +109,7 @@ class EagerSteps:
             trims=True,
             deepest=None if self.verifier.flat is None else DEEPEST,
             copied=chains,
+            choice=choice,
             edit=edit,
         )
         cache = self.state.cache.part(0, count)
@@ -109,7 +137,8 @@ class EagerSteps:
             new, accepted, tree = step(rows, cache, sampling, rule, drafter, seen)
             assign(rows, new)
             lines, width = encoded(accepted, new.done, tree).tolist(), accepted.tokens.shape[1]
-        return Launched(lambda: [lines], width, drafter.follows is not None, seen.logits if keeps else None)
+        logits = seen.logits if keeps else None
+        return Launched(lambda: [lines], width, drafter.follows is not None, logits, draft_seconds=drafter.seconds)
 
     def read(self, pieces: Sequence[Piece]) -> None:
         """Read pieces of prompts of different rows, in few passes."""

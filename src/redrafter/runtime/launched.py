@@ -23,6 +23,7 @@ class Launched:
     logits: Tensor | None = None  # (B, N+1, V), kept where a row wants log-probabilities
     late: bool = False  # the results may be read after the next launch
     recording: float = 0.0  # seconds that the launch took to record first
+    draft_seconds: float = 0.0  # of this thread in the draft; of eager steps only
 
     def output(self, results: Results, place: int, row: Row) -> RowOutput:
         """What the steps gave the row that stood at this place."""
@@ -51,6 +52,7 @@ class StepResult:
     size: int  # rows that took part
     seconds: float  # from the end of the step before, or from the launch if nothing was running; no recording
     read: int = 0  # prompt tokens that were read in the same passes
+    draft_seconds: float = 0.0  # of this thread in the draft; of eager steps only
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,7 @@ class Flight:
     read: int = 0
     first: set[Row] = field(default_factory=set)  # rows whose first token comes with this step
     begun: set[Row] = field(default_factory=set)  # rows whose texts the drafter knows after this step
+
+    def result(self, rows: list[tuple[Row, RowOutput]], seconds: float) -> StepResult:
+        """What the step gave these rows, those that are still open."""
+        return StepResult(self.shape, rows, len(self.rows), seconds, self.read, self.launched.draft_seconds)

@@ -112,6 +112,8 @@ class RowOutput:
     """The same for the prompt's tokens from the second on, with the first new token."""
     error: Exception | None = None
     """What the row's logits processor raised."""
+    expected: float = 0.0
+    """Accepted nodes that the planner expected of the step."""
 
 
 def logprobs_of(logits: Tensor, tokens: list[int], top: int) -> Logprobs:

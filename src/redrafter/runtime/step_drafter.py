@@ -1,5 +1,6 @@
 """The drafter as one step of a running batch sees it."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from redrafter.config import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.rules import BeamSearch, Search
+from redrafter.core.rules.beam_search import HostChoice
 from redrafter.core.step import Drafter, Rows
 from redrafter.core.tree import Tree, root_tree, within
 from redrafter.errors import ConfigError
@@ -23,8 +25,8 @@ class StepDrafter:
     follows: the rows (B,) whose texts the drafter knows: they guess where the step `guesses`, and the drafter takes in
     their new tokens. None: the step leaves the drafter behind, and `runtime.state.BatchState.catch_up` makes up for
     that. trims: drop columns of the tree that are empty in all rows, for which the host waits. deepest: depth of the
-    deepest node that is verified. copied: by row, mixed into what the drafter guesses, or verified instead. edit:
-    changes what was guessed.
+    deepest node that is verified. copied: by row, mixed into what the drafter guesses, or verified instead.
+    choice: of the host among the drafter's nodes. edit: changes what was guessed.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class StepDrafter:
         trims: bool = False,
         deepest: int | None = None,
         copied: Sequence[Copied] | None = None,
+        choice: HostChoice | None = None,
         edit: Callable[[Tree], Tree] | None = None,
     ) -> None:
         self.drafter, self.follows, self.guesses = drafter, follows, guesses
-        self.trims, self.deepest, self.copied, self.edit = trims, deepest, copied, edit
+        self.trims, self.deepest, self.copied, self.choice, self.edit = trims, deepest, copied, choice, edit
+        self.seconds = 0.0  # of this thread in the last draft
         self.lengths, self.done, self.history = rows.lengths, rows.done, history
         self.layers = drafter.layers
 
@@ -58,8 +62,12 @@ class StepDrafter:
             return tree if self.edit is None else self.edit(tree)
         if self.copied is not None and isinstance(search, BeamSearch):
             search = replace(search, chain=as_chain(self.copied, last.device))
+        if self.choice is not None and isinstance(search, BeamSearch):
+            search = replace(search, choice=self.choice)
         assert self.follows is not None
+        began = time.thread_time()
         tree = self.drafter.draft(state, last, search)
+        self.seconds = time.thread_time() - began
         most = tree.length if self.deepest is None else min(self.deepest, tree.length)
         if most < tree.length and tree.draft_logits is not None:
             raise ConfigError(

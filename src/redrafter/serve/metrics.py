@@ -56,6 +56,10 @@ class Metrics:
     steps: Counter[str] = field(default_factory=Counter)
     """By shape."""
     step_seconds: float = 0.0
+    expected: float = 0.0
+    """Guesses that the planner expected its steps to accept."""
+    accepted: int = 0
+    """Guesses that the steps it planned accepted."""
     depth_tried: Counter[int] = field(default_factory=Counter)
     depth_accepted: Counter[int] = field(default_factory=Counter)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -65,11 +69,22 @@ class Metrics:
         self.reused_tokens += reused
         self.tokens += 1
 
-    def step(self, shape: Shape | None, rows: Sequence[tuple[int, int]], seconds: float, copied: bool = False) -> None:
+    def step(
+        self,
+        shape: Shape | None,
+        rows: Sequence[tuple[int, int]],
+        seconds: float,
+        copied: bool = False,
+        expected: float = 0.0,
+    ) -> None:
         """A step and, for each of its rows, tokens gained and how many of them were guessed.
 
-        copied: without a draft, tokens copied from the text were verified.
+        copied: without a draft, tokens copied from the text were verified. expected: accepted guesses, by its plan; 0:
+        nothing was guessed, or nothing planned.
         """
+        if expected:
+            self.expected += expected
+            self.accepted += sum(drafted for _, drafted in rows)
         self.step_seconds += seconds
         self.steps[shape.label if shape is not None else "copied" if copied else "plain"] += 1
         for tokens, drafted in rows:
@@ -122,6 +137,9 @@ class Metrics:
         tell("step_seconds_total", "counter", "Time spent in steps.", str(self.step_seconds))
         per_step = sum(self.depth_accepted.values()) / self.drafting_steps + 1 if self.drafting_steps else 1.0
         tell("tokens_per_step", "gauge", "Tokens that a step with guesses gave a row.", str(per_step))
+        about = "Guesses that the planner expected to be accepted; accepted_planned_total counts those that were."
+        tell("accepted_expected_total", "counter", about, str(self.expected))
+        tell("accepted_planned_total", "counter", "Guesses accepted in planned steps.", str(self.accepted))
         values = [f'{{shape="{shape}"}} {count}' for shape, count in sorted(self.steps.items())]
         if values:
             tell("steps_total", "counter", "Steps by shape WxL:N.", *values)

@@ -17,6 +17,7 @@ from typing import Protocol
 from redrafter.bounds import Count, CountOrZero, check
 from redrafter.config import Shape
 from redrafter.errors import ConfigError, RedrafterError
+from redrafter.planning.steps import PlannedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.launched import StepResult
@@ -25,7 +26,6 @@ from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
 from redrafter.serve.past_answers import PastAnswers
 from redrafter.tuning.batch_cost import Interrupted
-from redrafter.tuning.policy import StepPolicy
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Scheduler:
         batch: Batch,
         costs: Chooses,
         limits: Limits | None = None,
-        policy: StepPolicy | None = None,
+        policy: PlannedSteps | None = None,
         past: PastAnswers | None = None,
     ) -> None:
         self.batch, self.costs, self.limits, self.policy = batch, costs, limits or Limits(), policy
@@ -295,7 +295,9 @@ class Scheduler:
         for result in results:
             gained = [(len(output.tokens), output.drafted) for _, output in result.rows if output.steps]
             if gained:  # else all its rows were closed in the meantime, or have just begun
-                self.metrics.step(result.shape, gained, result.seconds, any(output.nodes for _, output in result.rows))
+                copied = any(output.nodes for _, output in result.rows)
+                expected = sum(output.expected for _, output in result.rows)
+                self.metrics.step(result.shape, gained, result.seconds, copied, expected)
             for row, output in result.rows:
                 if not row.open:  # finished by an earlier step of the same results
                     continue
@@ -379,7 +381,7 @@ class Scheduler:
                 job.fail(error)
                 self._ended(job, "failed")
         if self.policy is not None:
-            self.policy.rows.clear()
+            self.policy.planner.rows.clear()
         self.jobs.clear()
         self.reading.clear()
         self.batch.reset()

@@ -11,6 +11,7 @@ import uvicorn
 from redrafter.drafters.traits import recall_of
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
+from redrafter.planning.steps import PlannedSteps, planner_for
 from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.batches import make_batch
@@ -20,14 +21,13 @@ from redrafter.serve.model import Served
 from redrafter.serve.past_answers import PastAnswers
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.policy import Experience, StepPolicy, policy_for
 
 
 def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
     """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them."""
-    policy, drafter = policy_for(engine.drafter, engine.shape, Experience())
+    planner, drafter = planner_for(engine.drafter, engine.shape)
     batch = make_batch(engine, config, engine.shapes, drafter)
-    return build(engine, batch, ShapeChooser(None), config, policy)
+    return build(engine, batch, ShapeChooser(None), config, PlannedSteps(planner))
 
 
 def build(
@@ -35,7 +35,7 @@ def build(
     batch: Batch,
     chooser: ShapeChooser,
     config: ServeConfig,
-    policy: StepPolicy | None = None,
+    policy: PlannedSteps | None = None,
 ) -> Served:
     past = past_answers(engine, config)
     scheduler = Scheduler(

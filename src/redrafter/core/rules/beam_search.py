@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,9 +38,19 @@ class NoiseAhead:
         return self.made
 
 
+class HostChoice(Protocol):
+    """Chooses on the host what a draft is: how far it goes, and which of its nodes are verified."""
+
+    def ends(self, scores: Tensor) -> bool:
+        """Whether the search ends at the depth whose paths have these scores (B, W)."""
+
+    def pack(self, drafted: Beam | Nodes, chain: Chain | None, last: Tensor) -> Tree:
+        """The tree of chosen nodes, in place of the node budget."""
+
+
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam search under the target's noise, then the node budget."""
+    """Beam search under the target's noise, then the node budget, or what the host chooses."""
 
     shape: Shape
     sampling: Sampling
@@ -47,6 +58,7 @@ class BeamSearch:
     seeds: Tensor  # (B,) the noise is made from these
     positions: Tensor  # (B,) of the last tokens
     chain: Chain | None = None  # mixed into what `tree` and `fixed` search
+    choice: HostChoice | None = None
 
     @property
     def visited(self) -> int:
@@ -63,6 +75,7 @@ class BeamSearch:
             noise=self.noise(self.shape.length + 1),
             token_ids=token_ids,
             chain=self.chain,
+            ends=None if self.choice is None else self.choice.ends,
         )
 
     def tree(
@@ -78,8 +91,10 @@ class BeamSearch:
         else:
             noise = self.noise(self.shape.length) if self.sampling.samples else None
             beam = grow(self.shape, self.sampling.temperature, noise, self.chain)
-            if self.shape.width == 1:  # nothing to choose among, and a budget of at most the beam's length
+            if self.shape.width == 1 and self.choice is None:  # nothing to choose among, and the budget is the length
                 return path_tree(last, beam.tokens[:, : self.shape.budget, 0])
+        if self.choice is not None:
+            return self.choice.pack(beam, self.chain, last)
         chain = None if self.chain is None else self.chain.upto(self.shape.budget)
         return self._pack(visited_nodes(beam, chain), last)
 
@@ -92,7 +107,7 @@ class BeamSearch:
                 f"{tuple(scores.shape)}"
             )
         nodes, _ = candidate_nodes(beam, scores)
-        return self._pack(nodes, last)
+        return self._pack(nodes, last) if self.choice is None else self.choice.pack(nodes, None, last)
 
     def fixed(self, logits: Tensor, tree: FixedTree, last: Tensor, token_ids: Tensor | None = None) -> Tree:
         noise = self.noise(tree.length + 1)[:, : tree.length]
@@ -101,7 +116,7 @@ class BeamSearch:
         scale = torch.where(temperature > 0, temperature, 1.0).to(noise.dtype)
         best = (logits[:, : tree.length].to(noise.dtype) / scale + noise).topk(tree.width, dim=-1).indices
         filled = tree.fill(best if token_ids is None else token_ids[best], last)
-        if self.chain is None:
+        if self.chain is None and self.choice is None:
             return filled
 
         def advance(depth: int, tokens: Tensor, _: Tensor) -> tuple[Tensor | None, int]:
@@ -109,7 +124,10 @@ class BeamSearch:
             return here, depth + 1
 
         # A fixed tree has no place for a chain: a row that has one gets the tree of a beam search instead.
-        return select_rows(self.chain.odds[:, 0] > 0, self.tree(advance, 0, last, token_ids), filled)
+        searched = self.tree(advance, 0, last, token_ids)
+        if self.chain is None or self.choice is not None:
+            return searched
+        return select_rows(self.chain.odds[:, 0] > 0, searched, filled)
 
     def _pack(self, nodes: Nodes, last: Tensor) -> Tree:
         tree, _ = pack(nodes, last, self.shape.budget)
