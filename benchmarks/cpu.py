@@ -9,13 +9,13 @@ so their texts are not compared.
 turns: all contenders write a text before any writes the next, for several rounds, so that other load on the machine
 affects them alike. Ratios are of ms per token, prompts included: the median of each text over the rounds, averaged over
 texts; `_low` and `_high` are the smallest and largest ratio of a single round. decode: speculative decoding and a
-drafter of random weights after the first token, at T = 0 and 1; `simulated` is what a choice that knows all
-probabilities gives at the prices of the same run (benchmarks/planned.py). texts: the speculative texts of more prompts
-against transformers' (fp32 weights and activations), which --references keeps for later runs. choices: greedy choices
-with int8 activations (the contenders `int8`) that differ from those with fp32 behind the same text. copying: prompts
-that ask for a corrected copy of their text. prompt: the time until the first token of a long prompt. passes: the time
-of a pass over a few tokens. steps: what steps take besides the target's pass (draft, accept, commit and Python), by
-what they verify. memory: a process that loads the model and writes one text.
+drafter of random weights after the first token, at T = 0 and 1 (`whole_vs_plain`: with the prompts); `simulated` is
+what a choice that knows all probabilities gives at the prices of the same run (benchmarks/planned.py). texts: the
+speculative texts of more prompts against transformers' (fp32 weights and activations), which --references keeps for
+later runs. choices: greedy choices with int8 activations (the contenders `int8`) that differ from those with fp32
+behind the same text. copying: prompts that ask for a corrected copy of their text. prompt: the time until the first
+token of a long prompt. passes: the time of a pass over a few tokens. steps: what steps take besides the target's pass
+(draft, accept, commit and Python), by what they verify. memory: a process that loads the model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -62,6 +62,7 @@ from redrafter.planning.planner import Planner
 from redrafter.planning.steps import PlannedSteps
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
+from redrafter.runtime import eager
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import NAME, default_gguf, default_model
@@ -181,7 +182,7 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
     seconds: dict[tuple[str, int], list[float]] = {}
     passes: list[float] = []
     plans: list[Plan] = []
-    verify, choose, run = engine.target.verify, Planner.choose, PlannedSteps.step
+    verify, choose, run = eager._LogitsKept.verify, Planner.choose, PlannedSteps.step
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -203,7 +204,7 @@ def time_besides_passes(engine: redrafter.Engine, prompts: Prompts, most: int) -
             seconds.setdefault((kind, plan.levels), []).append(besides)
         return found
 
-    patches = ((engine.target, "verify", timed), (Planner, "choose", noted), (PlannedSteps, "step", whole))
+    patches = ((eager._LogitsKept, "verify", timed), (Planner, "choose", noted), (PlannedSteps, "step", whole))
     with contextlib.ExitStack() as stack:
         for where, name, replacement in patches:
             stack.enter_context(mock.patch.object(where, name, replacement))
@@ -231,13 +232,14 @@ def take_turns_decoding(results: Results, engines: dict[str, redrafter.Engine], 
         rows: list[Row] = []
         for i, (category, _) in enumerate(prompts):
             about = {"part": "decode", "prompt": i, "category": category, "temperature": temperature}
-            rows.append(about | {"equal": {}, "steps": {}, "tokens": {}, "ms_per_token": {}})
+            rows.append(about | {"equal": {}, "steps": {}, "tokens": {}, "ms_per_token": {}, "whole_ms_per_token": {}})
         for _ in range(rounds):
             for row, (_, ids) in zip(rows, prompts, strict=True):
                 texts = {}
                 for name, engine in engines.items():
-                    texts[name], ms, row["steps"][name] = _decode(engine, ids, most, temperature)
+                    texts[name], ms, whole, row["steps"][name] = _decode(engine, ids, most, temperature)
                     row["ms_per_token"].setdefault(name, []).append(round(ms, 3))
+                    row["whole_ms_per_token"].setdefault(name, []).append(round(whole, 3))
                     row["tokens"][name] = len(texts[name])
                     row["equal"][name] = row["equal"].get(name, True) and texts[name] == texts["plain"]
                     bar.advance(task)
@@ -245,16 +247,19 @@ def take_turns_decoding(results: Results, engines: dict[str, redrafter.Engine], 
         results.save()
 
 
-def _decode(engine: redrafter.Engine, ids: list[int], most: int, temperature: float) -> tuple[list[int], float, int]:
-    """The text, milliseconds for each token after the first part, and steps."""
+def _decode(
+    engine: redrafter.Engine, ids: list[int], most: int, temperature: float
+) -> tuple[list[int], float, float, int]:
+    """The text, milliseconds for each token after the first part, the same of the whole text, and steps."""
     tokens: list[int] = []
-    began, first, steps = 0.0, 0, 0
+    first, counted, steps, began = 0.0, 0, 0, time.perf_counter()
     for part in engine.stream(ids, max_new_tokens=most, temperature=temperature, seed=1):
         tokens += part.tokens
         steps = part.stats.steps
-        if not began:
-            began, first = time.perf_counter(), len(tokens)
-    return tokens, 1e3 * (time.perf_counter() - began) / max(1, len(tokens) - first), steps
+        if not first:
+            first, counted = time.perf_counter(), len(tokens)
+    ended = time.perf_counter()
+    return tokens, 1e3 * (ended - first) / max(1, len(tokens) - counted), 1e3 * (ended - began) / len(tokens), steps
 
 
 def prices_of(results: Results) -> planned.Prices | None:
@@ -281,6 +286,10 @@ def decoding(results: Results) -> dict[str, float]:
         if not rows:
             continue
         found |= ratio(rows, "plain", "speculative", f"{prefix}decode_vs_plain")
+        whole = [row | {"ms_per_token": row["whole_ms_per_token"]} for row in rows]
+        found |= ratio(whole, "plain", "speculative", f"{prefix}whole_vs_plain")
+        steps, tokens = (sum(row[name]["speculative"] for row in rows) for name in ("steps", "tokens"))
+        found[f"{prefix}decode_tokens_per_step"] = round((tokens - len(rows)) / max(1, steps), 3)
         if "useless" in rows[0]["ms_per_token"]:
             found |= ratio(rows, "plain", "useless", f"{prefix}useless_drafter_vs_plain")
         found[f"{prefix}decode_equal"] = sum(all(row["equal"].values()) for row in rows)

@@ -133,15 +133,14 @@ class Planner:
 
         self.copying = price(1) < MOST
         copying = copy_alone(copied, price)
-        value = sum(copying.expected.values()) - price(copying.nodes)
         if self.shape is None:
             return copying
         sampled = sum(self.rows[row].sampled for row in room)
         width = self.shape.width
         seconds = self.costs.of_draft(len(room), width, self.levels, sampled) + self.costs.after_draft
-        gain = self._gain(room, price(len(room)) / len(room))
+        gain = self._gain(room, copied, price(len(room)) / len(room))
         one, two = (self.costs.of_draft(len(room), width, levels, sampled) for levels in (1, 2))
-        loss = seconds - (gain - value) / rate
+        loss = seconds - gain / rate
         if loss >= 0:
             if self.trials < loss:
                 self.rests = int(min(RESTS, (loss - self.trials) / (plain * TRIALS)))
@@ -182,7 +181,7 @@ class Planner:
                 found = plan.drafted[row].decided(tokens)
                 record.trust.learn(*found)
                 self.trust.learn(*found)
-            if row in plan.drafted:
+            if row in plan.drafted and row not in plan.copied:
                 record.drafts.append(plan.reached[row])
                 record.made += 1
                 if record.made % ONE_OF == 1:
@@ -224,15 +223,22 @@ class Planner:
         trust.first = self.trust.ratio
         return trust.ratio
 
-    def _gain(self, rows: Iterable[Row], node: float) -> float:
-        """What a draft of these rows is worth, in tokens beyond the price of its nodes, each of this price."""
+    def _gain(self, rows: Iterable[Row], copied: Mapping[Row, Copied], node: float) -> float:
+        """What a draft of these rows adds to what was copied, in tokens beyond the price of its nodes.
+
+        node: the price of each. Where a copied token is right, the draft adds nothing.
+        """
 
         def worth_of(drafts: Iterable[list[float]]) -> float:
             return sum(p - node for draft in drafts for p in draft if p > node)
 
         usual = worth_of(self.drafts) / len(self.drafts)
-        records = [self.rows[row].drafts for row in rows]
-        return sum((worth_of(own) + ALL_WEIGHT * usual) / (len(own) + ALL_WEIGHT) for own in records)
+        total = 0.0
+        for row in rows:
+            own = self.rows[row].drafts
+            needed = 1 - copied[row].odds[0] if row in copied else 1.0
+            total += needed * (worth_of(own) + ALL_WEIGHT * usual) / (len(own) + ALL_WEIGHT)
+        return total
 
     def _speed(self, count: int) -> Speed:
         """For this number of rows; at first that of the nearest one."""
