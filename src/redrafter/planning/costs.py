@@ -17,7 +17,7 @@ and of what follows on a draft."""
 ANOTHER, BEYOND, AFTER_DRAFT = 1, 2, 4
 DRAFT = (1.0, 1.0, 0.25, 0.5)
 """First prices of a draft: its beginning, a level, each further beam of a level, and the noise of a sampled level."""
-FIRST_DRAFT = 0.08
+FIRST_DRAFT = 0.11
 """The beginning of a draft relative to a pass over one token, before a draft was measured."""
 
 

@@ -22,7 +22,7 @@ from redrafter.planning.plan import Plan, Ranked, worth
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.row import Row
 
-FIRST_DRAFTS = ((0.9, 0.8, 0.65, 0.5), (0.6, 0.3, 0.1), (0.3,))
+FIRST_DRAFTS = ((0.85, 0.6, 0.4), (0.4, 0.15), (0.2,))
 """Probabilities of drafted nodes that a planner begins with, as if drafts had had them."""
 ROW_DRAFTS, ALL_DRAFTS, ONE_OF = 8, 24, 4
 """Recent drafts of a row that tell what its next one is worth; and of all rows, where one of so many is kept."""
@@ -35,6 +35,10 @@ TRIALS = 0.01
 found out."""
 PER_TEXT = 0.2
 """What they may lose for each new text beside that, in plain steps."""
+LEARN_ALL, LEARN_EVERY = 64, 3
+"""Prices are learned from the first steps and from one of so many later ones: to learn takes time, too."""
+MARGIN = 0.04
+"""What a draft must promise beyond its price, in plain steps: expectations that just pay tend to be too high."""
 RESTS = 6
 """Plain steps, at most, in which nothing is weighed where no draft is near to pay: to weigh takes time as well."""
 COMPARE_EVERY = 64
@@ -95,6 +99,7 @@ class Planner:
         self.speeds: dict[int, Speed] = {}  # by rows
         self.trials = 0.0  # seconds that drafts in vain may take
         self.since_plain = 0
+        self.steps = 0
         self.rests = 0  # steps that need no thought
         self.copying = True  # whether a copied token may pay
         self.rows: dict[Row, RowRecord] = {}
@@ -132,7 +137,7 @@ class Planner:
             return rate * self.costs.more(count, nodes)
 
         self.copying = price(1) < MOST
-        copying = copy_alone(copied, price)
+        copying = copy_alone(copied, price) if copied else Plan()
         if self.shape is None:
             return copying
         sampled = sum(self.rows[row].sampled for row in room)
@@ -140,7 +145,7 @@ class Planner:
         seconds = self.costs.of_draft(len(room), width, self.levels, sampled) + self.costs.after_draft
         gain = self._gain(room, copied, price(len(room)) / len(room))
         one, two = (self.costs.of_draft(len(room), width, levels, sampled) for levels in (1, 2))
-        loss = seconds - gain / rate
+        loss = seconds + MARGIN * plain - gain / rate
         if loss >= 0:
             if self.trials < loss:
                 self.rests = int(min(RESTS, (loss - self.trials) / (plain * TRIALS)))
@@ -200,13 +205,16 @@ class Planner:
         slots: int,
         drafted: bool,
     ) -> None:
-        costs = self.costs
-        costs.learn_pass(seconds[1], count + plan.nodes, slots, drafted)
+        costs, self.steps = self.costs, self.steps + 1
+        learns = self.steps < LEARN_ALL or not self.steps % LEARN_EVERY
+        if learns:
+            costs.learn_pass(seconds[1], count + plan.nodes, slots, drafted)
         plain, step = costs.of_pass(count, slots), costs.of_pass(count + plan.nodes, slots, drafted)
         if drafted:
             assert plan.shape is not None
             about = (len(rows), plan.shape.width, plan.levels, sum(self.rows[row].sampled for row in rows))
-            costs.learn_draft(seconds[0], *about)
+            if learns:
+                costs.learn_draft(seconds[0], *about)
             step += costs.of_draft(*about)
             self.levels += SPEED_RATE * (plan.levels - self.levels)
         expected = sum(plan.expected.values())

@@ -26,9 +26,10 @@ class PlannedSteps:
     def step(self, batch: Batch, rows: Sequence[Row], pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
         """A step of all rows of the batch, planned for those of `rows` that began."""
         known = [row for row in rows if row in self.planner.rows]
-        others = sum(not row.drafts for row in batch.live)
+        live = batch.live
+        others = sum(not row.drafts for row in live)
         room = {row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in known}
-        slots = sum(row.known for row in batch.live)
+        slots = sum(row.known for row in live)
         plan = self.planner.choose(room, others, slots) if known else Plan()
         if plan.shape is not None and not all(row.seen for row in known):
             batch.catch_up(known)  # to read a text for the first time is not what a step costs
@@ -36,9 +37,10 @@ class PlannedSteps:
         results = batch.step(plan.shape, pieces=pieces, copied=plan.copied, pack=plan.pack)
         seconds = time.thread_time() - began
         gained = {row: output.tokens for result in results for row, output in result.rows if row in room}
-        for result in results:
-            for row, output in result.rows:
-                output.expected = plan.expected.get(row, 0.0)
+        if plan.expected:
+            for result in results:
+                for row, output in result.rows:
+                    output.expected = plan.expected.get(row, 0.0)
         whole = not pieces and all(result.size == len(result.rows) == len(gained) + others for result in results)
         drafts = sum(result.draft_seconds for result in results)
         self.planner.learn(plan, gained, (drafts, seconds - drafts) if whole else None, others, slots)
