@@ -294,7 +294,7 @@ def decoding(results: Results) -> dict[str, float]:
             found |= ratio(rows, "plain", "useless", f"{prefix}useless_drafter_vs_plain")
         found[f"{prefix}decode_equal"] = sum(all(row["equal"].values()) for row in rows)
         if prices is not None:
-            simulated = planned.of_oracle(f"t{temperature:.0f}", prices)
+            simulated = float(planned.of_oracle(f"t{temperature:.0f}", prices))
             found[f"{prefix}simulated"] = round(simulated, 3)
             found[f"{prefix}decode_vs_simulated"] = round(found[f"{prefix}decode_vs_plain"] / simulated, 3)
     return found
