@@ -124,6 +124,8 @@ class NetDrafter(ABC, Generic[N]):
     """
 
     gives_probabilities = True
+    about: str | None = None
+    """What a published drafter's files describe, and how it is run."""
 
     def __init__(self, net: N, target: TargetInfo) -> None:
         self.net = move_to_target(net, target)
