@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs/benchmarks.md",
+    ROOT / "docs/drafters.md",
     ROOT / "docs/engines.md",
     ROOT / "docs/mlx.md",
     ROOT / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md",

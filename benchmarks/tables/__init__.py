@@ -79,6 +79,7 @@ BLOCKS: dict[str, Block] = {
     "ablations_gpu": (("ablations_gpu.json",), drafters.ablations),
     "peers": (("peers.json",), drafters.peers),
     "family": (("family.json",), drafters.family),
+    "formats": (("formats.json",), drafters.formats),
     "ngram_odds": (("ngram_odds.json",), drafters.ngram_odds),
     "rules": (("rules.json",), drafters.rules),
     "lengths": (("lengths.json",), drafters.lengths),

@@ -191,6 +191,17 @@ def lengths(result: Result) -> str:
     return "\n".join(lines)
 
 
+def formats(result: Result) -> str:
+    """Published formats, and how far our logits are from their originals'."""
+    lines = ["| format, layout | original | largest relative difference |", "|---|---|---|"]
+    for r in result["rows"]:
+        found = r["difference"]
+        lines.append(
+            f"| {r['format']} | {r['original'] or 'none runs on a CPU'} | {'' if found is None else f'{found:.1e}'} |"
+        )
+    return "\n".join(lines)
+
+
 def ngram_odds(result: Result) -> str:
     """How often a copied token is right, by match length and place in the chain."""
     found = {(r["temperature"], r["match"]): r for r in result["rows"]}

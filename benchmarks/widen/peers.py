@@ -65,15 +65,19 @@ def widen_eagle(drafter: EagleDrafter, target: Target, *, seed: int = 0) -> Eagl
     every, zero_units = torch.arange(wide), torch.arange(config.exit_size)
     heads, units = torch.arange(small.heads * small.head_size), torch.arange(small.exit_size)
     all_heads = torch.arange(config.heads * config.head_size)
+    assert net.fuse is not None
+    assert own.fuse is not None
     pad(net.fuse.weight, own.fuse.weight * scale, hidden, torch.cat([hidden, hidden + wide]), every)
     pad_bias(net.fuse.bias, own.fuse.bias, hidden)
-    pad(net.query.weight, own.query.weight * scale, heads, hidden)
-    pad(net.key.weight, own.key.weight * scale, heads, hidden)
-    pad(net.value.weight, own.value.weight * scale, heads, hidden, all_heads)  # added heads have zero values
-    pad(net.out.weight, own.out.weight, hidden, heads, every)
-    pad(net.gate.weight, own.gate.weight * scale, units, hidden)
-    pad(net.up.weight, own.up.weight * scale, units, hidden, zero_units)
-    pad(net.down.weight, own.down.weight, hidden, units, every)
+    blocks: list[Any] = [net.blocks[0], own.blocks[0]]
+    layer, small_layer = blocks
+    pad(layer.query.weight, small_layer.query.weight * scale, heads, hidden)
+    pad(layer.key.weight, small_layer.key.weight * scale, heads, hidden)
+    pad(layer.value.weight, small_layer.value.weight * scale, heads, hidden, all_heads)  # added heads have zero values
+    pad(layer.out.weight, small_layer.out.weight, hidden, heads, every)
+    pad(layer.gate.weight, small_layer.gate.weight * scale, units, hidden)
+    pad(layer.up.weight, small_layer.up.weight * scale, units, hidden, zero_units)
+    pad(layer.down.weight, small_layer.down.weight, hidden, units, every)
     return EagleDrafter(copy_buffers(own, net), target)
 
 

@@ -25,6 +25,10 @@ class DrafterMismatch(RedrafterError):
     """The drafter was made for a target of another shape or tokenizer."""
 
 
+class UnsupportedDrafter(RedrafterError):
+    """The drafter is of a known kind that is not run here, or guesses nothing of this target's texts."""
+
+
 class CorruptCheckpoint(RedrafterError):
     """A file exists but cannot be read as what it should be."""
 

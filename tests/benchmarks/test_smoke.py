@@ -26,6 +26,7 @@ MEASURING = (
     "equality",
     "exact_gpu",
     "family",
+    "formats",
     "gather",
     "gpu",
     "gpu_small",
@@ -51,9 +52,10 @@ TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
 SLOW = ("cpu_demo", "serve", "serve_start", "server_attack", "versions")
 """Scripts that start another process."""
-ELSEWHERE = ("mlx_cpu", "readme", "vllm_cpu")
+ELSEWHERE = ("mlx_cpu", "originals", "readme", "vllm_cpu")
 """Tested by tests/docs/test_readme.py; where MLX or vLLM is installed by redrafter-mlx/tests/test_benchmark.py and
-tests/interop/test_vllm.py."""
+tests/interop/test_vllm.py. `originals` needs checkouts of other projects; tests/interop/test_published.py reads what it
+made."""
 
 
 def run(name: str, *words: object) -> None:

@@ -47,7 +47,13 @@ def test_the_guesses_are_those_of_the_small_drafter(pair, kind):
 
 @pytest.mark.parametrize(
     ("kind", "part"),
-    [("medusa", "heads.0.into"), ("medusa", "heads.1.out"), ("eagle", "fuse"), ("eagle", "up"), ("eagle", "value")],
+    [
+        ("medusa", "heads.0.into"),
+        ("medusa", "heads.1.out"),
+        ("eagle", "fuse"),
+        ("eagle", "blocks.0.up"),
+        ("eagle", "blocks.0.value"),
+    ],
 )
 def test_the_guesses_twin(pair, kind, part):
     """Wrongly scaled or leaking weights are noticed."""

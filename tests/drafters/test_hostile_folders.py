@@ -96,14 +96,14 @@ def test_sizes_of_another_kind_or_of_no_file(target, tmp_path, kind, value):
     write(tmp_path / "whole", kind, target)
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     sizes = config if kind == "apple" else config["drafter"]
-    optional = {"draft_vocab_size", "rotary_base"} if value is None or value == 1.5 else set()
+    optional = {"draft_vocab_size", "rotary_base", "rotary_scale"} if value is None or value == 1.5 else set()
     names = [name for name, size in sizes.items() if type(size) in (int, float) and name not in optional]
     assert len(names) > 3
     for name in names:
         folder = tmp_path / name
         write(folder, kind, target)
         change(folder, lambda c, name=name: (c if kind == "apple" else c["drafter"]).update({name: value}))
-        if not (kind == "eagle" and name == "rotary_base" and value in (10**12, 2**40)):  # any base is a number
+        if not (kind == "eagle" and name.startswith("rotary_") and value in (10**12, 2**40)):  # any number
             refused(target, folder)
 
 

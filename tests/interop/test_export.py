@@ -115,8 +115,8 @@ def test_other_kinds_and_other_targets_are_refused(target, model, tmp_path):
     export(tmp_path / "ours", tmp_path / "out", "--to", "speculators", "--model", str(model))
     path = tmp_path / "out" / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"speculators_model_type": "eagle3"}))
-    with pytest.raises(CorruptCheckpoint, match="speculators_model_type is 'eagle3'"):
+    path.write_text(json.dumps(config | {"speculators_model_type": "mlp"}))
+    with pytest.raises(CorruptCheckpoint, match="speculators_model_type is 'mlp'"):
         redrafter.load(target.model, drafter=str(tmp_path / "out"))
     path.write_text(json.dumps(config | {"drafter": config["drafter"] | {"vocab_size": 41}}))
     with pytest.raises((CorruptCheckpoint, DrafterMismatch)):

@@ -142,6 +142,7 @@ def run_findings(args: argparse.Namespace) -> list[Finding]:
     return [
         ("would run", f"{found.model} on {found.device} in {dtype}, {found.runtime} runtime", ""),
         ("drafter", describe_drafter(found), ""),
+        *([("its format", found.about, "")] if found.about else []),
         ("faster path", found.kernels, ""),
         ("exactness", f"rule seeded: {found.exactness_text}", ""),
     ]

@@ -124,11 +124,13 @@ class NetDrafter(ABC, Generic[N]):
     """
 
     gives_probabilities = True
+    about: str | None = None
+    """What a published drafter's files describe, and how it is run."""
 
     def __init__(self, net: N, target: TargetInfo) -> None:
         self.net = move_to_target(net, target)
         self.embed = target.input_embedding
-        self.vocabulary = self.net.vocabulary(output_rows(self.net, target))
+        self.vocabulary = self.net.vocabulary(output_rows(self.net, target) if self.net.tied else torch.empty(0))
         self.logits: Callable[[Tensor], Tensor] = lambda x: F.linear(x, self.vocabulary)
 
     @property

@@ -178,6 +178,12 @@ def network(sizes: DrafterConfig, tensors: dict[str, Tensor], folder: Path) -> D
         raise CorruptCheckpoint(f"the drafter {folder} is damaged: {error}") from error
 
 
+def shapes(sizes: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a network of these sizes. Nothing is allocated."""
+    with torch.device("meta"), _Uninitialised(2**63):
+        return {name: tuple(tensor.shape) for name, tensor in make(sizes).state_dict().items()}
+
+
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     own = net.state_dict()
     try:

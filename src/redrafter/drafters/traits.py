@@ -60,3 +60,9 @@ def identity_of(drafter: "Drafter") -> str:
     """A text that is equal for drafters that draft the same: `identity`, by default the name of the class."""
     found = getattr(drafter, "identity", None)
     return found if isinstance(found, str) else f"{type(drafter).__module__}.{type(drafter).__qualname__}"
+
+
+def about(drafter: "Drafter") -> str | None:
+    """What is to be said of a drafter from another project's files: `about`, by default nothing."""
+    found: str | None = getattr(network_of(drafter), "about", None)
+    return found

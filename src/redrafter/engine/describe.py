@@ -19,7 +19,7 @@ from redrafter.drafters.int8 import usable_for
 from redrafter.drafters.load import bind
 from redrafter.drafters.recurrent import RecurrentDrafter
 from redrafter.drafters.recurrent.compiled import compiles
-from redrafter.drafters.traits import drafts
+from redrafter.drafters.traits import about, drafts
 from redrafter.engine.exactness import Exactness, Promise, make_promise, unrecorded
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import WITH_NGRAMS
@@ -39,6 +39,8 @@ class RunDescription:
 
     model: str
     drafter: str
+    about: str | None
+    """What the files of a published drafter describe."""
     shape: Shape | None
     """None is plain decoding."""
     tuned: bool
@@ -174,6 +176,7 @@ def _description(
     return RunDescription(
         model=model,
         drafter=_drafter_name(drafter),
+        about=about(drafter),
         shape=None if plain else shape,
         tuned=tuned,
         runtime=runtime,

@@ -10,7 +10,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.load import bind_own
 from redrafter.drafters.traits import gives_probabilities, network_of
 from redrafter.errors import ConfigError, ModelNotFound
-from redrafter.interop import folders
+from redrafter.interop import conventions, folders, published
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
 
@@ -24,7 +24,8 @@ def resolve_drafter(
     """None or "none", "auto", "recurrent", "ngram", a folder or Hub id (of a drafter or a causal LM), or a drafter.
 
     "recurrent" is the drafter that comes with the package. A name that ends in "+ngram" mixes n-grams into that
-    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram".
+    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram". A
+    folder may be a published drafter of another project, whose conventions are then measured.
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     `trust_remote_code` lets a causal LM's folder run Python code of its own.
     """
@@ -65,6 +66,8 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
             f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
         )
     folder = find(str(drafter))
+    if found := published.read(folder, target):
+        return conventions.choose(found, target)
     if net := folders.read_for(folder, target):
         return bind_own(net, target)
     options = {"trust_remote_code": True} if trusts else {}

@@ -82,7 +82,7 @@ def bits_path(target: Target, compiles: bool) -> Path | None:
     if weights is None:
         return None
     about = {"check": "bits", "compiles": compiles, "weights": weights, "modules": _classes(target.model)} | gpu
-    return _file(about | _key(target, []))
+    return file_for(about | _key(target, []))
 
 
 def _gpu(device: torch.device) -> dict[str, Any] | None:
@@ -158,10 +158,11 @@ def write(path: Path | None, verdict: Any) -> None:
 def _path(target: Target, about: dict[str, str]) -> Path | None:
     """The file of a verdict; None for a model whose files are not known."""
     files = _files(target)
-    return None if files is None else _file(about | _key(target, files))
+    return None if files is None else file_for(about | _key(target, files))
 
 
-def _file(key: dict[str, Any]) -> Path | None:
+def file_for(key: dict[str, Any]) -> Path | None:
+    """The file of a verdict that depends on this; None where there is no cache folder."""
     try:
         return folder() / f"{_digest(key)}.json"
     except CacheUnavailable:

@@ -6,8 +6,8 @@ import torch
 from redrafter import Shape
 from redrafter.core.accept import Accepted
 from redrafter.core.tree import root_tree
+from redrafter.drafters.decoder import Rotary
 from redrafter.drafters.eagle.loss import training_features
-from redrafter.drafters.eagle.network import EagleNet
 from redrafter.drafters.training import LossInput
 from redrafter.targets import load_target
 from redrafter.train.batches import make_batch
@@ -62,13 +62,13 @@ def test_eagle_drafts_as_it_was_trained(at):
 
 
 def test_twin_eagle_with_wrong_positions_does_not(monkeypatch):
-    rotations = EagleNet._rotations
+    rotations = Rotary.forward
     calls = []
 
     def late(self, positions, dtype):
         calls.append(0)
         return rotations(self, positions + (len(calls) > 4 + 1), dtype)  # after training's depths and the prompt
 
-    monkeypatch.setattr(EagleNet, "_rotations", late)
+    monkeypatch.setattr(Rotary, "forward", late)
     trained, drafted = trained_and_drafted(5)
     assert not torch.allclose(trained, drafted, atol=1e-3)

@@ -1,4 +1,4 @@
-"""EAGLE (arXiv 2401.15077): one transformer layer that guesses the target's next hidden state."""
+"""EAGLE (arXiv 2401.15077, 2503.01840): decoder layers that guess features of the next token and read their guesses."""
 
 from redrafter.drafters.eagle.config import EagleConfig
 from redrafter.drafters.eagle.drafter import EagleDrafter

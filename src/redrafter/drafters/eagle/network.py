@@ -1,93 +1,75 @@
-"""EAGLE's network: one transformer layer over pairs of a feature and the token that it chose.
+"""EAGLE's network: decoder layers over pairs of a feature and the token that it chose.
 
-A feature is the target's last hidden state. For each pair the layer guesses the next feature; the target's own head
-makes logits of it. To guess further, the layer reads its own guesses.
+The first feature of a pair comes from the target's hidden states. For each pair the layers guess the next feature, and
+a head makes logits of it. To guess further, the network reads its own guesses.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redrafter.drafters.base import DrafterNet
+from redrafter.drafters.decoder import DecoderLayer, Norm, Rotary
 from redrafter.drafters.eagle.config import EagleConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
+"""(layer, queries, keys, values) -> what attention gives (B, heads, n, size); None ends the pass."""
 
 
 class EagleNet(DrafterNet):
-    """The layer's weights. The caller keeps the keys and values of the pairs so far."""
+    """The layers' weights. The caller keeps the keys and values of the pairs so far."""
 
     config: EagleConfig
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
-        hidden, wide = config.context_size, config.heads * config.head_size
-        self.fuse = nn.Linear(hidden + config.embedding_size, hidden)
-        self.query = nn.Linear(hidden, wide, bias=False)
-        self.key = nn.Linear(hidden, wide, bias=False)
-        self.value = nn.Linear(hidden, wide, bias=False)
-        self.out = nn.Linear(wide, hidden, bias=False)
-        self.gate = nn.Linear(hidden, config.exit_size, bias=False)
-        self.up = nn.Linear(hidden, config.exit_size, bias=False)
-        self.down = nn.Linear(config.exit_size, hidden, bias=False)
-        for layer in (self.out, self.down):
-            nn.init.zeros_(layer.weight)
+        width, pair = config.features, config.features + config.embedded
+        states = {"none": 0, "whole": 1, "each": len(config.layers)}[config.context_norm]
+        self.context_norms = nn.ModuleList(Norm(config.context_size // states, config) for _ in range(states))
+        self.project = nn.Linear(config.context_size, width, bias=False) if config.projected else None
+        self.embedding = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
+        self.feature_norm, self.embedding_norm = Norm(width, config), Norm(config.embedded, config)
+        self.fuse = None if config.joined else nn.Linear(pair, width)
+        self.rotary = Rotary(config)
+        self.blocks = nn.ModuleList(
+            DecoderLayer(config, width, pair if config.joined and i == 0 else None) for i in range(config.blocks)
+        )
+        self.norm = Norm(width, config) if config.last_norm else None
+        self.head = nn.Linear(width, config.guessable, bias=False) if config.head == "own" else None
 
-    def pairs(self, feature: Tensor, embedding: Tensor) -> Tensor:
-        """Features (B, n, hidden) and the embeddings of the tokens they chose -> the layer's input (B, n, hidden)."""
-        pair: Tensor = self.fuse(torch.cat([_unit(feature), _unit(embedding)], -1))
-        return pair
+    def vocabulary(self, output_embedding: Tensor) -> Tensor:
+        return output_embedding if self.head is None else self.head.weight
 
-    def attention(self, pair: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs (B, n, hidden) at positions (B, n) -> queries, keys, values, each (B, heads, n, size)."""
-        x = _unit(pair)
-        query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        cos, sin = self._rotations(positions, x.dtype)
-        return _rotate(query, cos, sin), _rotate(key, cos, sin), value
+    def first_features(self, context: Tensor) -> Tensor:
+        """The target's hidden states (..., C) -> features (..., width)."""
+        if self.context_norms:
+            each = context.chunk(len(self.context_norms), -1)
+            context = torch.cat([norm(x) for norm, x in zip(self.context_norms, each, strict=True)], -1)
+        return context if self.project is None else self.project(context)
 
-    def feature(self, pair: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: attention's output (B, heads, n, size) -> the guessed features (B, n, hidden)."""
-        pair = pair + self.out(attended.transpose(1, 2).flatten(2))
-        x = _unit(pair)
-        guess: Tensor = pair + self.down(F.silu(self.gate(x)) * self.up(x))
-        return guess
+    def run(self, feature: Tensor, embedding: Tensor, positions: Tensor, attend: Attend) -> Tensor | None:
+        """Pairs (B, n, ·) at positions (B, n) -> the last layer's output (B, n, width); None if `attend` ended it."""
+        normed = self.feature_norm(feature)
+        pair = torch.cat([self.embedding_norm(embedding), normed], -1)
+        stream = normed if self.config.residual == "normed" else feature
+        if self.fuse is not None:
+            stream = self.fuse(pair)
+        turn = self.rotary(positions, pair.dtype)
+        layers: Iterable[Any] = self.blocks
+        for i, layer in enumerate(layers):
+            x = pair if i == 0 and self.config.joined else layer.norm(stream)
+            attended = attend(i, *layer.attention(x, turn))
+            if attended is None:
+                return None
+            stream = layer.finish(stream, attended)
+        return stream
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.config.heads, self.config.head_size).transpose(1, 2)
+    def next_features(self, output: Tensor) -> Tensor:
+        """The last layer's output -> the features of the next pairs."""
+        return self.for_head(output) if self.config.recycled == "normed" else output
 
-    def _rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary angles, (B, 1, n, size / 2) each."""
-        exact = torch.promote_types(dtype, torch.float32)
-        half = torch.arange(0, self.config.head_size, 2, device=positions.device, dtype=exact)
-        angle = positions[:, None, :, None] * self.config.rotary_base ** (-half / self.config.head_size)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def attend(query: Tensor, *parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Attention of queries (B, heads, n, size) over several parts: keys, values and visibility (B, n, m) each.
-
-    The result is that of one attention over all parts. The keys in a cache need not be copied next to those of a few
-    guesses.
-
-    >>> q, k, v = (torch.randn(1, 1, 3, 2) for _ in range(3))
-    >>> seen = torch.ones(1, 3, 3, dtype=torch.bool)
-    >>> halves = [(k[:, :, a:b], v[:, :, a:b], seen[..., a:b]) for a, b in ((0, 1), (1, 3))]
-    >>> torch.allclose(attend(q, *halves), F.scaled_dot_product_attention(q, k, v), atol=1e-6)
-    True
-    """
-    exact = torch.promote_types(query.dtype, torch.float32)
-    scores = [
-        (query @ keys.transpose(2, 3)).to(exact).masked_fill(~visible[:, None], -torch.inf)
-        for keys, _, visible in parts
-    ]
-    weights = (torch.cat(scores, -1) * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
-    shares = weights.split([keys.shape[2] for keys, _, _ in parts], -1)
-    attended = [share @ values for share, (_, values, _) in zip(shares, parts, strict=True)]
-    return torch.stack(attended).sum(0) if len(attended) > 1 else attended[0]
-
-
-def _unit(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:])
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    def for_head(self, output: Tensor) -> Tensor:
+        """The last layer's output -> what the vocabulary turns into logits."""
+        return output if self.norm is None else self.norm(output)

@@ -1,0 +1,152 @@
+"""Runs the original implementations of drafters on the tiny checkpoints: the golden values of `benchmarks/formats.py`.
+
+    python benchmarks/originals.py --checkouts FOLDER
+
+FOLDER holds checkouts of the public repositories, each in a folder with the repository's name (EAGLE, SpecForge, ...).
+Their code is imported from there, and none of it is kept here. An original that cannot be imported is left out.
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as `python benchmarks/originals.py`
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import importlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import bare_arguments
+from benchmarks.formats import GOLDEN
+from benchmarks.tiny_drafters import DRAFT_VOCAB, PROMPT, TINY, VOCAB, WIDTH, Tiny, TinyTarget, states, text
+
+STEPS = 3
+
+
+def eagle3(tiny: Tiny) -> Tensor:
+    """EAGLE, eagle/model/cnets.py: `Model`."""
+    module = _imported("eagle.model.cnets")
+    config = SimpleNamespace(**tiny.config, pad_token_id=None, pretraining_tp=1)
+    model = module.Model(config).float().eval()
+    embedding = {"embed_tokens.weight": TinyTarget().input_embedding.weight}
+    model.load_state_dict(tiny.tensors | embedding)
+    model.reset()
+    tokens, hidden = text(), states(3)
+    out, cache = model(hidden[:, :PROMPT], input_ids=tokens[:, 1 : PROMPT + 1], use_cache=True)
+    logits = []
+    for step in range(STEPS):
+        logits.append(model.lm_head(model.norm(out[:, -1])))
+        at = PROMPT + 1 + step
+        out, cache = model(out[:, -1:], input_ids=tokens[:, at : at + 1], past_key_values=cache, use_cache=True)
+    return torch.cat(logits)
+
+
+def specforge(tiny: Tiny) -> Tensor:
+    """SpecForge, specforge/modeling/draft/llama3_eagle.py: `LlamaForCausalLMEagle3`, as its trainer unrolls it."""
+    from transformers import LlamaConfig
+
+    module = _imported("specforge.modeling.draft.llama3_eagle")
+    rope = tiny.config["rope_scaling"] | {"rope_theta": tiny.config["rope_theta"]}
+    plain = {k: v for k, v in tiny.config.items() if k not in ("rope_scaling", "rope_theta")}
+    config = LlamaConfig(**plain, rope_parameters=rope, pad_token_id=None)
+    model = module.LlamaForCausalLMEagle3(config, attention_backend="sdpa").float().eval()
+    embedding = {"embed_tokens.weight": TinyTarget().input_embedding.weight}
+    model.load_state_dict(tiny.tensors | embedding)
+    tokens = text()
+    hidden = model.project_hidden_states(states(3)[:, :PROMPT])
+    mask = module.prepare_decoder_attention_mask(torch.ones(1, PROMPT, dtype=torch.bool), (1, PROMPT), hidden, 0)
+    cache: list[list[Tensor]] = [[], []]
+    logits = []
+    for step in range(STEPS):
+        hidden = model.backbone(
+            input_embeds=model.embed_input_ids(tokens[:, 1 + step : PROMPT + 1 + step]),
+            hidden_states=hidden,
+            cache_hidden=cache,
+            attention_mask=mask,
+            position_ids=torch.arange(PROMPT)[None],
+        )
+        logits.append(model.compute_logits(hidden)[:, -1])
+    return torch.cat(logits)
+
+
+def speculators_eagle3(tiny: Tiny) -> Tensor:
+    """speculators, src/speculators/models/eagle3/core.py: `Eagle3DraftModel`."""
+    module = _imported("speculators.models.eagle3.core")
+    model = _speculator(module.Eagle3DraftModel, module.Eagle3SpeculatorConfig, tiny)
+    found = _outputs_of(model.lm_head)
+    tokens = text()[:, 1:]  # its texts come shifted
+    model(
+        hidden_states=states(3)[:, :-1],
+        input_ids=tokens,
+        document_ids=torch.zeros_like(tokens),
+        ttt_steps=STEPS,
+    )
+    return torch.cat([out[:, PROMPT - 1] for out in found])
+
+
+def _speculator(model: Any, config: Any, tiny: Tiny) -> Any:
+    described = config(**{k: v for k, v in tiny.config.items() if k != "architectures"})
+    described.transformer_layer_config._attn_implementation = "sdpa"  # its eager masks let guesses see others
+    made = model(described).float().eval()
+    missing, extra = made.load_state_dict(tiny.tensors, strict=False)
+    assert not extra, extra
+    assert all(name.startswith(("verifier_", "embed_tokens", "lm_head")) for name in missing), missing
+    return made
+
+
+def _imported(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _outputs_of(module: Any) -> list[Tensor]:
+    """What the module gives from now on."""
+    found: list[Tensor] = []
+    module.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+    return found
+
+
+ORIGINALS: dict[str, tuple[str, Callable[[Tiny], Tensor]]] = {
+    "EAGLE-3, EAGLE": ("EAGLE", eagle3),
+    "EAGLE-3, SpecForge": ("SpecForge", specforge),
+    "EAGLE-3, speculators": ("speculators/src", speculators_eagle3),
+}
+"""Name of a format -> where in the checkouts its original is, and what runs it."""
+
+
+def _stand_in() -> None:
+    """For what `speculators` imports and a forward pass does not need: its own metadata, and its data loaders."""
+    known = importlib.metadata.version
+    stand_in: Any = lambda name: "0" if name == "speculators" else known(name)  # noqa: E731
+    importlib.metadata.version = stand_in
+    for name in ("datasets", "hs_connectors"):
+        sys.modules.setdefault(name, MagicMock())
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = bare_arguments(__doc__)
+    parser.add_argument("--checkouts", type=Path, required=True, help="folder with the repositories")
+    args = parser.parse_args()
+    _stand_in()
+    golden = {}
+    for name, (folder, run) in ORIGINALS.items():
+        sys.path.insert(0, str(args.checkouts / folder))
+        logits = run(TINY[name]())
+        sys.path.pop(0)
+        assert logits.shape[0] == STEPS
+        assert logits.shape[1] in (VOCAB, DRAFT_VOCAB, WIDTH)
+        about = " ".join((run.__doc__ or "").split()).rstrip(".")
+        golden[name] = {"original": about, "logits": [[float(f"{x:.7g}") for x in row] for row in logits.tolist()]}
+        print(f"{name}: {about}")
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
