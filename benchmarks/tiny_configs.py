@@ -64,7 +64,7 @@ NAMES = (
     (
         2,
         "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k linear_num_key_heads "
-        "index_n_heads n_groups mamba_n_groups mamba_ngroups o_groups mamba_num_groups",
+        "n_groups mamba_n_groups mamba_ngroups o_groups mamba_num_groups",
     ),
     (
         8,
@@ -72,7 +72,7 @@ NAMES = (
     ),
     (
         16,
-        "kv_lora_rank q_lora_rank index_head_dim qk_head_dim",
+        "kv_lora_rank q_lora_rank index_head_dim qk_head_dim index_n_heads",
     ),
     (
         1,
@@ -100,13 +100,13 @@ MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8}
 SLIDING = ["sliding_attention", "full_attention"] * 2
 CONV = ["conv", "full_attention"] * 2
 SHARED = ["linear_attention", "hybrid"] * 2
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "codegen": {"rotary_dim": 4},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE | {"mrope_section": [2, 1, 1]}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": MROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "dots1": {"n_shared_experts": 1, "num_local_experts": 4, "layer_types": SLIDING},
     "falcon_h1": MAMBA,
@@ -122,12 +122,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": CONV},
     "lfm2_moe": {"layer_types": CONV},
+    "llama4_text": {"floor_scale": 4},  # at 8192, no prompt here would be long enough to see it
     "longcat_flash": {"num_layers": 2, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
+    "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "qwen2_vl_text": {"rope_parameters": MROPE},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_hidden_layers": 2, "num_buckets": 2},
     "xlstm": {"num_blocks": 4, "hidden_size": 64, "embedding_dim": 64},
     "xmod": {"default_language": "en_XX"},
@@ -141,6 +144,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 
 def tiny_kwargs(config_class: Any) -> dict[str, Any]:
     """Arguments for small sizes, for a configuration and those in it."""
+    from transformers import CONFIG_MAPPING
+
     fields = config_class().to_dict()
     made: dict[str, Any] = {}
     free = VOCAB - 1
@@ -159,8 +164,10 @@ def tiny_kwargs(config_class: Any) -> dict[str, Any]:
     if "is_decoder" in fields:
         made["is_decoder"] = True
     for name, part in getattr(config_class, "sub_configs", {}).items():
-        if isinstance(fields.get(name), dict) and hasattr(part, "sub_configs") and part.__name__ != "AutoConfig":
-            made[name] = tiny_kwargs(part)
+        if isinstance(inner := fields.get(name), dict):
+            kind = inner["model_type"]
+            part = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else part
+            made[name] = {"model_type": kind} | tiny_kwargs(part)
     return merged(made, EXCEPTIONS.get(config_class.model_type, {}))
 
 
