@@ -50,7 +50,7 @@ TABLES = {"ablations": drafters.ablations, "peers": drafters.peers, "table1": dr
 """Tables of results whose columns depend on the options of a run."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
-SLOW = ("cpu_demo", "serve", "serve_start", "server_attack", "versions")
+SLOW = ("architectures", "cpu_demo", "serve", "serve_start", "server_attack", "versions")
 """Scripts that start another process."""
 ELSEWHERE = ("mlx_cpu", "originals", "readme", "vllm_cpu")
 """Tested by tests/docs/test_readme.py; where MLX or vLLM is installed by redrafter-mlx/tests/test_benchmark.py and

@@ -8,28 +8,37 @@ import torch
 from torch import Tensor
 
 from redrafter.errors import UnsupportedTarget
-from redrafter.kernels.tree_attention.naive import WINDOW
+from redrafter.kernels.tree_attention.naive import INDEX, WINDOW
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED, INDEXED = "full_attention", "sliding_attention", "chunked_attention", "indexed_attention"
+"""Kinds of layers in transformers' words. An indexed layer is shown all keys, and attends to those that it selects."""
+KEPT_INSTEAD = {
+    "conv": "the last inputs of a convolution",
+    "compressed_sparse_attention": "keys that stand for several tokens",
+    "heavily_compressed_attention": "keys that stand for several tokens",
+}
+"""What layers of other kinds keep instead of keys for each token; those that are not here keep a recurrent state."""
 
 
 class AttentionPlan:
-    """The kinds of attention layers in a model's config, and the sliding window if there is one."""
+    """The kinds of attention layers in a model's config, and the size of its sliding window and of its chunks."""
 
     def __init__(self, config: Any) -> None:
-        window = getattr(config, "sliding_window", None)
+        window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
-            # Without a list per layer, a model with a window applies it everywhere.
-            kinds = [SLIDING if window is not None else FULL]
+            # Without a list per layer, a model with a window or chunks has them everywhere.
+            kinds = [SLIDING if window is not None else CHUNKED if chunk is not None else FULL]
         for kind in kinds:
-            if kind not in (FULL, SLIDING):
+            if kind not in (FULL, SLIDING, CHUNKED, INDEXED):
                 raise UnsupportedTarget(
-                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token or shows them in "
-                    "chunks, so a tree cannot be verified; use a model with full and sliding attention only"
+                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token but "
+                    f"{KEPT_INSTEAD.get(kind, 'a recurrent state')}, which each node of a tree would need for itself; "
+                    "use a model with full, sliding, chunked or indexed attention only"
                 )
         self.kinds = set(kinds)
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
+        self.chunk = int(chunk) if CHUNKED in self.kinds and chunk is not None else None
 
     def masks(
         self, visible: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
@@ -39,11 +48,14 @@ class AttentionPlan:
         One 4D float mask, or one per kind of layer for a model that mixes them.
         """
         full = _additive(visible, dtype)
-        if self.window is None:
-            return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
-        near = positions[:, :, None] - key_positions[:, None, :] < self.window
-        sliding = _additive(visible & near, dtype)
-        return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
+        masks = dict.fromkeys(self.kinds, full)
+        if self.window is not None:
+            near = positions[:, :, None] - key_positions[:, None, :] < self.window
+            masks[SLIDING] = _additive(visible & near, dtype)
+        if self.chunk is not None:
+            beside = positions[:, :, None] // self.chunk == key_positions[:, None, :] // self.chunk
+            masks[CHUNKED] = _additive(visible & beside, dtype)
+        return self._as_model_takes(masks)
 
     def lines(self, lines: Tensor) -> Tensor | dict[str, Tensor]:
         """The lines (T, ...) of a flat pass as the model's `attention_mask`, one for each kind of layer that it mixes.
@@ -51,11 +63,17 @@ class AttentionPlan:
         The masks have four axes because transformers passes such a mask to attention unchanged.
         """
         full = lines[None, None]
-        if self.window is None:
-            return full if len(self.kinds) == 1 else dict.fromkeys(self.kinds, full)
-        sliding = full.clone()
-        sliding[..., WINDOW] = self.window
-        return sliding if self.kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
+        masks = dict.fromkeys(self.kinds, full)
+        if self.window is not None:
+            masks[SLIDING] = full.clone()
+            masks[SLIDING][..., WINDOW] = self.window
+        if self.chunk is not None:  # a token's window reaches back to the beginning of its chunk
+            masks[CHUNKED] = full.clone()
+            masks[CHUNKED][..., WINDOW] = full[..., INDEX] % self.chunk + 1
+        return self._as_model_takes(masks)
+
+    def _as_model_takes(self, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        return masks if len(masks) > 1 else masks.popitem()[1]
 
 
 def attention_implementations(model: Any) -> dict[str, str]:

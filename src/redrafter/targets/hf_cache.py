@@ -25,6 +25,15 @@ class HFCacheLayer(CacheLayerMixin):
         keys, values = self.kv.write(self.layer, key_states, value_states, self.slots)
         return keys[:, :, : self.extent], values[:, :, : self.extent]
 
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """The keys (B, n, D) by which a layer with indexed attention selects -> those of all slots.
+
+        The KV cache keeps them as one more layer, below the model's, whose values have no size.
+        """
+        keys = indexer_key_states[:, None]
+        stored, _ = self.kv.write(-1 - self.layer, keys, keys[..., :0], self.slots)
+        return stored[:, 0, : self.extent]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.extent, 0
 

@@ -186,9 +186,23 @@ def _far_gaps(target: Target) -> tuple[float, float]:
         cache = HFCache(KVCache(slots=4), target.layer_count, slots, 4, length)
         return target.run(tokens, positions, masks, cache, ())[0].flatten(0, 1)
 
-    own = target.model(input_ids=tokens, position_ids=positions, use_cache=False).logits.to(target.device)
+    if target.scales:  # without a cache, such a model takes every text to begin at 0
+        own = torch.cat([_after(target, tokens[i : i + 1], start) for i, start in enumerate(starts)])
+    else:
+        own = target.model(input_ids=tokens, position_ids=positions, use_cache=False).logits.to(target.device)
     first = run(0)
     return _relative_gap(own.flatten(0, 1), first), max(_relative_gap(first, run(length)) for length in starts[1:])
+
+
+def _after(target: Target, tokens: Tensor, start: int) -> Tensor:
+    """Logits of tokens (1, n), which see each other alone, by the bare model: its cache reports `start` tokens."""
+    slots = torch.arange(tokens.shape[1], device=target.device)[None]
+    visible = slots[:, :, None] >= slots[:, None]
+    masks = target.attention.masks(visible, start + slots, start + slots, target.dtype)
+    cache = HFCache(KVCache(slots=tokens.shape[1]), target.layer_count, slots, tokens.shape[1], start)
+    out = target.model(input_ids=tokens, position_ids=start + slots, attention_mask=masks, past_key_values=cache)
+    logits: Tensor = out.logits.to(target.device)
+    return logits
 
 
 def check_with_fallback(target: Target) -> None:

@@ -15,6 +15,7 @@ from redrafter.core.cache import KVCache, slot_positions, tree_visibility
 from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
+from redrafter.targets.by_position import scaled, scaling_attentions
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
@@ -75,6 +76,7 @@ class Target:
         self.config = model.config.get_text_config()
         self.name: str = name or getattr(model.config, "_name_or_path", "") or self.config.model_type
         self.attention = AttentionPlan(self.config)
+        self.scales = scaling_attentions(model)
         self.layer_count: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
         self.max_positions: int = getattr(self.config, "max_position_embeddings", None) or UNBOUNDED
@@ -179,15 +181,16 @@ class Target:
         extra = dict(self._extra)
         if keep is not None and extra:
             extra["logits_to_keep"] = keep
-        out = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-            output_hidden_states=len(layers) > 0,
-            **extra,
-        )
+        with scaled(self.scales, positions):
+            out = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=len(layers) > 0,
+                **extra,
+            )
         logits = out.logits.to(self.device)
         if keep is not None and not extra:
             logits = logits[:, keep]

@@ -16,6 +16,7 @@ from redrafter.core.cache import KVCache
 from redrafter.core.flat import Flat, Piece, of_pieces, of_trees
 from redrafter.core.transfer import put
 from redrafter.core.tree import Tree
+from redrafter.errors import UnsupportedTarget
 from redrafter.targets.cuda.fused_qkv import replaced, stack_linears
 from redrafter.targets.cuda.layer_compile import LayerForwards
 from redrafter.targets.cuda.tree_attention import PassThroughCache, active, use_tree_attention
@@ -32,6 +33,8 @@ class TreeTarget:
         self, target: Target, compiles: bool = False, same_bits: bool | None = None, verdict: Path | None = None
     ) -> None:
         """verdict: the file that keeps what a trial of `same_bits` finds."""
+        if target.scales:
+            raise UnsupportedTarget("the tree kernel does not scale queries by their positions")
         self.target = target
         self.same_bits = same_bits
         self.verdict = verdict
