@@ -12,10 +12,11 @@ texts; `_low` and `_high` are the smallest and largest ratio of a single round. 
 drafter of random weights after the first token, at T = 0 and 1 (`whole_vs_plain`: with the prompts); `simulated` is
 what a choice that knows all probabilities gives at the prices of the same run (benchmarks/planned.py). texts: the
 speculative texts of more prompts against transformers' (fp32 weights and activations), which --references keeps for
-later runs. choices: greedy choices with int8 activations (the contenders `int8`) that differ from those with fp32
-behind the same text. copying: prompts that ask for a corrected copy of their text. prompt: the time until the first
-token of a long prompt. passes: the time of a pass over a few tokens. steps: what steps take besides the target's pass
-(draft, accept, commit and Python), by what they verify. memory: a process that loads the model and writes one text.
+later runs. choices: greedy choices with int16 activations (the default) and int8 (the contenders `int8`) that differ
+from those with fp32 behind the same text. copying: prompts that ask for a corrected copy of their text. prompt: the
+time until the first token of a long prompt. passes: the time of a pass over a few tokens. steps: what steps take
+besides the target's pass (draft, accept, commit and Python), by what they verify. memory: a process that loads the
+model and writes one text.
 
 Results are saved after each round. With --resume, a run continues where the results file ends.
 """
@@ -84,7 +85,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 ARTICLES = HERE / "data" / "cnn_dm.jsonl"
 COPY, COPIED_WORDS = "Fix the spelling and give me back the whole text: ", 80
 CHOICES = 2048
-"""Greedy choices, at least, that are compared between int8 and fp32 activations."""
+"""Greedy choices, at least, that are compared with those of fp32 activations."""
 FEW_STEPS = 5
 """Steps of a kind that are too few for a median."""
 LONG = 512
@@ -339,9 +340,10 @@ def headline(results: Results) -> dict[str, float]:
         found |= {f"ms_{name}": round(mean_ms(turns, name), 3) for name in names}
         found |= {"equal": sum(all(row["equal"].values()) for row in turns), "texts": len(turns)}
         if "int8" in names:
-            found |= ratio(turns, "speculative", "int8", "int8_vs_fp32")
+            found |= ratio(turns, "speculative", "int8", "int8_vs_int16")
     for row in results.part("choices"):
-        found["int8_differing_choices"] = row["differ"] / row["choices"]
+        found |= {f"{name}_differing_choices": differ / row["choices"] for name, differ in row["differ"].items()}
+        found |= {f"{name}_furthest_logit": furthest for name, furthest in row["furthest"].items()}
     if texts := results.part("texts"):
         found |= {"equal_to_transformers": sum(row["equal"] for row in texts), "transformers_texts": len(texts)}
         found["transformers_ties"] = sum(bool(row["difference"] and row["difference"]["tie"]) for row in texts)
@@ -351,7 +353,7 @@ def headline(results: Results) -> dict[str, float]:
     if prompt := results.part("prompt"):
         found["ms_prompt"] = round(mean_ms(prompt, "plain"), 1)
         if "int8_plain" in prompt[0]["ms_per_token"]:
-            found |= ratio(prompt, "plain", "int8_plain", "prompt_int8_vs_fp32")
+            found |= ratio(prompt, "plain", "int8_plain", "prompt_int8_vs_int16")
         for name in ENGINES:
             if name in prompt[0]["ms_per_token"]:
                 found |= ratio(prompt, name, "plain", f"prompt_vs_{name}")
@@ -460,8 +462,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         more = [(q.category, chat(q.text)) for q in read_questions(args.questions, args.texts)]
         if "choices" in args.parts and not results.part("choices") and isinstance(engine.target, PackedTarget):
             texts = ((ids, plain(ids, args.text_tokens)[0]) for _, ids in more)
-            differ, choices = compare_choices(engine.target, texts, CHOICES)
-            results.rows.append({"part": "choices", "choices": choices, "differ": differ})
+            results.rows.append({"part": "choices"} | compare_choices(engine.target, texts, CHOICES))
         if "texts" in args.parts:
             other = writers["transformers"]
             if args.references is not None:

@@ -14,6 +14,8 @@ from redrafter.core.cache import KVCache
 from redrafter.results import versions
 from redrafter.targets.cpu.packed_target import PackedTarget
 
+ROUNDED = ("int8", "int16")
+"""Activations that are compared with fp32; the last is what the target had before."""
 Writer = Callable[[list[int], int], tuple[list[int], float, int]]
 """Token ids of a prompt, at most this many new tokens -> new tokens, seconds, steps."""
 
@@ -33,35 +35,38 @@ def with_int8_activations(engine: redrafter.Engine, target: PackedTarget, adapts
     write = ours(redrafter.Engine(target, engine.drafter, shape=engine.shape, adapts=adapts))
 
     def written(ids: list[int], most: int) -> tuple[list[int], float, int]:
+        usual = target.activations
         target.use_activations("int8")
         try:
             return write(ids, most)
         finally:
-            target.use_activations("fp32")
+            target.use_activations(usual)
 
     return written
 
 
 @torch.no_grad()
-def compare_choices(target: PackedTarget, texts: Iterable[tuple[list[int], list[int]]], most: int) -> tuple[int, int]:
-    """Greedy choices that differ between int8 and fp32 activations behind the same texts, and how many were compared.
+def compare_choices(target: PackedTarget, texts: Iterable[tuple[list[int], list[int]]], most: int) -> dict[str, Any]:
+    """Greedy choices with rounded activations that differ from those with fp32 behind the same texts; all choices.
 
-    `texts`: prompts, and what plain decoding with fp32 activations wrote. No text is taken after `most` choices.
+    Also the largest difference of a logit. `texts`: prompts, and what plain decoding with int16 activations wrote. No
+    text is taken after `most` choices.
     """
-    differ = total = 0
+    differ, furthest, total = dict.fromkeys(ROUNDED, 0), dict.fromkeys(ROUNDED, 0.0), 0
     for ids, text in texts:
         whole, keep = torch.tensor([ids + text[:-1]]), torch.arange(len(ids) - 1, len(ids) + len(text) - 1)
-        chosen = {}
-        for name in ("int8", "fp32"):  # fp32 last: it is what the target had before
+        logits = {}
+        for name in ("fp32", *ROUNDED):
             target.use_activations(name)
-            logits, _ = target.read(whole, 0, KVCache(slots=whole.shape[1]), (), keep)
-            chosen[name] = logits[0].argmax(-1)
-        assert chosen["fp32"].tolist() == text, "plain decoding chose other tokens"
-        differ += int((chosen["int8"] != chosen["fp32"]).sum())
+            logits[name] = target.read(whole, 0, KVCache(slots=whole.shape[1]), (), keep)[0][0]
+        assert logits["int16"].argmax(-1).tolist() == text, "plain decoding chose other tokens"
+        for name in ROUNDED:
+            differ[name] += int((logits[name].argmax(-1) != logits["fp32"].argmax(-1)).sum())
+            furthest[name] = max(furthest[name], float((logits[name] - logits["fp32"]).abs().max()))
         total += len(keep)
         if total >= most:
             break
-    return differ, total
+    return {"choices": total, "differ": differ, "furthest": furthest}
 
 
 def transformers_generate(model_folder: Path) -> Writer:

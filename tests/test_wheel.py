@@ -87,7 +87,7 @@ import shutil, redrafter
 from redrafter.kernels.cpu import library
 assert not shutil.which("g++") and not shutil.which("clang++")
 engine = redrafter.load(device="cpu")
-assert engine.target.forward_kind == "packed"
+assert engine.target.forward_kind == "packed, int16 activations"
 assert "prebuilt" in library.library()._name
 sides, options = (engine, engine.plain()), {"max_new_tokens": 12, "ignore_eos": True}
 texts = [side.generate("Why is the sky blue?", **options).text for side in sides]

@@ -228,7 +228,7 @@ LOADS = [
     ({"threads": "2"}, "threads must be a whole number, got '2'"),
     ({"threads": True}, "threads must be a whole number, got True"),
     ({"kv_dtype": None}, "kv_dtype must be one of fp32, fp16, int8, got None"),
-    ({"activations": 8}, "activations must be one of fp32, int8, got 8"),
+    ({"activations": 8}, "activations must be one of int16, int8, fp32, got 8"),
     ({"model": 5}, "a model is a name, a folder, a GGUF file or a causal LM of transformers, not 5"),
     ({"model": torch.nn.Linear(1, 1)}, "not Linear("),
     ({"model": b"x"}, "not b'x'"),

@@ -64,8 +64,8 @@ def products() -> Results:
         yield f"rows of {name}", packed.take(torch.arange(37))
         for n in COUNTS:
             x = tensor(n, 96) * 3
-            for rounded in (False, True):
-                yield f"{n} times {name}, rounded: {rounded}", packed.multiply(x, rounded=rounded)
+            for bits in (0, 8, 16):
+                yield f"{n} times {name}, {bits} bits", packed.multiply(x, bits=bits)
     extreme = np.concatenate([floats(40, 128) * 10.0**power for power in (-6, 0, 3)]).astype(np.float32)
     for bits in (4, 8):
         made = quantise(extreme, bits)  # type: ignore[arg-type]
@@ -118,20 +118,20 @@ def passes() -> Results:
         rotations = [(tensor(40, size // 2), tensor(40, size // 2))]
         tokens = torch.from_numpy(RNG.integers(0, VOCAB, (2, 40)))
         for dtype in (torch.float32, torch.float16, torch.int8):
-            for rounded in (False, True):
+            for bits in (0, 8, 16):
                 wide = size + SCALE_BYTES * (dtype is torch.int8)
                 cache = [tuple(torch.zeros(2, 2, 40, wide, dtype=dtype) for _ in range(2)) for _ in made]
                 for first, last in ((0, 37), (37, 40)):
                     pieces = [Piece(row, first, own[first:last]) for row, own in enumerate(tokens)]
                     logits, states = model.run(
-                        of_pieces(pieces, 39).lines, cache, rotations, wanted=(0, 1, 2), rounded=rounded
+                        of_pieces(pieces, 39).lines, cache, rotations, wanted=(0, 1, 2), bits=bits
                     )
-                    name = f"pass of {first} to {last}, {size}, {dtype}, rounded: {rounded}"
+                    name = f"pass of {first} to {last}, {size}, {dtype}, {bits} bits"
                     yield f"logits, {name}", logits
                     yield f"states, {name}", states
                 for i, (keys, values) in enumerate(cache):
-                    yield f"keys, layer {i}, {size}, {dtype}, rounded: {rounded}", keys
-                    yield f"values, layer {i}, {size}, {dtype}, rounded: {rounded}", values
+                    yield f"keys, layer {i}, {size}, {dtype}, {bits} bits", keys
+                    yield f"values, layer {i}, {size}, {dtype}, {bits} bits", values
 
 
 def _layer(sizes: Sizes, kind: int, window: int) -> LayerWeights:

@@ -61,6 +61,18 @@ def seen_in_8_bits(x):
     return (np.rint(tiles / np.where(scales == 0, 1, scales)) * scales).reshape(x.shape)
 
 
+def seen_in_16_bits(x):
+    """Each 32 inputs of a token as integers up to 32639 with one scale, a power of two."""
+    tiles = x.reshape(len(x), -1, 32).astype(np.float64)
+    most = np.abs(tiles).max(2, keepdims=True)
+    scales = 2.0 ** (np.frexp(most)[1] - 15)
+    scales = np.where(np.rint(most / scales) > 32639, 2 * scales, scales)
+    return np.where(most < 2.0**-80, 0, np.rint(tiles / scales) * scales).reshape(x.shape)
+
+
+SEEN = {8: seen_in_8_bits, 16: seen_in_16_bits}
+
+
 def test_rounded_activations():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((19, COLUMNS)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, (19, 1)).astype(np.float32)
@@ -68,43 +80,62 @@ def test_rounded_activations():
     given = torch.from_numpy(x)
     for index, matrix in enumerate(matrices()):
         packed, weights = PackedMatrix(matrix), matrix.dequantise().astype(np.float64)
-        made, exact = packed.multiply(given, rounded=True), packed.multiply(given)
-        if isinstance(matrix, Floats):
-            assert torch.equal(made, exact), "floats take the activations as they are"
-            continue
-        wanted = seen_in_8_bits(x).astype(np.float64) @ weights.T
-        sizes = np.abs(wanted).max(1, keepdims=True)
-        assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 2e-6, library.FORMATS[index]
-        assert float((np.abs(exact.numpy() - wanted) / sizes).max()) > 1e-4, "twin: unrounded"
-        alone = torch.cat([packed.multiply(row[None], rounded=True) for row in given])
-        for n in (2, 3, 4, 5, 7, 8, 19):
-            assert torch.equal(packed.multiply(given[:n], rounded=True), alone[:n])
+        exact = packed.multiply(given)
+        for bits, other in ((8, 1e-4), (16, 5e-6)):
+            made = packed.multiply(given, bits=bits)
+            if isinstance(matrix, Floats):
+                assert torch.equal(made, exact), "floats take the activations as they are"
+                continue
+            wanted = SEEN[bits](x).astype(np.float64) @ weights.T
+            sizes = np.abs(wanted).max(1, keepdims=True)
+            assert float((np.abs(made.numpy() - wanted) / sizes).max()) < 2e-6, library.FORMATS[index]
+            assert float((np.abs(exact.numpy() - wanted) / sizes).max()) > other, "twin: unrounded"
+            alone = torch.cat([packed.multiply(row[None], bits=bits) for row in given])
+            for n in (2, 3, 4, 5, 7, 8, 19):
+                assert torch.equal(packed.multiply(given[:n], bits=bits), alone[:n])
 
 
-def test_rounded_activations_are_the_same_for_every_set_of_instructions():
-    """Where every number has few bits, no sum is rounded and the result is exact. Weights reach -128, inputs 127."""
+@pytest.mark.parametrize(("bits", "most", "usual"), [(8, 127, 127), (16, 32639, 100)])
+def test_rounded_activations_are_the_same_for_every_set_of_instructions(bits, most, usual):
+    """Where every number has few bits, no sum is rounded and the result is exact. Weights reach -128, inputs `most`."""
     rng = np.random.default_rng(0)
-    x = rng.integers(-127, 128, (9, COLUMNS)).astype(np.float32)
-    x[:, ::16] = 127  # the scale of each 32 inputs is 1
-    x[0], x[1] = 127, -127
+    x = rng.integers(-usual, usual + 1, (9, COLUMNS)).astype(np.float32)
+    x[0], x[1] = usual, -usual
+    x[:, ::32] = most  # the scale of each 32 inputs is 1
+    eighths = 8 if bits == 8 else 1
     for index, matrix in enumerate(matrices()[:7]):
         values = matrix.values.copy()
         values[0], values[1] = values.max(), values.min()
-        scales = (2.0 ** rng.integers(-3, 1, matrix.scales.shape)).astype(matrix.scales.dtype)
-        least = None if matrix.minimums is None else (rng.integers(-8, 8, scales.shape) / 8).astype(scales.dtype)
-        plain = Quantised(matrix.bits, values, scales, least, matrix.zero)
-        made = PackedMatrix(plain).multiply(torch.from_numpy(x), rounded=True)
+        scales = (rng.integers(1, 1 + eighths, matrix.scales.shape) / eighths).astype(matrix.scales.dtype)
+        least = (rng.integers(-8, 8, scales.shape) / eighths).astype(scales.dtype)
+        plain = Quantised(matrix.bits, values, scales, None if matrix.minimums is None else least, matrix.zero)
+        made = PackedMatrix(plain).multiply(torch.from_numpy(x), bits=bits)
         wanted = x.astype(np.float64) @ plain.dequantise().astype(np.float64).T
         assert np.array_equal(made.numpy(), wanted), library.FORMATS[index]
+
+
+def test_no_sum_of_16_bit_activations_is_too_large():
+    """All weights and activations at their ends, and activations where a scale passes to the next power of two."""
+    for matrix in matrices()[:7]:
+        plain = Quantised(matrix.bits, matrix.values.copy(), np.ones_like(matrix.scales), matrix.minimums, matrix.zero)
+        plain.values[0], plain.values[1] = plain.values.max(), plain.values.min()
+        for most in (32639, 32639.25, 32639.5, 32640, 32767.5, 65535, 2.0**110, -(2.0**-79)):
+            x = np.full((1, COLUMNS), most, np.float32)
+            wanted = SEEN[16](x) @ plain.dequantise().astype(np.float64).T
+            made = PackedMatrix(plain).multiply(torch.from_numpy(x), bits=16)
+            assert np.allclose(made.numpy(), wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())
+        tiny = np.full((1, COLUMNS), 2.0**-81, np.float32)
+        assert not PackedMatrix(plain).multiply(torch.from_numpy(tiny), bits=16).any(), "taken as 0"
 
 
 def test_what_is_no_number_stays_none():
     """A token with NaN or infinity among its activations, and no other token, has NaN or infinity as its result."""
     packed, x = PackedMatrix(matrices()[0]), torch.randn(4, COLUMNS)
     x[1, 5], x[2, 40] = float("nan"), float("inf")
-    made = packed.multiply(x, rounded=True)
-    assert made[[0, 3]].isfinite().all()
-    assert not made[[1, 2]].isfinite().any()
+    for bits in (8, 16):
+        made = packed.multiply(x, bits=bits)
+        assert made[[0, 3]].isfinite().all()
+        assert not made[[1, 2]].isfinite().any()
 
 
 def test_odd_widths_of_floats():

@@ -59,7 +59,7 @@ def load(
     device: str | None = None,
     threads: int | None = None,
     kv_dtype: KVDtype = "fp32",
-    activations: Activations = "fp32",
+    activations: Activations | None = None,
     **model_kwargs: Any,
 ) -> "Engine":
     """Load a target and what guesses for it.
@@ -84,8 +84,9 @@ def load(
     kv_dtype: "fp16" keeps the KV cache in half the memory, "int8" in little more than a quarter, for models that run on
         packed weights on a CPU. The text may differ from that of "fp32"; it is still that of plain decoding with the
         same choice.
-    activations: "int8" rounds what such a model multiplies with its quantised weights, as llama.cpp does. Prompts and
-        drafts are faster. The text is that of plain decoding with int8 activations, which differs from that of "fp32".
+    activations: what such a model multiplies with its quantised weights. "int16" (the default) changes a text only at a
+        near tie. "fp32" rounds nothing and is slower; "int8" rounds as llama.cpp does, and is a little faster. The text
+        is that of plain decoding with the same choice.
     """
     shape = None if shape is None else Shape.of(shape)
     if threads is not None:

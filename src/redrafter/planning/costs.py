@@ -11,7 +11,7 @@ FEW = 8
 """Tokens of a pass from which on another one may cost more: reading the weights no longer takes a part of its time."""
 SLOTS = 1024
 """KV cache slots that attention reads are counted in thousands."""
-PASS = (1.0, 0.17, 0.09, 0.15, 0.05)
+PASS = (1.0, 0.13, 0.12, 0.15, 0.05)
 """First prices of a pass: of one token, of another, of another beyond the first `FEW` in addition, of a thousand slots,
 and of what follows on a draft."""
 ANOTHER, BEYOND, AFTER_DRAFT = 1, 2, 4

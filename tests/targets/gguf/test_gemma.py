@@ -9,7 +9,7 @@ FILE = os.environ.get("REDRAFTER_GEMMA", "")  # conftest.py collects this module
 
 def test_gemma_3():
     engine = redrafter.load(FILE, device="cpu")
-    assert engine.target.forward_kind == "packed"
+    assert engine.target.forward_kind == "packed, int16 activations"
     tokenizer, prompt = engine.target.tokenizer, "The capital of France is"
     ids = tokenizer(prompt)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == ["<bos>", "The", "▁capital", "▁of", "▁France", "▁is"]

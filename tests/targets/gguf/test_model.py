@@ -79,6 +79,9 @@ def make_file(path, architecture="llama", kind="Q4_1", *, without=(), extra=(), 
 
 
 def logits(target, ids):
+    """With fp32 activations, as transformers has them."""
+    if isinstance(target, PackedTarget):
+        target.use_activations("fp32")
     from redrafter.core.cache import KVCache
 
     cache = KVCache(slots=ids.shape[1])

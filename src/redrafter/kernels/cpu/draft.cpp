@@ -11,9 +11,9 @@ constexpr long REFINED = 32;  // guesses of a beam whose scores are made again f
 class Drafter {
  public:
   Drafter(const Network& network, const Draft& draft)
-      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width, true), before(most, n.state, true),
-        state(most, n.state, true), reading(most, n.heads * n.size, true), normed(most, n.exit, true),
-        feature(most, n.width, true), context(d.rows, n.context, true),
+      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width, BITS), before(most, n.state, BITS),
+        state(most, n.state, BITS), reading(most, n.heads * n.size, BITS), normed(most, n.exit, BITS),
+        feature(most, n.width, BITS), context(d.rows, n.context, BITS),
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
         x(new float[most * n.exit]), line(new float[most * n.exit]), out(new float[most * n.width]),
         share(new float[d.rows * n.exit]), logits(new float[most * room()]), tokens(most), from(most),

@@ -44,6 +44,7 @@ struct Taken {
   long rows, tokens, layers, threads;  // layers: hidden states that a context is made of, each brought to unit size
 };
 
+constexpr long BITS = 8;  // of activations
 constexpr float EPS = 1.1920929e-07f;  // of torch's rms_norm in fp32
 
 // A token's embedding, brought to unit size.

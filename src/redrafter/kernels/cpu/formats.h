@@ -23,8 +23,11 @@ INLINE vec scales(const float* x) { return load(x); }
 INLINE float scale(uint16_t x) { return half_to_float(x); }
 INLINE float scale(float x) { return x; }
 
-// 4 bits: nibble i of the 32-bit word `c` of a row is the row's input 8c + i.
-template <typename Scale, bool MINIMUM, int ZERO>
+constexpr int ZERO_AT = 8;  // in formats of 4 bits whose values stand for -8 to 7
+
+// 4 bits: the 32-bit word `c` of a row holds its inputs 8c to 8c + 7. Byte i has input 8c + i in its lower half and
+// 8c + 4 + i in its upper half, so that four neighbouring inputs are four bytes.
+template <typename Scale, bool MINIMUM, int ZERO>  // ZERO: 0 or ZERO_AT
 struct Four {
   static constexpr long INPUTS = 32;
   struct Tile {
@@ -34,12 +37,13 @@ struct Four {
   static constexpr long WORDS = 4, EACH_WORD = 8;
   static constexpr bool HAS_MINIMUM = MINIMUM;
   INLINE ivec word(const Tile& t, long c) { return load(t.word[c]); }
+  INLINE int shift(int at) { return at % 4 * 8 + at / 4 * 4; }
   INLINE vec weight(ivec w, int at) {
 #if defined(__AVX512F__)  // a table takes its index from the four lowest bits
     const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return {{(floats)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)w.part[0], 4 * at), table)}};
+    return {{(floats)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)w.part[0], shift(at)), table)}};
 #else
-    EACH w.part[i] = (integers)((naturals)w.part[i] >> (4 * at)) & 15;
+    EACH w.part[i] = (integers)((naturals)w.part[i] >> shift(at)) & 15;
     return to_floats(w);
 #endif
   }
@@ -50,15 +54,14 @@ struct Four {
     return MINIMUM ? fma(by.least, all(halves[1]), fma(by.least, all(halves[0]), sum)) : sum;
   }
   static float value(const Tile& t, long row, long input) {
-    float w = scale(t.by[row]) * (float)((int)(t.word[input / 8][row] >> (input % 8 * 4) & 15) - ZERO);
+    float w = scale(t.by[row]) * (float)((int)(t.word[input / 8][row] >> shift(input % 8) & 15) - ZERO);
     return MINIMUM ? w + scale(t.least[row]) : w;
   }
   static uint32_t joined(const int8_t* values) {  // a word of a row
-    uint64_t all;
-    memcpy(&all, values, sizeof all);  // the first value in the lowest byte; pairs, then fours, then eights are joined
-    all = (all | all >> 4) & 0x00ff00ff00ff00ff;
-    all = (all | all >> 8) & 0x0000ffff0000ffff;
-    return (uint32_t)(all | all >> 16);
+    uint32_t low, high;
+    memcpy(&low, values, sizeof low);
+    memcpy(&high, values + 4, sizeof high);
+    return low | high << 4;
   }
 };
 
@@ -124,7 +127,7 @@ static inline float bf16(uint16_t x) {
 #define FOR_QUANTISED(DO)                        \
   case 0: { using F = Four<uint16_t, true, 0>; DO } break;    \
   case 1: { using F = Four<float, true, 0>; DO } break;       \
-  case 2: { using F = Four<uint16_t, false, 8>; DO } break;   \
+  case 2: { using F = Four<uint16_t, false, ZERO_AT>; DO } break;   \
   case 3: { using F = Eight<uint16_t, false, 32>; DO } break; \
   case 4: { using F = Eight<uint16_t, true, 32>; DO } break;  \
   case 5: { using F = Eight<float, true, 32>; DO } break;     \

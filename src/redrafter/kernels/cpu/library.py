@@ -86,14 +86,14 @@ class Matrix(ctypes.Structure):
 lib, x, long = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512), ctypes.c_long
 ones, halves = (ctypes.c_int8 * 512)(*[1] * 512), (ctypes.c_uint16 * 16)(*[0x3C00] * 16)
 packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
-def tried(form, rounds):
+def tried(form, bits):
     matrix = Matrix(ctypes.addressof(packed), 16, 32, 1, form)
-    lib.multiply(ctypes.byref(matrix), x, long(1), y, long(rounds), long(1))
+    lib.multiply(ctypes.byref(matrix), x, long(1), y, long(bits), long(1))
     assert list(y) == [32.0] * 16, list(y)
 lib.pack_floats(long(7), x, long(16), long(32), packed, long(1))
 tried(7, 0)
 lib.pack_quantised(long(3), ones, halves, None, long(16), long(32), packed, long(1))
-tried(3, 1)
+tried(3, 8), tried(3, 16)
 """
 """Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
 

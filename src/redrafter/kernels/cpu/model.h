@@ -43,7 +43,7 @@ struct Pass {
   float* logits;                       // (logit_rows, vocabulary)
   long logit_rows, threads;
   long cache;   // a CacheKind
-  long rounds;  // whether activations are rounded to 8 bits before they are multiplied with quantised matrices
+  long bits;    // of the activations that are multiplied with quantised matrices: 8, 16, or 0 for fp32
 
   long at(long token, Column column) const { return lines[token * columns + column]; }
 };

@@ -61,7 +61,7 @@ class _Pass(ctypes.Structure):
         *[*fields(POINTER, "keys", "values"), *fields(LONG, "row_step", "head_step", "places", "slots")],
         *[("wanted", POINTER), ("wanted_count", LONG), ("hidden", POINTER)],
         *[*fields(POINTER, "kept", "into"), ("kept_count", LONG), ("logits", POINTER)],
-        *fields(LONG, "logit_rows", "threads", "cache", "rounds"),
+        *fields(LONG, "logit_rows", "threads", "cache", "bits"),
     ]
 
 
@@ -177,6 +177,11 @@ class PassModel:
         """Bytes of all packed matrices."""
         return sum(len(kept.data) for kept in {id(k): k for k in self._matrices()}.values())
 
+    @property
+    def quantised(self) -> bool:
+        """Whether any matrix is; floats take activations as they are."""
+        return any(kept.quantised for kept in self._matrices())
+
     def _matrices(self) -> list[PackedMatrix]:
         return [self.embedding, self.head, *(k for k in self._kept if isinstance(k, PackedMatrix))]
 
@@ -208,7 +213,7 @@ class PassModel:
         kept: Tensor | None = None,
         real: Tensor | None = None,
         known: tuple[Any, Any] | None = None,
-        rounded: bool = False,
+        bits: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Lines (T, C) of a flat pass -> logits (T or len(kept), V), hidden states (T, wanted · hidden).
 
@@ -217,8 +222,8 @@ class PassModel:
         (P, K, S, D + SCALE_BYTES), with an fp32 scale behind each head. rotations: cosines and sines (positions, head
         size / 2) of each kind of layer; other threads may use others at the same time. wanted: hidden states, as
         transformers numbers them. kept: lines whose logits are wanted. real: (M,) bool, which of M logits they become;
-        the others are 0. known: what `cache_pointers` found for this cache before. rounded: multiply quantised matrices
-        with 8-bit activations, see rounded.cpp.
+        the others are 0. known: what `cache_pointers` found for this cache before. bits: of the activations that
+        quantised matrices are multiplied with: 8, 16, or 0 for fp32.
         """
         lines, count = lines.contiguous(), lines.shape[0]
         kept = _every(count) if kept is None else kept.contiguous()
@@ -255,7 +260,7 @@ class PassModel:
             logit_rows=logits.shape[0],
             threads=thread_count(),
             cache=CACHE_KINDS.index(first.dtype),
-            rounds=rounded,
+            bits=bits,
         )
         library.require_done(self.lib.run_pass(ctypes.byref(self.model), ctypes.byref(call)), self.embedding.shape[0])
         return logits, hidden

@@ -68,9 +68,9 @@ extern "C" void pack_floats(long format, const void* from, long rows, long colum
   switch (format) { FOR_FLOATS(pack_numbers<F>(from, rows, columns, to, threads);) }
 }
 
-// y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone. With rounded activations if `rounds`.
-extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long rounds, long threads) {
-  Rows input(n, m->columns, rounds);
+// y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone. `bits` of activations as in model.h.
+extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long bits, long threads) {
+  Rows input(n, m->columns, bits);
   for (long t = 0; t < n; t++) input.fill(t, x + t * m->columns, m->columns);
   Team team(1, threads);
   team.start([&](Team::Member member) {

@@ -40,6 +40,7 @@ class PackedMatrix:
 
     def __init__(self, matrix: Matrix, memory: Memory | None = None) -> None:
         lib = self.lib = library.loaded()
+        self.quantised = isinstance(matrix, Quantised)
         rows, columns = self.shape = (matrix.shape[0], matrix.shape[1])
         kind = format_of(matrix)
         self.data = (memory or Memory()).take(lib.packed_bytes(kind, rows, columns))
@@ -63,12 +64,12 @@ class PackedMatrix:
         library.require_done(done, self.shape[0])
         return made
 
-    def multiply(self, x: Tensor, *, rounded: bool = False) -> Tensor:
-        """x (..., columns) -> (..., rows). With 8-bit activations if `rounded`: see rounded.cpp."""
+    def multiply(self, x: Tensor, *, bits: int = 0) -> Tensor:
+        """x (..., columns) -> (..., rows). Activations are rounded to 8 or 16 bits; 0: they are in fp32."""
         x = x.contiguous()
         made = torch.empty(*x.shape[:-1], self.shape[0])
         n = x.numel() // self.shape[1]
-        self.lib.multiply(ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr(), rounded, thread_count())
+        self.lib.multiply(ctypes.byref(self.fields), x.data_ptr(), n, made.data_ptr(), bits, thread_count())
         return made
 
 

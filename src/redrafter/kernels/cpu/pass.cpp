@@ -43,9 +43,9 @@ constexpr long FEW = 8;  // tokens
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.rounds),
-        found(tokens, m.heads * m.size, p.rounds), inner(tokens, m.middle, p.rounds),
-        kept(p.kept_count, m.hidden, p.rounds), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
+      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.bits),
+        found(tokens, m.heads * m.size, p.bits), inner(tokens, m.middle, p.bits),
+        kept(p.kept_count, m.hidden, p.bits), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
         k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
         out(new float[tokens * m.hidden]) {
     for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t, 0));
@@ -125,7 +125,7 @@ class Runner {
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     };
     products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
-    const long to_round = p.rounds ? tokens : 0;
+    const long to_round = p.bits ? tokens : 0;
     auto attend = [&](long u) {
       if (units[u].count == 1) attention(l, index, units[u], scores);
       else prompt_attention(l, index, units[u], scores);

@@ -62,7 +62,7 @@ static void every(const Matrix& m, long group, const Rows& input, Span tokens, f
 }
 
 void product(const Matrix& m, long group, const Rows& input, Span tokens, float* y) {
-  if (input.rounded && is_quantised(m)) return rounded_product(m, group, input, tokens, y);
+  if (input.bits && is_quantised(m)) return (input.bits == 8 ? product8 : product16)(m, group, input, tokens, y);
   switch (m.format) {
     FOR_QUANTISED(every<F>(m, group, input, tokens, y);)
     FOR_FLOATS(every<F>(m, group, input, tokens, y);)

@@ -196,6 +196,34 @@ INLINE float top(vec x) {
   return most;
 }
 
+// The bits of the largest magnitude. As integers: the order of magnitudes is that of their bits, and what is no number
+// comes after all numbers, from those of infinity on.
+INLINE uint32_t largest(vec a, vec b) {
+  naturals most = {};
+  EACH {
+    const naturals one = (naturals)a.part[i] & 0x7fffffffu, two = (naturals)b.part[i] & 0x7fffffffu;
+    const naturals more = one > two ? one : two;
+    most = more > most ? more : most;
+  }
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epu32((__m512i)most);
+#endif
+  uint32_t found = 0;
+  for (int i = 0; i < WIDTH; i++) found = most[i] > found ? most[i] : found;
+  return found;
+}
+constexpr uint32_t INFINITE = 0x7f800000;
+INLINE int32_t sum(ivec x) {
+  integers all = {};
+  EACH all += x.part[i];
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)all);
+#endif
+  int32_t found = 0;
+  for (int i = 0; i < WIDTH; i++) found += all[i];
+  return found;
+}
+
 // e^x to the last bit or two (Cephes' expf), for x in the range of fp32's exponents; below it, a tiny number.
 INLINE vec exp(vec x) {
   EACH {

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 POINTERS = "pointers of a packed pass"
 KVDtype = Literal["fp32", "fp16", "int8"]
-Activations = Literal["fp32", "int8"]
+Activations = Literal["int16", "int8", "fp32"]
 KV_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 """What keys and values may be kept in."""
-ACTIVATIONS = get_args(Activations)
-"""What is multiplied with quantised weights."""
+ACTIVATIONS: dict[str, int] = {"int16": 16, "int8": 8, "fp32": 0}
+"""What is multiplied with quantised weights, and the bits that it is rounded to."""
 
 
 class PackedEmbedding(nn.Module):
@@ -101,7 +101,7 @@ class PackedTarget(Target):
         self._load_model = load_model
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self.use_kv_dtype("fp32")
-        self.use_activations("fp32")
+        self.use_activations("int16" if packed.quantised else "fp32")
 
     def use_kv_dtype(self, name: str) -> None:
         """Keep keys and values in fp32, or rounded: to fp16 in half the memory, or to int8 with a scale for each head.
@@ -117,12 +117,14 @@ class PackedTarget(Target):
         self._kv_layout = dict.fromkeys(range(self.layer_count), (size, size))
 
     def use_activations(self, name: str) -> None:
-        """Multiply quantised weights with activations in fp32, or rounded to int8 with a scale for each 32 of a token.
+        """Multiply quantised weights with activations rounded to int16 or int8, with a scale for each 32, or in fp32.
 
         Plain and speculative decoding round alike, so their texts are equal; they may differ from those of fp32.
         """
         if name not in ACTIVATIONS:
             raise ConfigError(f"activations can be in {' or '.join(ACTIVATIONS)}, got {name!r}")
+        if name != "fp32" and not self.packed.quantised:
+            raise ConfigError(f"activations {name} is for quantised weights, this model's are floats: leave it out")
         self.activations = name
 
     @functools.cached_property
@@ -170,7 +172,7 @@ class PackedTarget(Target):
             kept=kept,
             real=real,
             known=known,
-            rounded=self.activations == "int8",
+            bits=ACTIVATIONS[self.activations],
         )
 
     def verify(self, tree: Tree, lengths: Tensor, cache: KVCache, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -257,19 +259,19 @@ def masked_lines(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tens
     return lines
 
 
-def use_rounding(target: Target, kv_dtype: KVDtype, activations: Activations) -> None:
+def use_rounding(target: Target, kv_dtype: KVDtype, activations: Activations | None) -> None:
     """`PackedTarget.use_kv_dtype` and `use_activations`; other targets have the model's own dtype for both."""
     if not isinstance(target, PackedTarget):
         refuse_rounding(kv_dtype, activations)
         return
     target.use_kv_dtype(kv_dtype)
-    target.use_activations(activations)
-    if activations != "fp32":
+    if activations is not None:
+        target.use_activations(activations)
         log.info("the text is that of %s activations", activations)
 
 
-def refuse_rounding(kv_dtype: KVDtype, activations: Activations) -> None:
+def refuse_rounding(kv_dtype: KVDtype, activations: Activations | None) -> None:
     """Raise ConfigError for what only packed weights have."""
     for option, name in (("kv_dtype", kv_dtype), ("activations", activations)):
-        if name != "fp32":
+        if name not in ("fp32", None):
             raise ConfigError(f"{option} {name} is for packed weights on a CPU (GGUF files, q8, q4): leave it out")
