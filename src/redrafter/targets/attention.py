@@ -11,6 +11,9 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.tree_attention.naive import WINDOW
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+RECURRENT = ("linear_attention", "conv", "hybrid")
+"""Kinds of layers that keep a recurrent state (`recurrence.py`); a hybrid layer has attention too."""
+STATELESS = ("moe", "mlp")
 
 
 class AttentionPlan:
@@ -23,12 +26,14 @@ class AttentionPlan:
             # Without a list per layer, a model with a window applies it everywhere.
             kinds = [SLIDING if window is not None else FULL]
         for kind in kinds:
-            if kind not in (FULL, SLIDING):
+            if kind not in (FULL, SLIDING, *RECURRENT, *STATELESS):
                 raise UnsupportedTarget(
-                    f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token or shows them in "
-                    "chunks, so a tree cannot be verified; use a model with full and sliding attention only"
+                    f"{config.model_type}: a layer of the kind {kind!r} shows its keys in another way than full and "
+                    "sliding attention, so a tree cannot be verified; use a model with full and sliding attention or "
+                    "recurrent layers"
                 )
-        self.kinds = set(kinds)
+        self.recurrent = not set(kinds).isdisjoint(RECURRENT)
+        self.kinds = {kind for kind in kinds if kind in (FULL, SLIDING)} or {FULL}
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
 
     def masks(
