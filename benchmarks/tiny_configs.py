@@ -166,7 +166,7 @@ def tiny_kwargs(config_class: Any) -> dict[str, Any]:
     for name, part in getattr(config_class, "sub_configs", {}).items():
         if isinstance(inner := fields.get(name), dict):
             kind = inner["model_type"]
-            part = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else part
+            part = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else part  # noqa: SIM401 - it loads lazily, and has no `get`
             made[name] = {"model_type": kind} | tiny_kwargs(part)
     return merged(made, EXCEPTIONS.get(config_class.model_type, {}))
 

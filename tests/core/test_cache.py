@@ -26,7 +26,7 @@ def test_commit_moves_the_path_in_place_and_touches_nothing_else():
     path = torch.tensor([[0, 2, 5], [0, 1, 2], [0, 3, 1]])  # overlapping sources and destinations
     before = [t.clone() for t in cache.tensors()]
     storage = [t.data_ptr() for t in cache.tensors()]
-    cache.commit(lengths, path)
+    cache.commit(lengths, path, torch.tensor([3, 1, 2]))
     assert [t.data_ptr() for t in cache.tensors()] == storage, "no clone"
     for old, new in zip(before, cache.tensors(), strict=True):
         for row, start in enumerate(lengths.tolist()):

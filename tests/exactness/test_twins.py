@@ -69,11 +69,11 @@ def test_window_counted_in_slots(monkeypatch):
 
 
 def test_no_commit(monkeypatch):
-    assert broken(monkeypatch, Arena, "commit", lambda self, lengths, path: None)
+    assert broken(monkeypatch, Arena, "commit", lambda self, lengths, path, count: None)
 
 
 def test_commit_that_writes_while_it_reads(monkeypatch):
-    def slot_by_slot(self, lengths, path):
+    def slot_by_slot(self, lengths, path, count):
         for whole in self.tensors():
             for row, start in enumerate(lengths.tolist()):
                 for i in reversed(range(path.shape[1])):

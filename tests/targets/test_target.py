@@ -57,15 +57,9 @@ def llama4(tuning: bool):
 
 
 REFUSED = {
-    "state space": (
-        lambda: tf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
-        "'linear_attention' keeps no keys",
-    ),
-    "hybrid": (
-        lambda: tf.Qwen3NextConfig(
-            **COMMON, head_dim=8, num_experts=4, layer_types=["linear_attention", "full_attention"]
-        ),
-        "'linear_attention' keeps no keys",
+    "a state in the modules": (
+        lambda: tf.RecurrentGemmaConfig(**COMMON | {"num_hidden_layers": 3}, lru_width=32, attention_window_size=16),
+        "keeps a recurrent state",
     ),
     "recurrent": (
         lambda: tf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, context_length=64),

@@ -1,4 +1,4 @@
-"""The KV cache: one pair of tensors per layer, written by row, committed in place."""
+"""The KV cache: one pair of tensors per layer, written by row, committed in place; beside it the recurrent memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redrafter.core.recurrence import RecurrentMemory
 from redrafter.kernels.commit import commit_layer
 
 
@@ -20,6 +21,7 @@ class KVCache:
         self.slots = slots
         self.extent = slots  # attention reads this many slots; a runtime that knows all lengths may set fewer
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # each (B, K, S, D)
+        self.recurrent = RecurrentMemory()
         self.stays: dict[str, Any] | None = None  # what a target keeps about tensors that never move
 
     def tensors(self) -> Iterator[Tensor]:
@@ -47,11 +49,12 @@ class KVCache:
             self.layers[layer] = (grown[0], grown[1])
         self.slots = self.extent = slots
 
-    def commit(self, lengths: Tensor, path: Tensor) -> None:
-        """Move the tree nodes `path` (B, L+1) to the slots right after `lengths` (B,).
+    def commit(self, lengths: Tensor, path: Tensor, count: Tensor) -> None:
+        """Move the tree nodes `path` (B, L+1) behind `lengths` (B,) tokens; the first `count` (B,) are accepted.
 
-        Sources and destinations overlap, so the whole path is read before any of it is written. No other slot changes.
+        Sources and destinations overlap, so the whole path is read before any of it is written. Other slots stay.
         """
+        self.recurrent.commit(path, count)
         path = path.contiguous()
         for whole in self.tensors():
             commit_layer(whole, lengths.to(whole.device), path.to(whole.device))
@@ -61,16 +64,19 @@ class KVCache:
         made = KVCache(self.slots)
         made.extent = self.extent
         made.layers = {layer: (k[start:stop], v[start:stop]) for layer, (k, v) in self.layers.items()}
+        made.recurrent = self.recurrent.part(start, stop)
         return made
 
     def place(self, other: "KVCache", rows: Tensor) -> None:
         """Copy the rows of another, shorter cache into `rows` of this one."""
+        self.recurrent.place(other.recurrent, rows)
         for layer, pair in other.layers.items():
             for whole, new in zip(self.layers[layer], pair, strict=True):
                 whole[rows.to(whole.device), :, : other.slots] = new
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these."""
+        self.recurrent.keep(rows)
         for layer, (k, v) in self.layers.items():
             self.layers[layer] = (k[rows.to(k.device)], v[rows.to(v.device)])
 

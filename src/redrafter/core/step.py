@@ -112,7 +112,7 @@ def first_tokens(
 def settle(rows: Rows, cache: KVCache, drafter: Drafter, accepted: Accepted, hidden: Tensor) -> tuple[Rows, Accepted]:
     """The second half of a step: cut at the row's end, commit the path, advance the drafter."""
     accepted, done = cut(accepted, rows)
-    cache.commit(rows.lengths, accepted.path)
+    cache.commit(rows.lengths, accepted.path, accepted.count)
     if hidden.shape[1] > 1:  # else the root alone, which is its own path
         hidden = hidden.gather(1, accepted.path[:, :, None].expand(-1, -1, hidden.shape[2]))
     state = drafter.advance(rows.state, accepted, hidden)

@@ -66,6 +66,11 @@ class ModelDrafter:
         new_cache: Callable[[int], KVCache] = KVCache,
         gamma: Gamma | None = None,
     ) -> None:
+        if model.recurrent:
+            raise DrafterMismatch(
+                f"the draft model {model.name} keeps a recurrent state, and drafts go back in a text: use a model with "
+                "attention only, or another drafter"
+            )
         _check_tokenizers(model, target)
         self.model = model
         self.gamma = gamma or Gamma()

@@ -142,7 +142,7 @@ class Engine:
             return make_rule(config, shape, target.vocab_size, target.dtype)
 
         self.make_rule: Callable[[Shape], Rule] = rules
-        self.recorded = runtime != "eager" and target.device.type == "cuda"
+        self.recorded = runtime != "eager" and target.device.type == "cuda" and not target.recurrent
         self.compiles_step = runtime in ("auto", "compiled")  # False: compile the target's forward pass alone
         if self.recorded and self.compiles_step:
             from redrafter.targets.cuda.layer_compile import start_workers

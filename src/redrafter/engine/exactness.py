@@ -86,6 +86,8 @@ def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool
     """Why the text may differ at ties; empty if it cannot differ."""
     if target.same_bits:
         return ""
+    if target.recurrent:
+        return "layers with a recurrent state read a prompt in other products than they write a text"
     if not recorded:
         return unrecorded(target.device)
     if keeps_cache(drafter):

@@ -22,9 +22,10 @@ from redrafter.runtime.eager import SCORED, EagerSteps, PackRows, together
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.guide import DEEPEST, recordable, row_processor
 from redrafter.runtime.launched import Flight, Launched, Results, StepResult
-from redrafter.runtime.recorded import VISITED, RecordedSteps, sizes_up_to
+from redrafter.runtime.prefixes import Prefixes
+from redrafter.runtime.recorded import VISITED, RecordedSteps, records, sizes_up_to
 from redrafter.runtime.room import check_room
-from redrafter.runtime.row import Request, Row, RowOutput, best_source
+from redrafter.runtime.row import Request, Row, RowOutput
 from redrafter.runtime.state import BatchState
 from redrafter.targets import Target
 from redrafter.targets.cpu.packed_pass import own_pass
@@ -59,8 +60,6 @@ class Batch:
     ) -> None:
         self.target, self.drafter = target, drafter
         self.rows, self.context = rows, min(context, target.max_positions)
-        on_gpu = target.device.type == "cuda"
-        recorded = (on_gpu and runtime != "eager") if recorded is None else recorded
         self.ahead, places = 1, rows + kept  # ahead: recorded steps that may be unread while the next one is launched
         rules = rules or (lambda shape: make_rule(RuleConfig(), shape, target.vocab_size, target.dtype))
         self.rule = functools.cache(rules)
@@ -70,7 +69,7 @@ class Batch:
         self.state = BatchState(target, drafter, places, self.context + self.slack, max(1, endings), past)
         self.steps: RecordedSteps | None = None
         verifies = own_pass(target)
-        if recorded:
+        if records(target, runtime, recorded):
             from redrafter.targets.cuda.verifier import verifier  # here, for it imports much of transformers
 
             compiles = runtime in ("auto", "compiled")
@@ -82,6 +81,7 @@ class Batch:
         self.eager = EagerSteps(verifies, drafter, self.state, self.rule, self.slack)
         self.sizes = [rows] if compiles_step or one_size else sizes_up_to(rows)
         self.at: list[Row | None] = [None] * places  # the row, open or closed, at each place
+        self.prefixes = Prefixes(self.state)
         self.clock = self.version = 0
         self.samplings: dict[int, Sampling] = {}  # of this version
         self.flights: deque[Flight] = deque()
@@ -142,6 +142,7 @@ class Batch:
         place = min(closed, key=lambda p: (0 if (row := self.at[p]) is None else row.used, p))
         row = Row(request, place, drafts=drafts, logprobs=logprobs, reuses=reuses, processor=processor, past=past)
         row.asks_prompt = prompt_logprobs
+        self.prefixes.forget(self.at[place])
         self.at[place] = row
         self.state.rows.lengths[place].fill_(0)  # not `= 0`: torch would wait for all steps under way
         self._touch(row)
@@ -152,9 +153,9 @@ class Batch:
         """Copy what any row has already read of this prompt."""
         if not row.reuses or row.asks_prompt is not None or not row.unread:
             return
-        best, most = best_source(self.at, row)
+        best, most = self.prefixes.source(self.at, row)
         if best is not None:
-            self.state.copy(best.place, row.place, row.known, most)
+            self.prefixes.copy(best, row, most)
             row.reused += most - row.known
             self._read_to(row, most)
             self._touch(best)
@@ -164,13 +165,13 @@ class Batch:
         """Read up to `most` more tokens of a prompt apart from steps."""
         self.reuse(row)
         scored = row.asks_prompt is not None
-        piece = row.piece(min(most, row.unread, SCORED if scored else MOST))
-        if piece.tokens:
-            if scored:
-                self.eager.score(row, piece)
-            else:
-                self.eager.read([piece])
+        piece = row.piece(self.prefixes.piece_size(row.known, min(most, row.unread, SCORED if scored else MOST)))
+        if piece.tokens and scored:
+            self.eager.score(row, piece)
+        elif piece.tokens:
+            self.eager.read([piece])
         self._read_to(row, row.known + len(piece.tokens))
+        self.prefixes.after_piece(row)
 
     @torch.no_grad()
     def read_all(self, rows: Sequence[Row]) -> None:
@@ -347,18 +348,17 @@ class Batch:
     def reset(self) -> None:
         """After a step that failed as a whole: no row is open any more, none is kept."""
         self.flights.clear()
-        for row in self.at:
-            if row is not None:
-                row.open = row.live = False
+        for row in filter(None, self.at):
+            row.open = row.live = False
         self.at = [None] * len(self.at)
+        self.prefixes = Prefixes(self.state)
         self.state.rows.done.fill_(True)
         self.state.rows.lengths.fill_(0)
         self._changed()
 
     def _gather(self, rows: list[Row], size: int) -> None:
         """Move these rows, and no other live row, into the first places."""
-        outside = [row.place for row in rows if row.place >= size]
-        if outside:
+        if outside := [row.place for row in rows if row.place >= size]:
             inside = set(rows)
             room = [place for place in range(size) if self.at[place] not in inside]
             for a, b in zip(outside, room, strict=False):

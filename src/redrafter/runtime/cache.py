@@ -21,6 +21,9 @@ class Arena(KVCache):
         layers = target.kv_layout()
         kinds = {kind for pair in layers.values() for kind in pair}
         self.whole: Tensor | None = None
+        for layer, states in target.state_of_row().layers.items():
+            room = {name: lazy_zeros((rows, *x.shape[1:]), x.dtype, x.device) for name, x in states.items()}
+            self.recurrent.layers[layer] = room
         self._parts: dict[tuple[int, int], tuple[dict[int, tuple[Tensor, Tensor]], Tensor | None, dict[str, Any]]] = {}
         if len(kinds) == 1:
             heads, size, dtype, device = kinds.pop()
@@ -38,16 +41,18 @@ class Arena(KVCache):
         layers, whole, stays = self._parts[start, stop]
         made = Arena.__new__(Arena)  # `copy.copy` takes as long as a tensor operation
         made.__dict__.update(self.__dict__, layers=dict(layers), whole=whole, stays=stays, _parts={})
+        made.recurrent = self.recurrent.part(start, stop)
         return made
 
     def row_first(self) -> list[Tensor]:
         """Keys and values as (rows, ..., S, D): one tensor where all layers are alike."""
         return list(self.tensors()) if self.whole is None else [self.whole.movedim(2, 0)]
 
-    def commit(self, lengths: Tensor, path: Tensor) -> None:
+    def commit(self, lengths: Tensor, path: Tensor, count: Tensor) -> None:
         if self.whole is None:
-            super().commit(lengths, path)
+            super().commit(lengths, path, count)
         else:
+            self.recurrent.commit(path, count)
             commit(self.whole, lengths, path)
 
 

@@ -56,9 +56,10 @@ def host_step(
     ]
     width = min(tree.length, tree.nodes) + 1  # empty nodes were trimmed, and a path needs a node for each depth
     straight = all(walk.path == list(range(len(walk.path))) for walk in walks)
-    path = None if straight else torch.tensor([padded(walk.path, width) for walk in walks])
+    stays = straight and not cache.recurrent.nodes  # keys and values are where they belong, and there is nothing else
+    path = None if stays else torch.tensor([padded(walk.path, width) for walk in walks])
     if path is not None:
-        cache.commit(rows.lengths, path)
+        cache.commit(rows.lengths, path, torch.tensor([walk.count for walk in walks]))
         hidden = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
     drafter.remember(hidden)
     verified = [sum(real) - 1 for real in valid]

@@ -30,6 +30,7 @@ from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, Ste
 from redrafter.runtime.state import BatchState, holds_cache, tensors_of
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets.passes import Pass
+from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +216,14 @@ def as_kind(sampling: Sampling, vocab_size: int) -> Sampling:
     if sampling.filters:
         return replace(sampling, sorts=True, floors=True, samples=True)
     return sampling
+
+
+def records(target: Target, runtime: str, asked: bool | None) -> bool:
+    """Whether steps are recorded; `asked` decides where it is not None."""
+    wanted = runtime != "eager" and target.device.type == "cuda" if asked is None else asked
+    if wanted and target.recurrent:
+        log.info("steps of %s are not recorded: it has layers with a recurrent state", target.name)
+    return wanted and not target.recurrent
 
 
 def sizes_up_to(rows: int) -> list[int]:

@@ -145,16 +145,20 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
-def best_source(rows: Sequence[Row | None], row: Row) -> tuple[Row | None, int]:
+def best_source(
+    rows: Sequence[Row | None], row: Row, usable: Callable[[Row, int], int] | None = None
+) -> tuple[Row | None, int]:
     """The row with the longest prefix of this row's prompt that is worth copying, and the length; None if none is.
 
-    The prompt's last token is not part of it: that token is always read, for its logits.
+    The prompt's last token is not part of it: that token is always read, for its logits. `usable` says how much of a
+    row's beginning of this length can be copied, by default all.
     """
     wanted = row.ids[: len(row.request.prompt) - 1]
     best, most = None, row.known + WORTH_COPYING - 1
     for other in rows:
         if other is not None and other is not row and other.owner == row.owner:
             shared = common_prefix(other.ids[: other.shared], wanted)
+            shared = shared if usable is None else usable(other, shared)
             if shared > most:
                 best, most = other, shared
     return best, most

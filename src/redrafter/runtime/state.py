@@ -14,6 +14,7 @@ from torch import Tensor
 from redrafter.core.accept import Accepted
 from redrafter.core.cache import KVCache
 from redrafter.core.noise import as_int64
+from redrafter.core.recurrence import RecurrentMemory
 from redrafter.core.rows import map_tensors
 from redrafter.core.sampling import penalises
 from redrafter.core.step import Drafter, Rows
@@ -172,7 +173,7 @@ class BatchState:
         """Two rows change places; neither has more than `length` tokens in the KV cache."""
         for x in [*(x[..., :length, :] for x in self.cache.row_first()), self.history[:, :length]]:
             _swap(x, a, b)
-        for x in [*tensors_of(self.rows), self.guesses]:
+        for x in [*tensors_of(self.rows), *self.cache.recurrent.tensors(), self.guesses]:
             _swap(x, a, b)
 
     def copy(self, source: int, place: int, start: int, stop: int) -> None:
@@ -180,6 +181,10 @@ class BatchState:
         for x in self.cache.row_first():
             x[place, ..., start:stop, :] = x[source, ..., start:stop, :]
         self.history[place, start:stop] = self.history[source, start:stop]
+
+    def put_recurrent(self, place: int, state: RecurrentMemory) -> None:
+        """The recurrent state of one row."""
+        self.cache.recurrent.place(state, put([place], self.rows.last.device))
 
     def begin(self, drafter: Drafter, rows: Sequence[Row]) -> None:
         """Let the drafter read texts that it does not know, up to the last token, which its `advance` adds."""

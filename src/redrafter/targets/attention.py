@@ -12,12 +12,15 @@ from redrafter.kernels.tree_attention.naive import INDEX, WINDOW
 
 FULL, SLIDING, CHUNKED, INDEXED = "full_attention", "sliding_attention", "chunked_attention", "indexed_attention"
 """Kinds of layers in transformers' words. An indexed layer is shown all keys, and attends to those that it selects."""
+ATTENTION = (FULL, SLIDING, CHUNKED, INDEXED)
+RECURRENT = ("linear_attention", "conv", "hybrid")
+"""Kinds of layers that keep a recurrent state (`recurrence.py`); a hybrid layer has attention too."""
+STATELESS = ("moe", "mlp")
 KEPT_INSTEAD = {
-    "conv": "the last inputs of a convolution",
     "compressed_sparse_attention": "keys that stand for several tokens",
     "heavily_compressed_attention": "keys that stand for several tokens",
 }
-"""What layers of other kinds keep instead of keys for each token; those that are not here keep a recurrent state."""
+"""What layers of other kinds keep instead of keys for each token."""
 
 
 class AttentionPlan:
@@ -30,13 +33,14 @@ class AttentionPlan:
             # Without a list per layer, a model with a window or chunks has them everywhere.
             kinds = [SLIDING if window is not None else CHUNKED if chunk is not None else FULL]
         for kind in kinds:
-            if kind not in (FULL, SLIDING, CHUNKED, INDEXED):
+            if kind not in (*ATTENTION, *RECURRENT, *STATELESS):
                 raise UnsupportedTarget(
                     f"{config.model_type}: a layer of the kind {kind!r} keeps no keys for each token but "
-                    f"{KEPT_INSTEAD.get(kind, 'a recurrent state')}, which each node of a tree would need for itself; "
-                    "use a model with full, sliding, chunked or indexed attention only"
+                    f"{KEPT_INSTEAD.get(kind, 'something else')}, which each node of a tree would need for itself; use "
+                    "a model with full, sliding, chunked or indexed attention or recurrent layers"
                 )
-        self.kinds = set(kinds)
+        self.recurrent = not set(kinds).isdisjoint(RECURRENT)
+        self.kinds = {kind for kind in kinds if kind in ATTENTION} or {FULL}
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
         self.chunk = int(chunk) if CHUNKED in self.kinds and chunk is not None else None
 

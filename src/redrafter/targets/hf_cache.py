@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from redrafter.core.cache import KVCache
+from redrafter.core.recurrence import TextPass, TreePass
 
 
 class HFCacheLayer(CacheLayerMixin):
@@ -49,8 +50,21 @@ class HFCacheLayer(CacheLayerMixin):
 class HFCache(Cache):
     """For one forward pass: writes go to `slots` (B, n) of each row, attention reads the first `extent` slots.
 
-    `length` is what the cache reports as its number of tokens.
+    `length` is what the cache reports as its number of tokens. `order` says which token follows which, for layers
+    with a recurrent state.
     """
 
-    def __init__(self, kv: KVCache, layers: int, slots: Tensor, extent: int, length: int | None = None) -> None:
-        super().__init__(layers=[HFCacheLayer(kv, i, slots, extent, length) for i in range(layers)])
+    def __init__(
+        self,
+        kv: KVCache,
+        layers: int,
+        slots: Tensor,
+        extent: int,
+        length: int | None = None,
+        order: TreePass | TextPass | None = None,
+    ) -> None:
+        Cache.__init__(self, layers=[HFCacheLayer(kv, i, slots, extent, length) for i in range(layers)])
+        self.kv, self.order = kv, order
+
+    def __len__(self) -> int:
+        return len(self.layers)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from redrafter.core.cache import KVCache
-from redrafter.core.tree import Tree, pack_beam
+from redrafter.core.recurrence import TextPass
+from redrafter.core.tree import pack_beam
 from redrafter.errors import UnsupportedTarget
 from redrafter.kernels import compiles_only
 from redrafter.targets.attention import attention_implementations
 from redrafter.targets.cuda.tree_target import TreeTarget
-from redrafter.targets.hf_cache import HFCache
+from redrafter.targets.recurrence_check import leaves, recurrence_gap, relative_gap
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,17 @@ FAR_POSITIONS = (100, 5_000, 50_000)
 SAME_PASS = 30
 """How much stricter to be with two passes that are the same computation."""
 
+RECURRENT = 1e-4
+"""The least tolerance for a model with a recurrent state: it keeps fp32 sums over the whole text, in fp64 too."""
+
 
 @torch.no_grad()
 def check(target: Target) -> None:
     """Raise UnsupportedTarget, with the reason, unless each tree node gets the logits of its path alone."""
     name = type(target.model).__name__
     try:
-        tree_gap, batch_gap = _tree_gap(target, target.verify), _batch_gap(target)
+        tree_gap = recurrence_gap(target) if target.recurrent else _tree_gap(target, target.verify)
+        batch_gap = _batch_gap(target)
         far_gap, length_gap = _far_gaps(target)
     except UnsupportedTarget:
         raise
@@ -42,6 +47,8 @@ def check(target: Target) -> None:
             f"transformers do ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         ) from error
     allowed = tolerance(target.dtype)
+    if target.recurrent:
+        allowed = max(allowed, RECURRENT)
     if not tree_gap <= allowed:
         raise UnsupportedTarget(
             f"{name} gives a tree node other logits than its path alone (difference {tree_gap:.2g}, allowed "
@@ -70,14 +77,6 @@ def tolerance(dtype: torch.dtype) -> float:
     For fp64 it is far above fp64's rounding, because eager attention computes its softmax in fp32.
     """
     return {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1}.get(dtype, 0.3)
-
-
-def _relative_gap(logits: Tensor, other: Tensor) -> float:
-    """Largest distance between rows of two (n, V) tensors, relative to the row's spread; inf if it is not a number."""
-    logits, other = logits.double(), other.double()
-    spread = (logits - logits.mean(-1, keepdim=True)).norm(dim=-1)
-    gap = float(((logits - other).norm(dim=-1) / spread).max())
-    return gap if gap == gap else float("inf")
 
 
 def hidden_window(target: Target) -> int:
@@ -133,18 +132,12 @@ def _tree_gap(target: Target, verify: Callable[..., tuple[Tensor, Tensor]]) -> f
     if compiles_only():
         return gap
     for row, length in enumerate(lengths):
-        for node in _leaves(tree, row):
+        for node in leaves(tree, row):
             path = tree.mask[row, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], tree.tokens[row, path]])
             alone = target.model(input_ids=whole[None], use_cache=False).logits[0, length:].to(target.device)
-            gap = max(gap, _relative_gap(alone, logits[row, path]))
+            gap = max(gap, relative_gap(alone, logits[row, path]))
     return gap
-
-
-def _leaves(tree: Tree, row: int) -> list[int]:
-    """The leaves of a tree: their paths cover all nodes."""
-    inner = set(tree.parents[row, 1:].tolist())
-    return [n for n in range(tree.nodes + 1) if bool(tree.valid[row, n]) and n not in inner]
 
 
 def _batch_gap(target: Target) -> float:
@@ -156,14 +149,13 @@ def _batch_gap(target: Target) -> float:
 
     def run(rows: int, positions: Tensor) -> Tensor:
         slots = near.expand(rows, -1)
-        logits, _ = target.forward(
-            tokens[:rows], positions, slots, visible.expand(rows, -1, -1), positions, KVCache(slots=4), ()
-        )
+        mask, order = visible.expand(rows, -1, -1), TextPass([4] * rows, 0)
+        logits, _ = target.forward(tokens[:rows], positions, slots, mask, positions, KVCache(slots=4), (), order=order)
         return logits[0]
 
     alone = run(1, near[None])
     beside = run(2, torch.stack([near, far]))
-    return _relative_gap(alone, beside)
+    return relative_gap(alone, beside)
 
 
 def _far_gaps(target: Target) -> tuple[float, float]:
@@ -183,7 +175,7 @@ def _far_gaps(target: Target) -> tuple[float, float]:
     masks = target.attention.masks(visible, positions, positions, target.dtype)
 
     def run(length: int) -> Tensor:
-        cache = HFCache(KVCache(slots=4), target.layer_count, slots, 4, length)
+        cache = target.new_hf_cache(KVCache(slots=4), slots, 4, length, TextPass([4] * len(starts), 0))
         return target.run(tokens, positions, masks, cache, ())[0].flatten(0, 1)
 
     if target.scales:  # without a cache, such a model takes every text to begin at 0
@@ -191,7 +183,7 @@ def _far_gaps(target: Target) -> tuple[float, float]:
     else:
         own = target.model(input_ids=tokens, position_ids=positions, use_cache=False).logits.to(target.device)
     first = run(0)
-    return _relative_gap(own.flatten(0, 1), first), max(_relative_gap(first, run(length)) for length in starts[1:])
+    return relative_gap(own.flatten(0, 1), first), max(relative_gap(first, run(length)) for length in starts[1:])
 
 
 def _after(target: Target, tokens: Tensor, start: int) -> Tensor:
@@ -199,7 +191,7 @@ def _after(target: Target, tokens: Tensor, start: int) -> Tensor:
     slots = torch.arange(tokens.shape[1], device=target.device)[None]
     visible = slots[:, :, None] >= slots[:, None]
     masks = target.attention.masks(visible, start + slots, start + slots, target.dtype)
-    cache = HFCache(KVCache(slots=tokens.shape[1]), target.layer_count, slots, tokens.shape[1], start)
+    cache = target.new_hf_cache(KVCache(slots=tokens.shape[1]), slots, tokens.shape[1], start)
     out = target.model(input_ids=tokens, position_ids=start + slots, attention_mask=masks, past_key_values=cache)
     logits: Tensor = out.logits.to(target.device)
     return logits

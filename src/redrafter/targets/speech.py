@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from redrafter.core.cache import KVCache
+from redrafter.core.recurrence import TextPass, TreePass
 from redrafter.errors import ConfigError, UnsupportedTarget
 from redrafter.kernels import runs_cpp
 from redrafter.targets.cpu.modules import linear
@@ -67,6 +68,7 @@ class SpeechTarget(Target):
         cache: KVCache,
         layers: tuple[int, ...],
         keep: Tensor | None = None,
+        order: TreePass | TextPass | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, SpeechCache)
         out = self.model.model.decoder(

@@ -1,10 +1,11 @@
 """A transformers causal LM that verifies trees."""
 
 import contextlib
+import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,13 +13,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redrafter.core.cache import KVCache, slot_positions, tree_visibility
+from redrafter.core.recurrence import RecurrentMemory, TextPass, TreePass
 from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.by_position import scaled, scaling_attentions
+from redrafter.targets.tree_levels import tree_levels
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
+
+    from redrafter.targets.hf_cache import HFCache
+    from redrafter.targets.recurrence import Recurrence
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +101,25 @@ class Target:
         self._undo = contextlib.ExitStack()
         self._kv_layout: dict[int, tuple[KVLayout, KVLayout]] = {}
         self._extra: dict[str, int | Tensor] = {}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        takes = inspect.signature(model.forward).parameters
+        if "logits_to_keep" in takes:
             self._extra["logits_to_keep"] = 0
+        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a recurrent state."""
+        return self.attention.recurrent
+
+    @functools.cached_property
+    def recurrence(self) -> "Recurrence":
+        """How the layers with a recurrent state run; a pass over one token shows which they are."""
+        from redrafter.targets.recurrence import Recurrence  # imports transformers, see above
+        from redrafter.targets.recurrence_check import reads_together
+
+        self.recurrence = Recurrence(self.model, self.config, self._cache_name)
+        self.recurrence.together = reads_together(self)
+        return self.recurrence
 
     @property
     def generation_config(self) -> Any:
@@ -113,16 +136,25 @@ class Target:
         """Which passes run: the model's `original` ones, or those of a faster path that `replaced` some of them."""
         return "replaced" if any("forward" in vars(module) for module in self.model.modules()) else "original"
 
-    @torch.no_grad()
-    def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
-        """What each layer keeps in the KV cache, keys and values; a pass over one token shows it."""
-        if not self._kv_layout:
-            sample = KVCache(slots=1)
+    @functools.cached_property
+    def _one_token(self) -> KVCache:
+        """The cache of one row of one token, by a pass over it."""
+        sample = KVCache(slots=1)
+        with torch.no_grad():
             self.prefill(torch.zeros(1, 1, dtype=torch.long, device=self.device), [1], sample, ())
-            for layer, pair in sample.layers.items():
+        return sample
+
+    def kv_layout(self) -> dict[int, tuple[KVLayout, KVLayout]]:
+        """What each layer keeps in the KV cache, keys and values."""
+        if not self._kv_layout:
+            for layer, pair in self._one_token.layers.items():
                 keys, values = ((x.shape[1], x.shape[3], x.dtype, x.device) for x in pair)
                 self._kv_layout[layer] = (keys, values)
         return self._kv_layout
+
+    def state_of_row(self) -> RecurrentMemory:
+        """The recurrent state of one row, as an example of its size."""
+        return self._one_token.recurrent if self.recurrent else RecurrentMemory()
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -157,16 +189,35 @@ class Target:
         cache: KVCache,
         layers: tuple[int, ...],
         keep: Tensor | None = None,
+        order: TreePass | TextPass | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One pass over (B, n) tokens -> logits (B, n or len(keep), V), hidden states (B, n, C).
 
         `visible` (B, n, S) says which of the first S slots each token sees, `key_positions` (B, S) gives
-        the positions of the tokens in these slots. `keep` lists the columns whose logits are wanted.
+        the positions of the tokens in these slots. `keep` lists the columns whose logits are wanted. `order`
+        says which token follows which, for layers with a recurrent state.
         """
+        if self.recurrent and order is None:
+            raise UnsupportedTarget(
+                f"{self.name} keeps a recurrent state: it verifies trees and reads texts, but cannot go on after every "
+                "token of a text at once; leave out --local"
+            )
         masks = self.attention.masks(visible, positions, key_positions, self.dtype)
-        hf_cache = self._hf_cache(cache, self.layer_count, slots, visible.shape[2])
+        hf_cache = self.new_hf_cache(cache, slots, visible.shape[2], order=order)
         with contextlib.nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(ANY_LENGTH):
             return self.run(tokens, self.clamp_positions(positions), masks, hf_cache, layers, keep)
+
+    def new_hf_cache(
+        self,
+        cache: KVCache,
+        slots: Tensor,
+        extent: int,
+        length: int | None = None,
+        order: TreePass | TextPass | None = None,
+    ) -> "HFCache":
+        """Our cache in the form that the model takes, for one pass."""
+        kind = self.recurrence.cache_class if self.recurrent else self._hf_cache
+        return kind(cache, self.layer_count, slots, extent, length, order)
 
     def run(
         self,
@@ -181,14 +232,15 @@ class Target:
         extra = dict(self._extra)
         if keep is not None and extra:
             extra["logits_to_keep"] = keep
-        with scaled(self.scales, positions):
+        running = self.recurrence.running() if self.recurrent else contextlib.nullcontext()
+        with scaled(self.scales, positions), running:
             out = self.model(
                 input_ids=tokens,
                 position_ids=positions,
                 attention_mask=masks,
-                past_key_values=cache,
                 use_cache=True,
                 output_hidden_states=len(layers) > 0,
+                **{self._cache_name: cache},
                 **extra,
             )
         logits = out.logits.to(self.device)
@@ -213,6 +265,7 @@ class Target:
             slot_positions(lengths, tree.depths, cache.extent),
             cache,
             layers,
+            order=tree_levels(tree, lengths) if self.recurrent else None,
         )
 
     def prefill(
@@ -229,7 +282,8 @@ class Target:
             stop = min(start + PREFILL_CHUNK, total)
             ends = sorted({n - 1 - start for n in lengths if start < n <= stop})
             keep = torch.tensor(ends or [0], device=self.device)
-            logits, states = self.read(tokens[:, start:stop], begin + start, cache, layers, keep)
+            counts = [min(max(n - start, 0), stop - start) for n in lengths]
+            logits, states = self.read(tokens[:, start:stop], begin + start, cache, layers, keep, counts)
             hidden.append(states)
             for row, n in enumerate(lengths):
                 if start < n <= stop:
@@ -237,14 +291,25 @@ class Target:
         return torch.stack([last[row] for row in range(batch)]), torch.cat(hidden, dim=1)
 
     def read(
-        self, tokens: Tensor, start: int, cache: KVCache, layers: tuple[int, ...], keep: Tensor
+        self,
+        tokens: Tensor,
+        start: int,
+        cache: KVCache,
+        layers: tuple[int, ...],
+        keep: Tensor,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One pass over the tokens (B, n) behind the first `start` of every row; `keep` as in `forward`."""
-        batch, stop = tokens.shape[0], start + tokens.shape[1]
+        """One pass over the tokens (B, n) behind the first `start` of every row; `keep` as in `forward`.
+
+        counts: how many of its tokens each row has, by default all; the others are padding.
+        """
+        batch, width = tokens.shape
+        stop = start + width
         positions = torch.arange(start, stop, device=self.device).expand(batch, -1)
         slots = torch.arange(stop, device=self.device).expand(batch, -1)
         visible = slots[:, None, :] <= positions[:, :, None]
-        return self.forward(tokens, positions, positions, visible, slots, cache, layers, keep)
+        order = TextPass([width] * batch if counts is None else counts, start)
+        return self.forward(tokens, positions, positions, visible, slots, cache, layers, keep, order)
 
     def states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
         """Whole texts (B, S), padded right -> hidden states (B, S, C), by one causal pass without a KV cache."""

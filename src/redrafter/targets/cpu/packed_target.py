@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from redrafter.core.cache import KVCache
 from redrafter.core.flat import Piece, of_pieces, on_host
+from redrafter.core.recurrence import TextPass, TreePass
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
 from redrafter.kernels.cpu.model import SCALE_BYTES, PassModel, cache_pointers
@@ -205,7 +206,13 @@ class PackedTarget(Target):
         return torch.cat([self.run_lines(some, cache, layers, none)[1] for some in torch.split(lines, PREFILL_CHUNK)])
 
     def read(
-        self, tokens: Tensor, start: int, cache: KVCache, layers: tuple[int, ...], keep: Tensor
+        self,
+        tokens: Tensor,
+        start: int,
+        cache: KVCache,
+        layers: tuple[int, ...],
+        keep: Tensor,
+        counts: Sequence[int] | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         pieces = [Piece(row, start, own) for row, own in enumerate(tokens.tolist())]
         return self._as_rows(of_pieces(pieces, self.max_positions - 1).lines, tokens, cache, layers, keep)
@@ -220,6 +227,7 @@ class PackedTarget(Target):
         cache: KVCache,
         layers: tuple[int, ...],
         keep: Tensor | None = None,
+        order: TreePass | TextPass | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """As `Target.forward`. What a token sees is its text up to itself, in the order of the slots."""
         lines = masked_lines(tokens, positions.clamp(max=self.max_positions - 1), slots, visible)
