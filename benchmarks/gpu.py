@@ -31,6 +31,7 @@ from benchmarks.gpu_compare import compare, once, synchronize
 from benchmarks.gpu_start import time_starts
 from benchmarks.gpu_trace import ATTENTION, busy_ms, by_name, split_steps, stage_times
 from benchmarks.smoke import TinyFiles
+from benchmarks.step_times import DummyDrafter, TimingBudget, context_for, time_steps
 from benchmarks.widen.load import SMOKE, label, load_wide
 from redrafter.config import Shape
 from redrafter.drafters import WithNgrams
@@ -40,7 +41,6 @@ from redrafter.errors import OutOfMemory
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
 from redrafter.runtime.batch import Batch
-from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, context_for, time_steps
 
 PARTS = ("speed", "tasks", "profile", "memory", "start", "equality", "long", "packing", "batch")
 CORRECT = "Repeat the first paragraph with its spelling corrected."

@@ -10,9 +10,9 @@ from benchmarks.common import first_turns
 from redrafter.config import Shape
 from redrafter.engine import Engine
 from redrafter.engine.request import Request
+from redrafter.planning.steps import FixedSteps
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Scheduler
-from redrafter.tuning.chooser import ShapeChooser
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -26,7 +26,7 @@ KINDS: list[dict[str, Any]] = [
 SYSTEM = {"role": "system", "content": "You are a helpful assistant who answers briefly and to the point."}
 
 
-class EveryShape(ShapeChooser):
+class EveryShape(FixedSteps):
     """Chooses the shapes in turn by the number of rows: this script tests equality, not speed."""
 
     def __init__(self, shapes: list[Shape]) -> None:
@@ -35,9 +35,6 @@ class EveryShape(ShapeChooser):
 
     def choose(self, rows: int) -> Shape | None:
         return self.all[rows % len(self.all)]
-
-    def shapes(self, rows: int) -> list[Shape | None]:
-        return [self.choose(rows)]
 
 
 class MixedLoad:

@@ -25,27 +25,27 @@ from benchmarks.widen.load import SMOKE, load_wide
 from redrafter import Engine, Shape
 from redrafter.drafters import WithNgrams
 from redrafter.engine.request import Request
+from redrafter.planning.steps import FixedSteps
 from redrafter.results import check_new, write_results
 from redrafter.runtime.batch import Batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.job import Job
 from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.tuning.batch_cost import warm_up
+from redrafter.tuning.at_rest import warm_up
 
 SEED = 11
 WAYS = ("plain", "speculative")
 
 
-class FixedShape:
-    """Every step has the shape of the level that is measured."""
+class ByRows(FixedSteps):
+    """The beam of the next level."""
 
-    shape: Shape | None = None
+    def __init__(self, beams: dict[int, str]) -> None:
+        super().__init__(None)
+        self.beams = beams
 
-    def choose(self, rows: int) -> Shape | None:  # noqa: ARG002
-        return self.shape
-
-    def learn(self, shape: Shape | None, tokens: float, rows: int) -> None:
-        """Learn nothing."""
+    def choose(self, rows: int) -> Shape | None:
+        return Shape.of(self.beams[min(n for n in self.beams if n >= rows)])
 
 
 def run(scheduler: Scheduler, requests: Sequence[Request], level: int, tokenizer: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def run(scheduler: Scheduler, requests: Sequence[Request], level: int, tokenizer
 
 
 def measure(
-    scheduler: Scheduler, shapes: FixedShape, engine: Engine, args: argparse.Namespace, level: int, temperature: float
+    scheduler: Scheduler, shapes: FixedSteps, engine: Engine, args: argparse.Namespace, level: int, temperature: float
 ) -> dict[str, Any]:
     """One level of load: rounds of both ways, in turns."""
     beam = Shape.of(args.beams[level])
@@ -166,13 +166,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.shape, args.device, drafter_budget=args.budget, model=args.model, drafter=args.drafter
     )
     engine = Engine(target, WithNgrams(drafter))
-    shapes = FixedShape()
+    shapes = FixedSteps(None)
     beams = [Shape.of(beam) for beam in args.beams.values()]
     began = time.perf_counter()
     batch = Batch(target, engine.drafter, rows=args.rows, context=args.context, shapes=beams)
     chunk = args.chunk or ServeConfig().chunk_for(target.device.type)
     if batch.recorded:
-        warm_up(batch, lambda rows: [Shape.of(args.beams[min(n for n in args.beams if n >= rows)])], chunk=chunk)
+        warm_up(batch, ByRows(args.beams), chunk=chunk)
     start = time.perf_counter() - began
     scheduler = Scheduler(batch, shapes, Limits(queue=4 * args.rows, chunk=chunk))
     rows: list[dict[str, Any]] = []

@@ -24,13 +24,13 @@ from benchmarks.smoke import TinyFiles
 from redrafter.config import Shape
 from redrafter.engine import Engine, load
 from redrafter.engine.request import Request
+from redrafter.planning.steps import FixedSteps
 from redrafter.results import check_new, write_results
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Scheduler
-from redrafter.serve.server import build, build_adaptive
-from redrafter.tuning.chooser import ShapeChooser
+from redrafter.serve.server import build, build_planned
 
 ROOM = 1_000_000
 """Bytes of memory for the answers that the server remembers."""
@@ -61,11 +61,11 @@ class Measured:
     def __init__(self, engine: Engine, shape: Shape | None, remembers: bool) -> None:
         config = ServeConfig(rows=2, context=CONTEXT, remember_answers=ROOM if remembers else 0)
         if shape is None:
-            self.scheduler: Scheduler = build_adaptive(engine, config).scheduler
+            self.scheduler: Scheduler = build_planned(engine, config).scheduler
         else:
             fixed = Engine(engine.target, engine.drafter, shape=shape, exact=None)
             batch = make_batch(fixed, config, [shape])
-            self.scheduler = build(fixed, batch, ShapeChooser(None, shape), config).scheduler
+            self.scheduler = build(fixed, batch, FixedSteps(shape), config).scheduler
         self.texts: list[list[int]] = []
         self.tokens, self.steps, self.seconds = 0, 0, 0.0
 

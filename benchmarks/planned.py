@@ -10,6 +10,11 @@ planner: `redrafter.planning`, which is told what passes and drafts cost and not
 fixed thresholds, each of which verifies all nodes above it, with as many levels of the draft as these need.
 oracle: chooses in each step, after a whole draft and knowing all its probabilities, what promises the most tokens for
 the time of the levels that it used. unknowing: the planner, with every guess thought to be equally likely.
+
+The rows with `rows` are those of a GPU: so many texts at once, at the first prices of a 7B model on an H200, each text
+twice. The planner chooses one step late how many nodes of all texts are verified, and the likeliest ones are. fixed:
+the best of all numbers that it may choose, in each step the same. unknowing: planner and choice of nodes see no
+probabilities.
 All figures are simulated.
 """
 
@@ -20,7 +25,7 @@ if not __package__:  # run as `python benchmarks/planned.py`
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,12 +34,15 @@ import torch
 from benchmarks.common import HERE, arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.config import SamplingParams, Shape
-from redrafter.planning.calibration import POWER
-from redrafter.planning.costs import Costs
+from redrafter.planning.calibration import MOST, POWER
+from redrafter.planning.costs import ON_GPU, Costs
+from redrafter.planning.late import Action, LatePlanner, Load
 from redrafter.planning.planner import Planner
 from redrafter.results import check_new, write_results
+from redrafter.runtime.flat_pass import padded_size
 from redrafter.runtime.host_tree import HostNodes
-from redrafter.runtime.row import Request, Row
+from redrafter.runtime.launched import StepResult
+from redrafter.runtime.row import Request, Row, RowOutput
 
 DATA = HERE / "data" / "planner_probabilities.npz"
 LEVELS = 5
@@ -225,8 +233,95 @@ def compare(temperature: str, prices: Prices, most: int) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
+class KnownGpuCosts(Costs):
+    """The first prices of a GPU, with a pass over one token of 3.87 ms; nothing is learned."""
+
+    def __init__(self) -> None:
+        super().__init__(ON_GPU)
+        self.passes.unit = 3.87e-3
+        self.drafts.unit = self.passes.unit * ON_GPU.draft
+
+    def learn_pass(self, *_: object) -> None:
+        """Known."""
+
+    def learn_draft(self, *_: object) -> None:
+        """Known."""
+
+
+BEAM = Shape(width=4, length=LEVELS)
+
+
+def budgets(rows: int) -> list[int]:
+    """Nodes of all rows that leave no padding in a pass."""
+    sizes = {padded_size(n) for n in range(rows + 1, 17 * rows + 1)}
+    return sorted({min(size - rows, 16 * rows) for size in sizes})
+
+
+def at_once(temperature: str, rows: int, nodes: int | None, blind: bool = False, most: int = 99) -> dict[str, float]:
+    """The speedup of so many texts at once over plain decoding. nodes: of all rows; None: the planner chooses."""
+    costs, waiting = KnownGpuCosts(), 2 * list(texts(temperature, most))
+    planner, choices = LatePlanner(lambda _: [BEAM], costs), budgets(rows)
+    drafts = [Action(BEAM, n, padded_size(rows + n)) for n in choices]
+    load = Load(rows, places=rows, slots=200 * rows)
+    running: list[tuple[Row, list[Position], int]] = []
+    late: tuple[Action, StepResult] | None = None
+    spent, tokens, chosen = 0.0, 0, []
+    while len(waiting) + len(running) >= rows:  # all rows are busy
+        while len(running) < rows:
+            row = Row(Request(prompt=[0], max_new_tokens=99, seed=0, sampling=SamplingParams()), len(running))
+            running.append((row, waiting.pop(), 0))
+            planner.begin(1 / rows)
+        action = planner.choose(load, drafts, lambda _: True) if nodes is None else Action(BEAM, nodes, 0)
+        action = replace(action, tokens=padded_size(rows + action.nodes))
+        promises, gains = verified([text[i] for _, text, i in running], action.nodes, choices, blind)
+        spent += planner.seconds(action, load)
+        chosen.append(action.nodes)
+        outputs = []
+        for (row, text, i), promised, gained in zip(running, promises, gains, strict=True):
+            left = text[i].left
+            done = gained >= left or i + gained >= len(text)
+            tokens += min(gained, left)
+            outputs.append((row, RowOutput([], drafted=gained - 1, done=done, steps=1, promised=promised)))
+        running = [(r, t, i + g) for (r, t, i), g, (_, o) in zip(running, gains, outputs, strict=True) if not o.done]
+        if late is not None:
+            planner.learn(load, *late, choices, resumed=False)
+        late = action, StepResult(action.shape, outputs, rows, 0.0)
+    plain = rows / costs.of_pass(rows, load.slots)
+    return {"speedup": tokens / spent / plain, "nodes": float(np.mean(chosen)) / rows}
+
+
+def verified(
+    positions: Sequence[Position], nodes: int, choices: Sequence[int], blind: bool
+) -> tuple[list[list[float]], list[int]]:
+    """By row: what each number of nodes promises, and the tokens of a step with the likeliest nodes of all rows."""
+    likely = []
+    for row, position in enumerate(positions):
+        said = np.where(position.said > 0, 0.5 ** position.depths.astype(float), 0) if blind else position.said
+        calibrated = np.minimum(said**POWER, MOST**position.depths)
+        likely += [(-p, int(position.depths[k]), row, k) for k, p in enumerate(calibrated) if p > 0]
+    likely.sort()
+    sums = np.zeros((len(choices), len(positions)))
+    gains = [1] * len(positions)
+    for place, (p, _, row, k) in enumerate(likely):
+        sums[[place < choice for choice in choices], row] -= p
+        gains[row] += bool(place < nodes and positions[row].accepted[k])
+    return sums.T.tolist(), gains
+
+
+def compare_at_once(temperature: str, rows: int, most: int) -> dict[str, float]:
+    """The planner one step late beside the best fixed number of nodes."""
+    planner = at_once(temperature, rows, None, most=most)
+    found = {
+        "planner": planner["speedup"],
+        "fixed": max(at_once(temperature, rows, n, most=most)["speedup"] for n in budgets(rows)),
+        "unknowing": at_once(temperature, rows, None, blind=True, most=most)["speedup"],
+        "nodes": planner["nodes"],
+    }
+    return {name: round(value, 3) for name, value in found.items()}
+
+
 def smoke(_: TinyFiles) -> list[object]:
-    return ["--prices", "quiet", "--temperatures", "t0", "--texts", 2]
+    return ["--prices", "quiet", "--temperatures", "t0", "--texts", 2, "--rows", 1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -234,6 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prices", nargs="+", choices=PRICES, default=list(PRICES))
     parser.add_argument("--temperatures", nargs="+", choices=("t0", "t1"), default=["t0", "t1"])
     parser.add_argument("--texts", type=int, default=99, help="at most so many of the recorded texts")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 16, 32], help="texts at once on a GPU")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     rows: list[dict[str, Any]] = [
@@ -241,8 +337,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.prices
         for temperature in args.temperatures
     ]
-    least = min(row["planner"] / row["threshold"] for row in rows)
-    write_results(args.save, {"simulated": 1, "least_planner_to_threshold": round(least, 3)}, rows)
+    headline = {"simulated": 1, "least_planner_to_threshold": min(row["planner"] / row["threshold"] for row in rows)}
+    late = [
+        {"rows": count, "temperature": temperature, **compare_at_once(temperature, count, args.texts)}
+        for count in args.rows
+        for temperature in args.temperatures
+    ]
+    if late:
+        headline["least_planner_to_fixed"] = min(row["planner"] / row["fixed"] for row in late)
+    rows += late
+    write_results(args.save, {name: round(value, 3) for name, value in headline.items()}, rows)
     for row in rows:
         print(row)
 

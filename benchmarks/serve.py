@@ -27,23 +27,17 @@ import threading
 import time
 from typing import Any
 
-import torch
-
 from benchmarks.common import QUESTIONS, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
 from benchmarks.widen.load import load_wide
 from redrafter.config import SamplingParams, Shape
 from redrafter.drafters import WithNgrams
 from redrafter.engine import Engine, load
-from redrafter.planning.steps import PlannedSteps
+from redrafter.planning.steps import FixedSteps, Steps
 from redrafter.results import check_new, command
-from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
-from redrafter.serve.server import Server, build, build_adaptive
-from redrafter.tuning.batch_cost import measure_profile, warm_up
-from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.profile import Profile
-from redrafter.tuning.store import profile_key
+from redrafter.serve.server import Server, build_planned
+from redrafter.tuning.at_rest import warm_up
 
 BEGAN = time.perf_counter()
 
@@ -61,49 +55,26 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, str]:
     return Engine(target, WithNgrams(drafter), runtime=args.runtime), label
 
 
-def serve(args: argparse.Namespace) -> tuple[Server, Profile | None, str]:
-    """Return a server, the profile it measured if it needs one, and the label of its figures."""
+def serve(args: argparse.Namespace) -> tuple[Server, str]:
+    """A server, and the label of its figures."""
     say("loading")
     engine, label = make_engine(args)
     config = ServeConfig(rows=args.rows, context=args.context, queue=512, name="target")
-    if engine.planner is not None:
-        return Server(build_adaptive(engine, config), GuardConfig(), "127.0.0.1", 0, grace=2.0), None, label
-    shapes = ladder(engine)
-    batch = make_batch(engine, config, shapes)
-    say("measuring steps")
-    last = [""]
-
-    def report(what: str, done: int, total: int) -> None:
-        if what != last[0] or what.startswith("steps"):
-            say(f"{what}: {done} of {total}")
-        last[0] = what
-
-    profile = measure_profile(engine, batch, shapes, profile_key(engine.target, engine.drafter, engine.runtime), report)
-    for row in profile.step_costs:
-        if row.rows in (1, args.rows) or torch.cuda.is_available():
-            say(f"{row.rows} rows, {row.shape}: {row.ms:.2f} ms")
-    chooser = ShapeChooser(profile)
-    kinds = [SamplingParams(temperature=args.temperature)]
-    if batch.recorded:
-        warm_up(batch, chooser.shapes, kinds, report)
-    say(f"chosen: {[(c.rows, c.shape and c.shape.budget) for c in profile.best_shapes]}")
-    server = Server(build(engine, batch, chooser, config), GuardConfig(), "127.0.0.1", 0, grace=2.0)
-    return server, profile, label
+    served = build_planned(engine, config)
+    if served.scheduler.batch.recorded:
+        say("recording steps")
+        warm_up(served.scheduler.batch, served.scheduler.policy, [SamplingParams(temperature=args.temperature)])
+    return Server(served, GuardConfig(), "127.0.0.1", 0, grace=2.0), label
 
 
-def step_rows(policy: PlannedSteps | None, profile: Profile | None) -> list[dict[str, Any]]:
-    """What steps cost: milliseconds as a planner learned them, or as they were measured in a profile."""
-    if policy is not None:
-        costs = policy.planner.costs
-        return [
-            {"part": "cost", "tokens": tokens, "pass_ms": round(1e3 * costs.of_pass(tokens), 3)}
-            for tokens in (1, 2, 4, 8, 16, 32)
-        ] + [{"part": "cost", "draft_levels": n, "ms": round(1e3 * costs.of_draft(1, 1, n), 3)} for n in (1, 4)]
-    assert profile is not None
-    steps = [
-        {"part": "step", "rows": s.rows, "shape": s.shape and vars(s.shape), "ms": s.ms} for s in profile.step_costs
-    ]
-    return steps + [{"part": "choice", "rows": c.rows, "shape": c.shape and vars(c.shape)} for c in profile.best_shapes]
+def step_rows(policy: Steps) -> list[dict[str, Any]]:
+    """What steps cost: milliseconds as the planner learned them."""
+    assert not isinstance(policy, FixedSteps)
+    costs = policy.planner.costs
+    return [
+        {"part": "cost", "tokens": tokens, "pass_ms": round(1e3 * costs.of_pass(tokens), 3)}
+        for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ] + [{"part": "cost", "draft_levels": n, "ms": round(1e3 * costs.of_draft(1, 1, n), 3)} for n in (1, 4)]
 
 
 def client(args: argparse.Namespace, url: str, label: str) -> int:
@@ -153,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    server, profile, label = serve(args)
+    server, label = serve(args)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -169,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if status == 0:
         made = json.loads(args.save.read_text())
         made["command"] = command()
-        made["rows"] += step_rows(server.served.scheduler.policy, profile)
+        made["rows"] += step_rows(server.served.scheduler.policy)
         args.save.write_text(json.dumps(made, indent=1) + "\n")
     say("done")
     if status:

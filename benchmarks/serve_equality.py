@@ -22,9 +22,11 @@ from redrafter.config import Shape
 from redrafter.engine import load
 from redrafter.engine.ties import explain
 from redrafter.results import check_new, write_results
-from redrafter.serve.batches import ladder, make_batch
+from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.server import build
+
+SHAPES = ("4x4:7", "3x3:5", "1x3:3", "1x1:1")
 
 
 def smoke(tiny: TinyFiles) -> list[object]:
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     engine = load(args.model, args.drafter, shape=Shape())
-    shapes = ladder(engine)
+    shapes = [Shape.of(shape) for shape in SHAPES]
     config = ServeConfig(rows=args.rows, context=1024, queue=2 * args.requests)
     scheduler = build(engine, make_batch(engine, config, shapes), EveryShape(shapes), config).scheduler
     mixed = MixedLoad(engine, args.questions, args.requests, args.tokens)

@@ -26,12 +26,15 @@ START: Any = None
 """How the older version describes a row; None in the newer one."""
 try:
     from redrafter.drafters import RecurrentConfig, RecurrentNet
+    from redrafter.planning.steps import FixedSteps
     from redrafter.runtime.batch import Batch
-    from redrafter.tuning.chooser import ShapeChooser
 except ImportError:  # the older version
     from redrafter.nets.recurrent import RecurrentNet  # type: ignore[import-not-found, no-redef]
     from redrafter.runtime.pool import Pool as Batch  # type: ignore[import-not-found, no-redef]
-    from redrafter.serve.costs import Costs as ShapeChooser  # type: ignore[import-not-found, no-redef]
+    from redrafter.serve.costs import Costs  # type: ignore[import-not-found]
+
+    def FixedSteps(shape: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
+        return Costs(None, shape)
 
     from redrafter.runtime.eager import Start as OldStart  # type: ignore[attr-defined]
 
@@ -130,7 +133,7 @@ class Worker:
         """Eight requests at a time, each replaced by the next when it ends; the shape is fixed."""
         if self.served is None:
             batch = Batch(self.engine.target, self.engine.drafter, rows=8, context=1024, kept=4, shapes=[self.shape])
-            self.served = Scheduler(batch, ShapeChooser(None, self.shape), Limits(queue=256, chunk=512))
+            self.served = Scheduler(batch, FixedSteps(self.shape), Limits(queue=256, chunk=512))
             self.served.start()
         done, left = threading.Event(), [24]
 

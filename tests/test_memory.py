@@ -18,7 +18,7 @@ from redrafter.runtime.row import Request
 from redrafter.targets import load_target
 from redrafter.train.config import TrainConfig
 from redrafter.train.setup import check
-from redrafter.tuning.search import tune
+from redrafter.tuning.at_rest import tune
 from tests.helpers.batches import make_batch
 from tests.helpers.zoo import PROMPTS, make_model
 
@@ -75,7 +75,7 @@ def test_a_batch_is_refused(target, size):
 
 @pytest.mark.usefixtures("_little_memory")
 def test_generate_and_tune_are_refused_at_their_start(target):
-    engine = Engine(target, NgramDrafter(), shape=Shape(width=1, length=2))
+    engine = Engine(target, NgramDrafter())
     with pytest.raises(OutOfMemory, match=r"rows of .* tokens need .* for keys and values"):
         engine.generate([PROMPTS[0]] * 500, max_new_tokens=80)
     stages = []

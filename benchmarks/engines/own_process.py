@@ -9,17 +9,15 @@ from benchmarks.engines.process import serve
 from redrafter import Shape, __version__, load
 from redrafter.config import SamplingParams
 from redrafter.engine import Engine
-from redrafter.serve.batches import ladder, make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.job import Event, Job
-from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.tuning.batch_cost import measure_profile, warm_up
-from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.store import profile_key
+from redrafter.serve.scheduler import Scheduler
+from redrafter.serve.server import build_planned
+from redrafter.tuning.at_rest import warm_up
 
 
 class Own:
-    """Options: `model`, `drafter`, `device`, `dtype`, `runtime`, `rows`, `context`, and `shape` (None: measured).
+    """Options: `model`, `drafter`, `device`, `dtype`, `runtime`, `rows`, `context`, and `shape` (None: planned).
 
     A request drafts unless its sampling parameters have `drafts` false.
     """
@@ -27,8 +25,8 @@ class Own:
     def __init__(self, options: dict[str, Any]) -> None:
         self.loop, self.version, self._steps = asyncio.new_event_loop(), __version__, 0
         where = {name: options[name] for name in ("device", "dtype", "runtime")}
-        # Any shape: else a profile of `redrafter tune` could turn drafting off.
-        self.engine = load(options["model"], options["drafter"], shape=Shape.of(options["shape"] or "4x4"), **where)
+        shape = None if options["shape"] is None else Shape.of(options["shape"])
+        self.engine = load(options["model"], options["drafter"], shape=shape, **where)
         self.scheduler = scheduler(self.engine, options)
         self.scheduler.start()
 
@@ -71,18 +69,12 @@ class Own:
 
 
 def scheduler(engine: Engine, options: dict[str, Any]) -> Scheduler:
-    """As benchmarks/serve.py makes it: what to draft is measured for each number of rows."""
+    """As the server makes it: steps are planned, unless a shape is given."""
     config = ServeConfig(rows=options["rows"], context=options["context"], queue=512)
-    shapes = ladder(engine) if options["shape"] is None else [engine.shape]
-    batch = make_batch(engine, config, shapes)
-    if options["shape"] is None:
-        key = profile_key(engine.target, engine.drafter, engine.runtime)
-        chooser = ShapeChooser(measure_profile(engine, batch, shapes, key, say))
-    else:
-        chooser = ShapeChooser(None, engine.shape)
-    if batch.recorded:
-        warm_up(batch, chooser.shapes, [SamplingParams()], say)
-    return Scheduler(batch, chooser, Limits(queue=config.queue, chunk=512 if batch.recorded else 64))
+    made = build_planned(engine, config).scheduler
+    if made.batch.recorded:
+        warm_up(made.batch, made.policy, [SamplingParams()], say)
+    return made
 
 
 @functools.cache  # each line once

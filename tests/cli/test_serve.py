@@ -16,20 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from redrafter import Engine, Shape
+from redrafter import Engine, RuleConfig, Shape
 from redrafter.cli.main import main
-from redrafter.cli.serve import measured
 from redrafter.drafters import NoDrafter
-from redrafter.errors import ConfigError
 from redrafter.planning.copying import MOST_COPIED
-from redrafter.serve import measuring
-from redrafter.serve.batches import CPU_LADDER, first_shape, ladder, make_batch
+from redrafter.planning.steps import FixedSteps, LateSteps, PlannedSteps
 from redrafter.serve.config import ServeConfig
-from redrafter.serve.measuring import Measuring, stored_profile
-from redrafter.serve.server import Server
-from redrafter.tuning import batch_cost, store
-from redrafter.tuning.chooser import ShapeChooser
-from redrafter.tuning.profile import BestShape, Profile, StepCost
+from redrafter.serve.server import Server, build_planned
 from tests.helpers.letters import make_target
 from tests.helpers.scheduling import jobs_of, run
 from tests.helpers.zoo import recurrent_drafter
@@ -144,44 +137,7 @@ def test_too_many_rows_are_said_in_one_line(
     assert "Traceback" not in said
 
 
-def test_only_a_server_that_drafts_measures_what_steps_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
-    target, asked = make_target(), SimpleNamespace(width=None, length=None, nodes=None, tune="once")
-    config = ServeConfig(rows=1, context=90, name="toy")
-    plain = Engine(target, NoDrafter())
-    assert measured(plain, config, asked).scheduler.spare is None  # type: ignore[arg-type]
-    drafting = Engine(target, recurrent_drafter(target))
-    assert measured(drafting, config, asked).scheduler.spare is not None  # type: ignore[arg-type]
-
-
-def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "profile_folder", lambda: tmp_path)
-    target = make_target()
-    engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
-    monkeypatch.setattr(batch_cost, "TEXTS", 3)
-    monkeypatch.setattr(batch_cost, "TEXT_TOKENS", 12)
-    shapes = ladder(engine)
-    assert len(shapes) == len(CPU_LADDER)
-    batch = make_batch(engine, ServeConfig(rows=3, context=90), shapes)
-    chooser = ShapeChooser(None, first_shape(engine, batch, shapes))
-    assert stored_profile(engine, batch, "once") is None
-    Measuring(engine, batch, shapes, chooser)(lambda: None, lambda: None)
-    first = stored_profile(engine, batch, "once")
-    assert first == chooser.profile
-    assert first is not None
-    assert batch.free == 3
-    assert {cost.rows for cost in first.step_costs} == {1, 2, 3} == {best.rows for best in first.best_shapes}
-    assert len(list(tmp_path.glob("*.json"))) == 1
-    assert stored_profile(engine, batch, "again") is None
-    assert all(chooser.choose(rows) in (*shapes, None) for rows in range(1, 9))
-    other = make_batch(engine, ServeConfig(rows=2, context=90), shapes)
-    with pytest.raises(ConfigError, match="there is no measurement yet"):
-        stored_profile(engine, other, "never")
-
-
-def test_a_server_on_a_cpu_measures_nothing_and_chooses_as_generate_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_on_a_cpu_plans_as_generate_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a shape is given: then every step drafts."""
     target, made = make_target(), []
     target.model.save_pretrained(tmp_path / "toy")
@@ -189,14 +145,13 @@ def test_a_server_on_a_cpu_measures_nothing_and_chooses_as_generate_does(
     monkeypatch.setattr(Server, "run", lambda self: made.append(self.served))
     words = ["serve", "--port", "0", "--model", str(tmp_path / "toy"), "--drafter", "ngram", "--rows", "2"]
     words += ["--dtype", "fp64"]
-    assert main([*words, "--tune", "never"]) == 0
+    assert main(words) == 0
     assert main([*words, "--length", "3", "--width", "1"]) == 0
     (adapting, fixed) = (served.scheduler for served in made)
-    assert adapting.policy is not None
-    assert adapting.spare is None
+    assert isinstance(adapting.policy, PlannedSteps)
     assert adapting.batch.slack > MOST_COPIED
-    assert fixed.policy is None
-    assert fixed.costs.choose(1) == Shape(width=1, length=3)
+    assert isinstance(fixed.policy, FixedSteps)
+    assert fixed.policy.shape == Shape(width=1, length=3)
     plain = Engine(target, NoDrafter())
     requests = plain.requests([[3, 4, 5] * 8, [7, 8]], max_new_tokens=30, ignore_eos=True)
     heard = []
@@ -209,24 +164,20 @@ def test_a_server_on_a_cpu_measures_nothing_and_chooses_as_generate_does(
     assert not adapting.policy.planner.rows
 
 
-def test_a_tuned_profile_with_larger_trees_than_there_is_room_for_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+def test_a_server_plans_under_rules_whose_texts_depend_on_the_tree(rule: str) -> None:
+    """Each row then has the nodes of the beam."""
     target = make_target()
-    engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
-    batch = make_batch(engine, ServeConfig(rows=1, context=90), ladder(engine))
-
-    def tuned(shape: Shape) -> Profile:
-        step_costs = (StepCost(rows=1, shape=shape, ms=1.0), StepCost(rows=1, shape=None, ms=1.0))
-        best_shapes = (BestShape(rows=1, shape=None),)
-        return Profile(key={}, target_name="x", temperature=0.0, step_costs=step_costs, best_shapes=best_shapes)
-
-    monkeypatch.setattr(measuring, "read_profile", lambda *_: None)
-    monkeypatch.setattr(measuring, "find_profile", lambda *_: tuned(Shape(width=4, length=4)))
-    found = stored_profile(engine, batch, "never")
-    assert found is not None
-    assert found.target_name == "x"
-    for large in (Shape(width=4, length=5), Shape(width=5, length=4, nodes=7)):  # the beam search visits 20 nodes
-        monkeypatch.setattr(measuring, "find_profile", lambda *_, large=large: tuned(large))
-        with pytest.raises(ConfigError, match="there is no measurement yet"):
-            stored_profile(engine, batch, "never")
+    engine = Engine(target, recurrent_drafter(target), rule=RuleConfig(name=rule))
+    scheduler = build_planned(engine, ServeConfig(rows=2, context=90, name="toy")).scheduler
+    assert isinstance(scheduler.policy, LateSteps)
+    listeners = []
+    for request in engine.requests([[3, 4, 5], [7, 8]], max_new_tokens=40, temperature=1.0, ignore_eos=True):
+        ((job, told),) = jobs_of(target, [request], rule=engine.rule_config)
+        scheduler.submit([job])
+        listeners.append(told)
+    run(scheduler)
+    assert [len(told.tokens) for told in listeners] == [40, 40]
+    assert any(":" in name for name in scheduler.metrics.steps), "some steps drafted"
+    assert scheduler.metrics.expected > 0
+    assert scheduler.policy.planner.costs.known

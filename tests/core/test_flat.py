@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from redrafter.core.cache import tree_visibility
-from redrafter.core.flat import Flat, Piece, budgeted, of_pieces, of_trees, put_trees
+from redrafter.core.flat import Flat, Piece, budgeted, of_pieces, of_trees, promised, put_trees, ranks
 from redrafter.core.tree import Tree, candidate_nodes, pack
 from redrafter.kernels.tree_attention import naive
 from redrafter.kernels.tree_attention.naive import INDEX, PLACE, SLOT, TOKEN, visible
@@ -48,7 +48,7 @@ def test_no_node_stands_at_a_position_above_the_last() -> None:
 def test_dropped_nodes_take_no_line_and_no_slot_of_others() -> None:
     tree, lengths = random_trees(3), torch.tensor([20, 9, 30])
     assert tree.scores is not None
-    real = budgeted(tree, tree.scores, 10)
+    real = budgeted(tree, ranks(tree, tree.scores), 10)
     flat = Flat.empty(20, 3, "cpu")
     at = put_trees(flat, tree, real, lengths, torch.tensor([5, 6, 7]), 1000, begin=2, run=0)
     assert flat.runs[:, 1].sum() == real.sum() == 13
@@ -63,7 +63,7 @@ def test_dropped_nodes_take_no_line_and_no_slot_of_others() -> None:
 def test_the_budget_keeps_the_most_probable_nodes_and_their_parents(nodes: int) -> None:
     tree = random_trees(3, seed=nodes)
     assert tree.scores is not None
-    kept = budgeted(tree, tree.scores, nodes)
+    kept = budgeted(tree, ranks(tree, tree.scores), nodes)
     assert kept[:, 0].all()
     drafted = tree.valid.clone()
     drafted[:, 0] = False
@@ -77,7 +77,7 @@ def test_twin_a_score_above_the_parents_drops_the_parent() -> None:
     tree = random_trees(2)
     assert tree.scores is not None
     raised = torch.where(tree.depths == 2, 1.0, tree.scores)
-    kept = budgeted(tree, raised, 3)
+    kept = budgeted(tree, ranks(tree, raised), 3)
     assert (kept & ~kept.gather(1, tree.parents)).any()
 
 
@@ -129,3 +129,17 @@ def test_padding_writes_no_key() -> None:
     naive.write(torch.ones(5, 1, 3), torch.ones(5, 1, 3), keys, values, flat.lines)
     assert keys.sum() == values.sum() == 6
     assert keys[1, 0, 2:4].sum() == 6
+
+
+def test_what_budgets_promise_is_the_sum_of_the_nodes_that_they_keep() -> None:
+    tree, budgets = random_trees(3), torch.tensor([0, 4, 9, 36])
+    assert tree.scores is not None
+    place = ranks(tree, tree.scores)
+    told = promised(tree, tree.scores, place, budgets)
+    for i, nodes in enumerate(budgets.tolist()):
+        kept = budgeted(tree, place, nodes) & (tree.depths > 0)
+        likely = (0.85 * tree.scores).exp().minimum(0.98**tree.depths)
+        assert torch.allclose(told[:, i], (likely * kept).sum(1))
+    assert (told.diff(dim=1) >= 0).all()
+    wrong = promised(tree, tree.scores.roll(1, 1), place, budgets)  # twin: the probabilities of other nodes
+    assert not torch.allclose(wrong, told)

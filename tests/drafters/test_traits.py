@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from benchmarks import step_times
+from benchmarks.step_times import DummyDrafter
 from redrafter.config import Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
@@ -22,13 +24,11 @@ from redrafter.engine import Engine
 from redrafter.engine.exactness import why_ties
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
-from redrafter.serve.batches import CPU_LADDER, NGRAM_LADDER, first_shape, ladder, make_batch
+from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.server import past_answers
 from redrafter.targets import load_target
-from redrafter.tuning import step_cost, store
-from redrafter.tuning.search import CPU_GRID, NGRAM_LENGTHS, grid_for, tune
-from redrafter.tuning.step_cost import DummyDrafter
+from redrafter.tuning.at_rest import tune
 from tests.helpers.zoo import make_model, peer_drafter, recurrent_drafter
 
 SHAPE = Shape(width=1, length=2)
@@ -144,25 +144,13 @@ def test_what_drafts_is_tuned_and_served_as_a_drafter(target, kind):
     assert engine.drafts
     assert Engine(target, kind(), adapts=True).planner is not None
     assert not engine.plain().drafts
-    names = NGRAM_LADDER if kind in (OnlyCopying, NgramDrafter) else CPU_LADDER
-    assert ladder(engine) == [Shape.of(name) for name in names]
-    lengths = grid_for(target, engine.drafter, "eager").lengths
-    assert (lengths == NGRAM_LENGTHS) == (kind in (OnlyCopying, NgramDrafter))
-    budgets = {s.budget - s.width * s.length for s in CPU_GRID.shapes(engine.drafter) if s != engine.shape}
-    assert (budgets == {0}) == (kind in (OnlyCopying, NgramDrafter)), "others try trees of fewer nodes than the beam"
 
 
-def test_plain_decoding_has_nothing_to_adapt_tune_or_serve(target, monkeypatch):
+def test_plain_decoding_has_nothing_to_adapt_tune_or_serve(target):
     engine = Engine(target, NoDrafter(), adapts=True)
-    assert (engine.drafts, engine.planner, ladder(engine)) == (False, None, [])
-    assert first_shape(engine, make_batch(engine, ServeConfig(rows=1, context=40), []), []) is None
-    with pytest.raises(ConfigError, match="nothing to tune without a drafter"):
+    assert (engine.drafts, engine.adapts, engine.planner) == (False, False, None)
+    with pytest.raises(ConfigError, match="there is nothing to tune: name a drafter"):
         tune(engine)
-    asked = []
-    monkeypatch.setattr(store, "find_profile", lambda target, drafter, runtime: asked.append(drafter))
-    for drafter in (engine.drafter, own := Own()):
-        assert store.apply_profile(target, drafter, "auto") == (drafter, None)
-    assert asked == [own], "plain decoding has no profile"
 
 
 class Recalling(Copying):
@@ -196,10 +184,10 @@ def test_a_long_chain_takes_room_in_a_timed_context(target, monkeypatch, deepest
     drafter, asked = Own(), []
     if deepest is not None:
         drafter.longest_chain = deepest
-    real = step_cost.tokens_per_round
-    monkeypatch.setattr(step_cost, "tokens_per_round", lambda *given: asked.append(given) or real(*given))
+    real = step_times.tokens_per_round
+    monkeypatch.setattr(step_times, "tokens_per_round", lambda *given: asked.append(given) or real(*given))
     batch = make_batch(Engine(target, drafter), ServeConfig(rows=1, context=90), [SHAPE])
-    step_cost.time_steps(batch, 1, [SHAPE], [[1, 2, 3]], step_cost.TimingBudget(turns=1, steps=1))
+    step_times.time_steps(batch, 1, [SHAPE], [[1, 2, 3]], step_times.TimingBudget(turns=1, steps=1))
     assert asked == [([SHAPE], deepest or 0)]
 
 

@@ -12,8 +12,8 @@ from redrafter.targets import load_target
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import NAME
 from redrafter.tuning import store
-from redrafter.tuning.profile import BestShape
-from tests.helpers.profiles import TREE, make_profile
+from tests.helpers.batches import TREE
+from tests.helpers.prices import make_profile
 from tests.helpers.zoo import make_model, recurrent_drafter
 
 
@@ -64,14 +64,14 @@ def test_another_model_is_described_as_it_loads(folders, dtype):
     assert ("need float32" in found.kernels) == (dtype == "fp64")
 
 
-@pytest.mark.parametrize("shape", [TREE, None])
-def test_a_profile_is_described(folders, shape):
+def test_a_profile_is_described(folders):
     engine = redrafter.load(*folders)
     key = store.profile_key(engine.target, engine.drafter, "auto")
-    store.save_profile(make_profile(key=key, target_name=engine.target.name, best_shapes=(BestShape(1, shape),)))
+    assert not describe(*folders).tuned
+    store.save_profile(make_profile(key=key, target_name=engine.target.name))
     found = describe(*folders)
     same(found, redrafter.load(*folders))
-    assert (found.shape, found.tuned) == (shape, True)
+    assert found.tuned
 
 
 def test_a_profile_of_the_default_needs_its_weights(tmp_path, monkeypatch):

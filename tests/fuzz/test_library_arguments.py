@@ -25,8 +25,7 @@ from redrafter.targets import load_target
 from redrafter.train.config import DistillConfig, TrainConfig
 from redrafter.train.distill import distill
 from redrafter.train.trainer import train
-from redrafter.tuning.search import SearchGrid, tune
-from redrafter.tuning.step_cost import TimingBudget
+from redrafter.tuning.at_rest import tune
 from tests.helpers import whispers
 from tests.helpers.letters import SMALL, make_target, tokenizer
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
@@ -118,7 +117,6 @@ def functions(folder: Path) -> dict[str, Called]:
     engine = Engine(target, recurrent_drafter(target), shape=Shape(width=2, length=2))
     small = load_target(make_model("qwen2"), tokenizer=target.tokenizer)
     texts = make_texts(target, count=8, length=8)
-    grid = SearchGrid((1, 2), (1, 2), (1, 2), 2, 4, TimingBudget(1, 1), TimingBudget(1, 1), finalists=1)
     whisper = whispers.make_target()
     transcriber = Transcriber(whisper, NgramDrafter())
     sampling = tuple(field.name for field in fields(SamplingParams))
@@ -190,7 +188,7 @@ def functions(folder: Path) -> dict[str, Called]:
         "ModelDrafter": Called(ModelDrafter, {"model": small, "target": target}, ("gamma",)),
         "WithNgrams": Called(WithNgrams, {"inner": recurrent_drafter(target)}),
         "tune": Called(
-            tune, {"engine": engine, "grid": grid, "progress": reached}, ("row_counts", "temperature", "prompts")
+            tune, {"engine": engine, "progress": reached}, ("row_counts", "temperature", "prompts", "tokens")
         ),
         "train": Called(
             train,

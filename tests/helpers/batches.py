@@ -2,11 +2,12 @@
 
 import pytest
 
+from benchmarks import step_times
 from redrafter import Shape
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target
-from redrafter.tuning import step_cost
-from tests.helpers.profiles import TREE
+
+CHAIN, TREE = Shape(width=1, length=3, nodes=3), Shape(width=2, length=4, nodes=7)
 
 
 def make_batch(target: Target, drafter, **changes) -> Batch:
@@ -18,8 +19,8 @@ class FakeSteps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[tuple[Shape | None, int]] = []
-        self.real = step_cost.run_steps
-        monkeypatch.setattr(step_cost, "run_steps", self)
+        self.real = step_times.run_steps
+        monkeypatch.setattr(step_times, "run_steps", self)
 
     def __call__(self, batch: Batch, shape: Shape | None, count: int) -> float:
         self.taken.append((shape, count))

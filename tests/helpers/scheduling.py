@@ -11,7 +11,7 @@ from redrafter import Shape
 from redrafter.planning.copying import MOST_COPIED
 from redrafter.planning.plan import Plan
 from redrafter.planning.planner import Planner
-from redrafter.planning.steps import PlannedSteps
+from redrafter.planning.steps import FixedSteps, PlannedSteps, Steps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.copied import Copied
 from redrafter.runtime.row import Row
@@ -23,14 +23,11 @@ from tests.helpers.zoo import VOCAB, recurrent_drafter
 SHAPES = [Shape(width=3, length=3), Shape(width=2, length=2, nodes=3)]
 
 
-class Ladder:
+class Ladder(FixedSteps):
     """Less is guessed the more rows there are."""
 
     def choose(self, rows: int) -> Shape | None:
         return SHAPES[0] if rows < 3 else SHAPES[1] if rows < 6 else None
-
-    def learn(self, shape: Shape | None, tokens: int, rows: int) -> None:
-        """Knows enough."""
 
 
 class AnyPlanner(Planner):
@@ -74,12 +71,12 @@ class AnyPolicy(PlannedSteps):
 
 
 def make(
-    target: Target, rows: int = 8, recorded: bool | None = None, policy: PlannedSteps | None = None, **limits: Any
+    target: Target, rows: int = 8, recorded: bool | None = None, policy: Steps | None = None, **limits: Any
 ) -> Scheduler:
     drafter = recurrent_drafter(target, memory_heads=2, memory_size=8)
     shapes = [*SHAPES, Shape(width=1, length=MOST_COPIED)]
     batch = Batch(target, drafter, rows=rows, context=90, kept=3, shapes=shapes, recorded=recorded)
-    return Scheduler(batch, Ladder(), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)), policy)
+    return Scheduler(batch, policy or Ladder(None), Limits(**({"queue": 500, "chunk": 8, "idle_chunk": 16} | limits)))
 
 
 class Listener:

@@ -8,12 +8,12 @@ from typing import Any
 
 from redrafter import Engine, Shape
 from redrafter.drafters import NoDrafter
+from redrafter.planning.steps import FixedSteps
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import GuardConfig, ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.server import Server, build
 from redrafter.targets import Target
-from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.zoo import recurrent_drafter
 
@@ -26,7 +26,7 @@ def make_served(target: Target | None = None, **changes: Any) -> Served:
     target = target or make_target()
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE)
     config = ServeConfig(**({"rows": 4, "context": 90, "queue": 100, "name": NAME} | changes))
-    return build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)
+    return build(engine, make_batch(engine, config, [SHAPE]), FixedSteps(SHAPE), config)
 
 
 def plain(served: Served) -> Engine:

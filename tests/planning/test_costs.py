@@ -2,7 +2,7 @@
 
 import pytest
 
-from redrafter.planning.costs import FEW, Costs
+from redrafter.planning.costs import ON_CPU, Costs
 from redrafter.planning.linear import LinearPrice
 
 
@@ -59,5 +59,5 @@ def test_a_pass_over_more_tokens_never_costs_less():
     costs = Costs()
     costs.learn_pass(0.01, 1)
     assert all(costs.of_pass(n) < costs.of_pass(n + 1) for n in range(1, 40))
-    for tokens, nodes in ((4, 3), (4, 9), (FEW, 1), (30, 2)):
+    for tokens, nodes in ((4, 3), (4, 9), (ON_CPU.knots[0], 1), (30, 2)):
         assert costs.more(tokens, nodes) == pytest.approx(costs.of_pass(tokens + nodes) - costs.of_pass(tokens))

@@ -15,6 +15,7 @@ from redrafter.core.rules import make_rule
 from redrafter.core.step import step
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.errors import OutOfMemory
+from redrafter.planning.late import Action, LatePlanner, Load
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.eager import EagerSteps
@@ -23,7 +24,6 @@ from redrafter.runtime.state import assign
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
 from redrafter.train.trainer import train
-from redrafter.tuning.account import AccountPolicy
 from tests.helpers.bytes import byte_target
 from tests.helpers.toys import CONFIG, OPTIONS, make_texts
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, make_model, recurrent_drafter
@@ -114,7 +114,7 @@ def test_a_step_never_waits_for_the_host(rule, draft):
     batch.read_all([batch.open(r) for r in requests])
     for _ in range(2):  # the first step of a row drafts nothing
         batch.step(shape)
-    state, sampling = batch.state, batch._sampling(2)
+    state, sampling = batch.state, batch.sampling(2)
     rows = state.view(2, drafts=True, counted=True)
     seen = StepDrafter(drafter, rows, state.history, follows=state.guesses[:2], guesses=True)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_rows_join_and_leave_while_steps_are_under_way():
     try:
         batch.close(rows[0])
         batch.open(requests[2])
-        batch._sampling(2)
+        batch.sampling(2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     batch.drain()
@@ -226,14 +226,16 @@ def test_steps_that_draft_or_not_at_random_write_the_plain_text(runtime, monkeyp
     engine = Engine(target, drafter, shape=SWITCHING_SHAPE, adapts=True, runtime=runtime)
     draw, chosen = random.Random(4), []
 
-    def choose(self, size):
-        chosen.append(draw.choice([SWITCHING_SHAPE, None]))
+    def choose(self, load, drafts, ready):
+        chosen.append(draw.choice([draw.choice(drafts), Action(None, 0, load.places)]))
         return chosen[-1]
 
-    monkeypatch.setattr(AccountPolicy, "choose", choose)
+    monkeypatch.setattr(LatePlanner, "choose", choose)
     for temperature in (0.0, 1.0):
         assert texts_by(engine, temperature) == texts_by(engine.plain(), temperature)
-    assert min(chosen.count(None), chosen.count(SWITCHING_SHAPE)) > 20
+    drafted = [action for action in chosen if action.shape is not None]
+    assert min(len(drafted), len(chosen) - len(drafted)) > 20
+    assert runtime == "eager" or len({action.nodes for action in drafted}) > 2
 
 
 @pytest.mark.parametrize("runtime", ["graphs", "compiled"])
@@ -241,15 +243,15 @@ def test_a_drafter_that_is_nearly_always_wrong_is_hardly_used(runtime):
     target = load_target(copy.deepcopy(make_model("llama", torch.float32)).cuda())
     guesses = recurrent_drafter(target, draft_vocab_size=4)  # four tokens that the text hardly contains
     engine = Engine(target, guesses, shape=Shape(width=4, length=12), adapts=True, runtime=runtime)
-    assert Engine(target, engine.drafter, shape="2x2", runtime=runtime).account is None, "a given shape is kept"
+    assert Engine(target, engine.drafter, shape="2x2", runtime=runtime).planner is None, "a given shape is kept"
     want = engine.plain().generate(PROMPTS[0], max_new_tokens=80).tokens
     every = [engine.generate(PROMPTS[0], max_new_tokens=80) for _ in range(5)]
     assert all(c.tokens == want for c in every)
     assert every[0].stats.plain_steps < every[0].stats.steps, "the drafter is tried"
     later = [c.stats for c in every[1:]]
     plain, steps = sum(s.plain_steps for s in later), sum(s.steps for s in later)
-    size, times = next((size, times) for size, times in engine.account.times.items() if times.measured)
-    figures = f"{plain} of {steps} steps were plain; a draft costs {engine.account.cost(size):.2f} plain steps"
-    assert plain > 0.7 * steps, f"{figures}, {[list(x) for x in times.recent.values()]}"
+    load, planner = Load(1, slots=100), engine.planner
+    seconds = [planner.seconds(action, load) for action in (Action(engine.shape, 47, 64), Action(None, 0, 1))]
+    assert plain > 0.7 * steps, f"{plain} of {steps} steps were plain; steps take {seconds} s"
     (batch,) = engine._idle
     assert {kind.shape is None for kind in batch.steps.steps} == {True, False}

@@ -9,11 +9,13 @@ import torch
 
 from redrafter import Shape
 from redrafter.config import SamplingParams
+from redrafter.planning.late import Action, LatePlanner
+from redrafter.planning.steps import FixedSteps, LateSteps, late_planner
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, FlatPasses
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
-from redrafter.tuning.batch_cost import warm_up
+from redrafter.tuning.at_rest import warm_up
 from tests.helpers.zoo import VOCAB, make_model
 from tests.runtime.test_batch import SHAPES, alone, everyone, make_batch, opened, requests, serve, stepped
 
@@ -138,12 +140,12 @@ def test_results_come_one_step_late(single: Target) -> None:
     assert batch.drain() == []
 
 
-def wrong_place(self: FlatPasses, area: int, rows: int, pieces: Any) -> None:
-    RUN(self, area, rows, [replace(piece, place=(piece.place + 1) % 9) for piece in pieces])
+def wrong_place(self: FlatPasses, area: int, trees: int, rows: int, pieces: Any) -> None:
+    RUN(self, area, trees, rows, [replace(piece, place=(piece.place + 1) % 9) for piece in pieces])
 
 
-def wrong_begin(self: FlatPasses, area: int, rows: int, pieces: Any) -> None:
-    RUN(self, area, rows, [replace(piece, begin=piece.begin + (piece.begin > 0)) for piece in pieces])
+def wrong_begin(self: FlatPasses, area: int, trees: int, rows: int, pieces: Any) -> None:
+    RUN(self, area, trees, rows, [replace(piece, begin=piece.begin + (piece.begin > 0)) for piece in pieces])
 
 
 RUN = FlatPasses.run
@@ -158,10 +160,17 @@ def test_a_wrong_piece_is_noticed(single: Target, monkeypatch: pytest.MonkeyPatc
     assert serve(recorded(single), every, chance) != dict(enumerate(alone(single, every)))
 
 
+class EveryShape(FixedSteps):
+    """Any of them, whatever the number of rows."""
+
+    def shapes(self, rows: int) -> list[Shape | None]:
+        return [*SHAPES, None]
+
+
 def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> None:
     batch = recorded(single, rows=3)
     assert batch.steps is not None
-    warm_up(batch, lambda rows: [*SHAPES, None], chunk=3 * 16)
+    warm_up(batch, EveryShape(None), chunk=3 * 16)
     assert batch.free == batch.rows
     before = set(batch.steps.steps), set(passes_of(batch).graphs)
     chance = random.Random(8)
@@ -171,7 +180,7 @@ def test_what_is_prepared_is_not_recorded_when_it_is_needed(single: Target) -> N
     made = {kind for kind in batch.steps.steps if not kind.guided}
     assert (made, set(passes_of(batch).graphs)) == before
     small = recorded(single, rows=3)
-    warm_up(small, lambda rows: [*SHAPES, None], [SamplingParams()], chunk=16)
+    warm_up(small, EveryShape(None), [SamplingParams()], chunk=16)
     assert small.steps is not None
     assert set(small.steps.steps) < before[0], "greedy rows alone need fewer"
     assert set(passes_of(small).graphs) < before[1], "and shorter pieces"
@@ -192,3 +201,31 @@ def test_an_own_pass_for_log_probabilities_of_a_prompt(single: Target) -> None:
     for at, told in zip(logp, output.prompt_logprobs, strict=False):
         assert [t for t, _ in told[1:]] == at.topk(2).indices.tolist()
         assert told[0][1] == pytest.approx(float(at[told[0][0]]), abs=1e-4)
+
+
+def test_what_a_planner_may_choose_is_prepared_and_measured(single: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it then chooses, nothing more is recorded, and each row writes what it writes alone."""
+    batch, steps, draw = recorded(single, rows=3), LateSteps(late_planner(SHAPES[0], 2)), random.Random(8)
+    assert batch.steps is not None
+    warm_up(batch, steps, [SamplingParams()], chunk=16)
+    assert steps.planner.costs.known, "the prices were measured meanwhile"
+    before = set(batch.steps.steps), set(passes_of(batch).graphs)
+    monkeypatch.setattr(
+        LatePlanner, "choose", lambda _, load, drafts, ready: draw.choice([*drafts, Action(None, 0, load.places)])
+    )
+    every = [Request(prompt=[i, 3, 1, 4], seed=i, max_new_tokens=9 + i) for i in range(7)]
+    texts: dict[Row, list[int]] = {}
+    waiting, made = list(every), []
+    while waiting or any(row.open for row in texts):
+        while waiting and batch.free:
+            made.append(batch.open(waiting.pop(0), reuses=False))
+            texts[made[-1]] = []
+        for result in steps.step(batch, [row for row in made if row.open], batch.pieces(16)):
+            for row, output in result.rows:
+                texts[row] += output.tokens
+                if not output.steps:
+                    steps.open(row)
+                if output.done and row.open:
+                    batch.close(row)
+    assert list(texts.values()) == [text_alone(single, request) for request in every]
+    assert (set(batch.steps.steps), set(passes_of(batch).graphs)) == before

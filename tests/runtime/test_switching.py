@@ -9,6 +9,8 @@ import torch
 from redrafter import Engine, Shape
 from redrafter.core.tree import root_tree
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
+from redrafter.planning.late import Action, LatePlanner
+from redrafter.planning.steps import late_planner
 from redrafter.runtime import batch as batch_module
 from redrafter.runtime import recorded
 from redrafter.runtime.batch import Batch
@@ -18,7 +20,6 @@ from redrafter.runtime.row import Request
 from redrafter.runtime.state import BatchState, tensors_of
 from redrafter.runtime.step_drafter import StepDrafter
 from redrafter.targets import load_target
-from redrafter.tuning.account import AccountPolicy, DraftAccount, StepTimes
 from tests.helpers.clock import Clock
 from tests.helpers.zoo import PROMPTS, VOCAB, OracleDrafter, make_model, recurrent_drafter
 
@@ -29,20 +30,20 @@ def switching(target: Any, drafter: Any) -> Engine:
     """An engine whose steps run over fixed buffers and that chooses as on a GPU."""
     engine = Engine(target, drafter, shape=SHAPE, runtime="graphs")
     engine.recorded = True
-    engine.account = DraftAccount(SHAPE)
+    engine.planner, engine.guesses = late_planner(SHAPE, 2), drafter
     return engine
 
 
 @pytest.fixture
-def chosen(monkeypatch) -> list[Shape | None]:
-    """Steps draft or not as chance wants."""
+def chosen(monkeypatch) -> list[Action]:
+    """Steps draft or not, by any beam and with any number of nodes, as chance wants."""
     draw, made = random.Random(4), []
 
-    def choose(self, size):
-        made.append(draw.choice([SHAPE, None]))
+    def choose(self, load, drafts, ready):
+        made.append(draw.choice([draw.choice(drafts), Action(None, 0, load.places)]))
         return made[-1]
 
-    monkeypatch.setattr(AccountPolicy, "choose", choose)
+    monkeypatch.setattr(LatePlanner, "choose", choose)
     return made
 
 
@@ -65,8 +66,8 @@ def test_the_text_is_the_same_whatever_is_chosen(chosen, monkeypatch, dtype, tem
     inner = recurrent_drafter(target, memory_heads=2, memory_size=8)
     for drafter in (inner, WithNgrams(inner), NgramDrafter(2, 1)):
         assert texts_by(switching(target, drafter), temperature) == want
-    assert chosen.count(None) > 20
-    assert chosen.count(SHAPE) > 20
+    assert sum(action.shape is None for action in chosen) > 20
+    assert len({(action.shape, action.nodes) for action in chosen}) > (6 if dtype is torch.float32 else 2)
     draft = StepDrafter.draft
 
     def blind(self, state, last, search):  # twin: a plain step that reads another token than the last
@@ -103,12 +104,13 @@ def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
     def state(plain: bool) -> list[torch.Tensor]:
         draw, engine = random.Random(2), switching(target, drafter)
 
-        def choose(self, size, steps=[]):  # noqa: B006 - counts its calls
+        def choose(self, load, drafts, ready, steps=[]):  # noqa: B006 - counts its calls
             steps.append(1)
-            return None if plain and len(steps) < 20 and draw.random() < 0.6 else SHAPE
+            none = plain and len(steps) < 20 and draw.random() < 0.6
+            return Action(None, 0, load.places) if none else drafts[0]
 
         with monkeypatch.context() as patch:
-            patch.setattr(AccountPolicy, "choose", choose)
+            patch.setattr(LatePlanner, "choose", choose)
             done = engine.generate(PROMPTS[0], **options)
         assert (done.stats.plain_steps > 5) is plain
         (batch,) = engine._idle
@@ -134,15 +136,15 @@ def test_a_given_shape_and_a_grammar_are_no_matter_of_choice(chosen):
     engine = switching(target, recurrent_drafter(target))
     keep = [lambda ids, scores: scores]
     assert engine.generate(PROMPTS[0], max_new_tokens=9, logits_processor=keep).stats.plain_steps == 0
-    engine.account = None
+    engine.planner = None
     assert engine.generate(PROMPTS[0], max_new_tokens=9).stats.plain_steps == 0
     assert not chosen
-    assert Engine(target, engine.drafter, shape=SHAPE).account is None
+    assert Engine(target, engine.drafter, shape=SHAPE).planner is None
 
 
 def test_a_plain_step_is_recorded_when_it_is_first_wanted(monkeypatch):
-    """Drafts that are always wrong: the account runs empty, then nearly all steps are plain."""
-    monkeypatch.setattr(StepTimes, "cost", lambda *_: 1.5)
+    """Drafts that are always wrong: they lose a few steps' time, then nearly all steps are plain."""
+    monkeypatch.setattr(LatePlanner, "seconds", lambda _, action, load: 0.004 if action.shape is None else 0.006)
     target = load_target(make_model())
     want = Engine(target, NoDrafter()).generate(PROMPTS[0], max_new_tokens=80).tokens
     engine = switching(target, OracleDrafter(PROMPTS[:1], [want], skill=0.0))
@@ -181,3 +183,25 @@ def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
     batch.step(SHAPE)
     (first,) = batch.drain()
     assert first.seconds < 1
+
+
+def test_a_step_promises_for_each_budget_what_the_host_may_choose(monkeypatch):
+    """The device picks the nodes, as many as the host asked for, and the statistics say what was expected of them."""
+    target = load_target(make_model("llama", torch.float32))
+    engine, seen = switching(target, recurrent_drafter(target)), []
+    learn = LatePlanner.learn
+
+    def watch(self, load, action, result, budgets, resumed):
+        learn(self, load, action, result, budgets, resumed)
+        seen.extend((action.nodes, budgets, output) for _, output in result.rows if action.shape and output.steps)
+
+    monkeypatch.setattr(LatePlanner, "learn", watch)
+    monkeypatch.setattr(LatePlanner, "choose", lambda self, load, drafts, ready: drafts[len(seen) % len(drafts)])
+    stats = engine.generate(PROMPTS[0], max_new_tokens=30, ignore_eos=True).stats
+    assert stats.expected == pytest.approx(sum(output.expected for *_, output in seen))
+    assert len({nodes for nodes, *_ in seen}) > 3
+    for nodes, budgets, output in seen:
+        assert output.nodes <= nodes
+        assert output.promised == sorted(output.promised)
+        assert 0 <= output.promised[budgets.index(nodes)] <= nodes
+    assert any(output.nodes == nodes for nodes, _, output in seen)

@@ -9,10 +9,10 @@ import pytest
 from redrafter import Engine, RuleConfig
 from redrafter.engine import exactness
 from redrafter.errors import NotExact
+from redrafter.planning.steps import FixedSteps
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.server import build
-from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.promises import promise_bitwise
 from tests.helpers.serving import NAME, SHAPE, make_served, running
@@ -49,15 +49,15 @@ def test_log_probabilities_keep_the_promise(monkeypatch):
         assert done["usage"]["speculative"]["exactness"] == "bitwise"
 
 
-def served(chooser: ShapeChooser, **options: Any) -> Any:
+def served(policy: FixedSteps, **options: Any) -> Any:
     target = make_target()
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE, **options)
     config = ServeConfig(rows=2, context=90, name=NAME)
-    return build(engine, make_batch(engine, config, [SHAPE]), chooser, config)
+    return build(engine, make_batch(engine, config, [SHAPE]), policy, config)
 
 
 def test_a_rule_without_a_promise():
-    found = served(ShapeChooser(None, SHAPE), rule=RuleConfig(name="typical"))
+    found = served(FixedSteps(SHAPE), rule=RuleConfig(name="typical"))
     assert found.promise.exactness is None
 
 
@@ -67,6 +67,6 @@ def test_require_refuses_a_server_whose_texts_may_differ(monkeypatch, reason):
     monkeypatch.setattr(exactness, "why_ties", lambda *a, **k: reason)
     if reason:
         with pytest.raises(NotExact, match="it rained"):
-            served(ShapeChooser(None, SHAPE), exact="require")
+            served(FixedSteps(SHAPE), exact="require")
     else:
-        assert served(ShapeChooser(None, SHAPE), exact="require").promise.exactness == "bitwise"
+        assert served(FixedSteps(SHAPE), exact="require").promise.exactness == "bitwise"

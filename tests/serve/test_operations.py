@@ -1,4 +1,4 @@
-"""Running a server: ids and logs, other origins, shutdown, clients that leave the queue, measuring in spare time."""
+"""Running a server: ids and logs, other origins, shutdown, clients that leave the queue."""
 
 import http.client
 import json
@@ -6,21 +6,15 @@ import logging
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from redrafter import Shape
-from redrafter.serve.batches import ladder
 from redrafter.serve.config import GuardConfig
-from redrafter.serve.measuring import Measuring, stored_profile
-from redrafter.serve.model import Served
 from redrafter.serve.scheduler import Scheduler
 from redrafter.serve.server import Server
-from redrafter.tuning import batch_cost, store
-from tests.helpers.serving import NAME, SLOW, make_served, plain, running, wait_until
+from tests.helpers.serving import NAME, SLOW, make_served, running, wait_until
 
 PATH = "/v1/completions"
 
@@ -152,61 +146,3 @@ def test_a_client_that_leaves_the_queue_makes_room_at_once(stream: bool, monkeyp
         finally:
             gate.set()
         connections[0].close()
-
-
-def quick(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(store, "profile_folder", lambda: folder)
-    monkeypatch.setattr(batch_cost, "TEXTS", 2)
-    monkeypatch.setattr(batch_cost, "TEXT_TOKENS", 8)
-    monkeypatch.setattr("redrafter.serve.scheduler.SPARE_AFTER", 0.05)
-
-
-def measuring(served: Served, shapes: list[Shape]) -> Measuring:
-    chooser: Any = served.scheduler.costs
-    return Measuring(served.engine, served.scheduler.batch, shapes, chooser)
-
-
-def test_step_costs_are_measured_between_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, tmp_path)
-    served = make_served(rows=2)
-    shapes = [Shape.of("2x2:3"), Shape.of("1x2:2")]
-    chooser: Any = served.scheduler.costs
-    served.scheduler.spare = measuring(served, shapes)
-    alone = plain(served).generate(["a"], max_new_tokens=20, temperature=1.0, seed=7)[0].text
-    interrupted: list[bool] = []
-    check = Scheduler._check
-
-    def counted(self: Scheduler) -> None:
-        try:
-            check(self)
-        except batch_cost.Interrupted:
-            interrupted.append(True)
-            raise
-
-    monkeypatch.setattr(Scheduler, "_check", counted)
-    with running(served) as url:
-        until = time.monotonic() + 30
-        while not interrupted and time.monotonic() < until:
-            status, _, done = post(url, {"max_tokens": 20, "temperature": 1.0, "seed": 7})
-            assert (status, done["choices"][0]["text"]) == (200, alone)
-            time.sleep(0.1)
-        assert interrupted, "requests came in the middle of a measurement"
-        assert chooser.profile is None
-        assert wait_until(lambda: chooser.profile is not None, 30)
-        assert post(url, {"max_tokens": 20, "temperature": 1.0, "seed": 7})[2]["choices"][0]["text"] == alone
-    assert stored_profile(served.engine, served.scheduler.batch, "once") is not None
-    assert stored_profile(served.engine, served.scheduler.batch, "again") is None
-
-
-def test_a_server_ends_in_the_middle_of_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, tmp_path)
-    served: Served = make_served(rows=2)
-    begun = threading.Event()
-    measure = batch_cost.measure_profile
-    monkeypatch.setattr(batch_cost, "measure_profile", lambda *args: (begun.set(), measure(*args))[1])
-    served.scheduler.spare = Measuring(
-        served.engine, served.scheduler.batch, ladder(served.engine), served.scheduler.costs
-    )  # type: ignore[arg-type]
-    with running(served):
-        assert begun.wait(10)
-    assert not list(tmp_path.glob("*.json"))

@@ -14,15 +14,15 @@ from redrafter.drafters.with_ngrams import LONGEST
 from redrafter.engine.request import Request
 from redrafter.errors import ConfigError
 from redrafter.planning.copying import MOST_COPIED
+from redrafter.planning.steps import FixedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.serve.batches import make_batch
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.model import Served
 from redrafter.serve.past_answers import ENTRY, TOKEN, PastAnswers, size
 from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.serve.server import build, build_adaptive
+from redrafter.serve.server import build, build_planned
 from redrafter.targets import Target
-from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import make_target
 from tests.helpers.scheduling import AnyPolicy, jobs_of, run
 from tests.helpers.serving import NAME, running, wait_until
@@ -59,8 +59,8 @@ def make(target: Target, how: str, room: int | None = 100_000) -> Scheduler:
     shapes = [SHAPE, Shape(width=1, length=MOST_COPIED)]
     recorded = how == "recorded"
     batch = Batch(target, drafter, rows=4, context=90, kept=2, past=90, shapes=shapes, recorded=recorded)
-    policy = AnyPolicy() if how == "policy" else None
-    return Scheduler(batch, ShapeChooser(None, SHAPE), Limits(queue=500), policy, past)
+    policy = AnyPolicy() if how == "policy" else FixedSteps(SHAPE)
+    return Scheduler(batch, policy, Limits(queue=500), past)
 
 
 def answers(scheduler: Scheduler, every: list[Request], owner: str = "Ada", **options: Any) -> tuple[Any, int]:
@@ -169,8 +169,8 @@ def make_served(target: Target, adapts: bool = False, rule: RuleConfig | None = 
     engine = Engine(target, WithNgrams(recurrent_drafter(target)), shape=SHAPE, adapts=adapts, rule=rule)
     config = ServeConfig(**({"rows": 4, "context": 90, "name": NAME, "remember_answers": 10_000} | changes))
     if adapts:
-        return build_adaptive(engine, config)
-    return build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)
+        return build_planned(engine, config)
+    return build(engine, make_batch(engine, config, [SHAPE]), FixedSteps(SHAPE), config)
 
 
 def post(url: str, path: str = "/v1/completions", key: str | None = None, **asked: Any) -> Any:
@@ -229,4 +229,4 @@ def test_off_by_default_and_refused_where_it_cannot_work(target: Target) -> None
     engine = Engine(target, recurrent_drafter(target), shape=SHAPE)
     config = ServeConfig(rows=2, context=90, remember_answers=1000)
     with pytest.raises(ConfigError, match=r"add \+ngram"):
-        build(engine, make_batch(engine, config, [SHAPE]), ShapeChooser(None, SHAPE), config)
+        build(engine, make_batch(engine, config, [SHAPE]), FixedSteps(SHAPE), config)

@@ -14,11 +14,11 @@ from redrafter.config import RuleConfig
 from redrafter.drafters import ModelDrafter, NoDrafter
 from redrafter.engine.request import Completion
 from redrafter.errors import ConfigError
+from redrafter.planning.steps import FixedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.serve.job import Event, Job
 from redrafter.serve.scheduler import Draining, QueueFull, Scheduler
 from redrafter.targets import Target
-from redrafter.tuning.chooser import ShapeChooser
 from tests.helpers.letters import END, make_target
 from tests.helpers.scheduling import SHAPES, AnyPolicy, Listener, jobs_of, make, run
 from tests.helpers.zoo import VOCAB, recurrent_drafter
@@ -374,7 +374,7 @@ def test_every_rule_and_a_draft_model_are_served(target: Target, rule: str, draf
     drafter = ModelDrafter(target, target) if draft == "model" else recurrent_drafter(target)
     engine = Engine(target, drafter, shape=SHAPES[1], rule=RuleConfig(name=rule))
     batch = Batch(target, drafter, rows=2, context=90, shapes=[SHAPES[1]], rules=engine.make_rule)
-    scheduler = Scheduler(batch, ShapeChooser(None, SHAPES[1]))
+    scheduler = Scheduler(batch, FixedSteps(SHAPES[1]))
     options = {"max_new_tokens": 40, "temperature": 1.0, "seed": [4, 5], "ignore_eos": True}
     for request in engine.requests([[1, 2, 3], [4, 5]], **options):
         ((job, heard),) = jobs_of(target, [request], rule=engine.rule_config)

@@ -1,4 +1,4 @@
-"""Rows with a logits processor or a grammar beside free ones: what is learned, which steps they share."""
+"""Rows with a logits processor or a grammar beside free ones: which steps they share."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from redrafter import Engine, Grammar
-from redrafter.config import Shape
 from redrafter.drafters import NoDrafter
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.eager import EagerSteps
@@ -21,22 +20,6 @@ from tests.helpers.scheduling import AnyPolicy, jobs_of, make, run
 @pytest.fixture(scope="module")
 def target() -> Target:
     return make_target()
-
-
-def test_the_chooser_learns_from_free_rows_only(target: Target) -> None:
-    scheduler = make(target)
-    learned: list[int] = []
-
-    def learn(shape: Shape | None, tokens: float, rows: int) -> None:
-        learned.append(rows)
-
-    scheduler.costs.learn = learn  # type: ignore[method-assign]
-    options: dict[str, Any] = {"max_new_tokens": 20, "seed": 1, "ignore_eos": True}
-    request = Engine(target, NoDrafter()).requests([[1, 2]], **options)
-    for processors in ((), (lambda ids, scores: scores,)):
-        scheduler.submit([jobs_of(target, request, processors=processors)[0][0]])
-    run(scheduler)
-    assert set(learned) == {1}
 
 
 def count_moves(scheduler: Scheduler) -> list[int]:

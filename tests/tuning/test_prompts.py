@@ -1,33 +1,26 @@
-"""Texts to tune with: the target's own, with and without a chat template."""
+"""Beginnings of texts to tune with: prompts through the chat template, or what the target writes."""
 
 import pytest
 
 from redrafter import Engine
 from redrafter.drafters import NoDrafter
-from redrafter.errors import ConfigError
-from redrafter.tuning.prompts import target_texts
+from redrafter.tuning.prompts import OPENING_TOKENS, PROMPTS, openings_of
 from tests.helpers.letters import TEMPLATE, make_target
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, None])
-def test_the_target_writes_the_texts(template):
-    target = make_target(template)
-    plain = Engine(target, NoDrafter())
-    texts = target_texts(plain, None, count=3, length=8)
-    assert 1 <= len(texts) <= 3
-    for i in range(len(texts)):
-        row, prompt = texts.row(i).tolist(), int(texts.prompts[i])
-        [again] = [plain.generate(row[:prompt], max_new_tokens=8).tokens]
-        assert again == row[prompt:]
+def test_texts_begin_with_prompts_or_with_what_the_target_writes(template: str | None) -> None:
+    engine = Engine(make_target(template), NoDrafter())
+    openings = openings_of(engine, None, 3)
+    assert openings == openings_of(engine, None, 3), "the same ones each time"
+    assert 1 <= len(openings) <= 3
+    if template is None:
+        assert all(1 <= len(ids) <= OPENING_TOKENS + 1 for ids in openings)
+    else:
+        asked = [PROMPTS[i * len(PROMPTS) // 3] for i in range(3)]
+        assert openings == [engine.encode([{"role": "user", "content": text}]) for text in asked]
 
 
-def test_the_same_call_gives_the_same_texts():
+def test_prompts_of_the_user_come_first() -> None:
     engine = Engine(make_target(None), NoDrafter())
-    first, again = (target_texts(engine, None, count=3, length=8, temperature=1.0) for _ in range(2))
-    assert first.tokens.tolist() == again.tokens.tolist()
-
-
-def test_texts_without_room_for_two_tokens_are_refused():
-    engine = Engine(make_target(), NoDrafter())
-    with pytest.raises(ConfigError, match="less than two tokens after each prompt"):
-        target_texts(engine, None, count=3, length=1)
+    assert openings_of(engine, ["ab", "c"], 5) == [engine.encode("ab"), engine.encode("c")]

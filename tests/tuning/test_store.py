@@ -1,20 +1,22 @@
-"""Profiles on disk: written atomically, ignored when damaged, and picked up by `load` for the same combination only."""
+"""Profiles on disk: written atomically, ignored when damaged, and used for the same combination only."""
 
 import logging
+import math
 
 import pytest
 import torch
 
 import redrafter
-from redrafter import RuleConfig, Shape
+from redrafter import RuleConfig
 from redrafter.cache_folder import read_json, write_json
-from redrafter.drafters import NgramDrafter, NoDrafter
-from redrafter.errors import CacheUnavailable
+from redrafter.drafters import NgramDrafter
+from redrafter.errors import CacheUnavailable, ConfigError
+from redrafter.planning.costs import ON_GPU, Costs
 from redrafter.targets import load_target
 from redrafter.tuning import store
-from redrafter.tuning.profile import BestShape
 from redrafter.tuning.store import find_profile, profile_key, read_profile, save_profile, saved_profiles
-from tests.helpers.profiles import CHAIN, TREE, make_profile
+from tests.helpers.batches import CHAIN
+from tests.helpers.prices import make_profile
 from tests.helpers.zoo import make_model, recurrent_drafter
 
 
@@ -29,7 +31,7 @@ def test_a_saved_profile_is_read_back(profiles):
     path = save_profile(made)
     assert read_profile(path) == made
     assert [p.name for p in profiles.iterdir()] == [path.name], "no scratch file is left"
-    again = make_profile(chain_draft=8.0)
+    again = make_profile(seconds=0.02)
     assert save_profile(again) == path
     assert list(saved_profiles()) == [again]
 
@@ -37,7 +39,7 @@ def test_a_saved_profile_is_read_back(profiles):
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "half", "one digit"])
 def test_a_damaged_profile_is_ignored_with_one_line(profiles, caplog, content):
     path = save_profile(make_profile())
-    texts = {"half": path.read_text()[:100], "one digit": path.read_text().replace("8", "9", 1)}
+    texts = {"half": path.read_text()[:100], "one digit": path.read_text().replace("1", "7", 1)}
     path.write_text(texts.get(content, content))
     check_ignored(path, caplog)
 
@@ -57,7 +59,7 @@ def check_ignored(path, caplog):
     assert "run redrafter tune again" in caplog.text
 
 
-@pytest.mark.parametrize("version", ["0.0.1", redrafter.__version__])
+@pytest.mark.parametrize("version", ["0.0.1", f"{redrafter.__version__}, format 2"])
 def test_a_profile_of_another_version_or_format_is_ignored_with_one_line(profiles, caplog, version):
     path = save_profile(make_profile(version=version))
     assert read_profile(path) is None
@@ -72,45 +74,56 @@ def test_a_folder_that_is_not_writable(monkeypatch, tmp_path):
         save_profile(make_profile())
 
 
-def save_best(shape: Shape | None, target, drafter) -> None:
-    key = profile_key(target, drafter, "auto")
-    save_profile(make_profile(key=key, target_name=target.name, best_shapes=(BestShape(1, shape),)))
+def save_for(target, drafter, **changes) -> None:
+    save_profile(make_profile(key=profile_key(target, drafter, "auto"), target_name=target.name, **changes))
 
 
-def test_load_uses_the_profile(profiles, caplog):
+def of_pass(engine: redrafter.Engine) -> float | None:
+    """Seconds of a pass over one token, if it is known."""
+    assert engine.planner is not None
+    return engine.planner.costs.of_pass(1) if engine.planner.costs.known else None
+
+
+def test_an_engine_begins_with_the_prices_of_its_combination(profiles):
     model = make_model()
     target = load_target(model)
     drafter = recurrent_drafter(target)
-    assert redrafter.load(model, drafter).shape == drafter.default_shape, "nothing was tuned yet"
-    save_best(TREE, target, drafter)
-    engine = redrafter.load(model, drafter)
-    assert (engine.drafter, engine.shape) == (drafter, TREE)
-    assert redrafter.load(model, drafter, shape=CHAIN).shape == CHAIN, "an explicit shape wins"
-    other_rule = redrafter.load(model, drafter, rule=RuleConfig(name="rejection"))
-    assert other_rule.shape == drafter.default_shape, "profiles are for the seeded rule"
-    save_best(None, target, drafter)
-    with caplog.at_level(logging.INFO):
-        engine = redrafter.load(model, drafter)
-    assert isinstance(engine.drafter, NoDrafter)
-    assert [r.message for r in caplog.records if "plain decoding" in r.message]
-    assert redrafter.load(model, drafter, shape=CHAIN).drafter is drafter
-
-
-def test_another_combination_has_no_profile(profiles):
-    model = make_model()
-    target = load_target(model)
-    drafter = recurrent_drafter(target)
-    save_best(TREE, target, drafter)
-    assert redrafter.load(model, NgramDrafter()).shape == NgramDrafter.default_shape
-    assert redrafter.load(model, recurrent_drafter(target, exit_size=32)).shape != TREE
-    assert redrafter.load(make_model("qwen3"), NgramDrafter()).shape == NgramDrafter.default_shape
+    assert of_pass(redrafter.load(model, drafter)) is None, "nothing was tuned yet"
+    save_for(target, drafter)
+    assert of_pass(redrafter.load(model, drafter)) == pytest.approx(0.01)
+    assert redrafter.load(model, drafter, shape=CHAIN).planner is None, "a given shape is drafted in every step"
+    assert redrafter.load(model, drafter, rule=RuleConfig(name="rejection")).planner is None
+    assert of_pass(redrafter.load(model, NgramDrafter())) is None
+    assert of_pass(redrafter.load(model, recurrent_drafter(target, exit_size=32))) is None
+    assert of_pass(redrafter.load(make_model("qwen3"), drafter)) is None
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        assert redrafter.load(model, drafter).shape != TREE
+        assert of_pass(redrafter.load(model, drafter)) is None
     finally:
         torch.set_num_threads(threads)
-    assert redrafter.load(model, drafter).shape == TREE
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -0.01, 5000.0, "price", "short", "kinds"])
+def test_prices_that_cannot_be_are_ignored_with_one_line(profiles, caplog, wrong):
+    """Twin: what was saved is taken, see above."""
+    target = load_target(make_model())
+    drafter, prices = recurrent_drafter(target), make_profile().prices
+    passes = {"price": (0.01, 1.0, 99.0, 1.0, 1.0, 1.0), "short": (0.01, 1.0), "kinds": (0.01,)}.get(
+        wrong, (wrong, *prices["passes"][1:])
+    )
+    save_for(target, drafter)
+    (path,) = profiles.iterdir()
+    write_json(path, read_json(path) | {"prices": {"odd": passes} if wrong == "kinds" else prices | {"passes": passes}})
+    with caplog.at_level(logging.INFO):
+        assert of_pass(redrafter.load(target.model, drafter)) is None
+    assert len(caplog.records) == 1
+    assert "run redrafter tune again" in caplog.text
+
+
+def test_prices_of_another_kind_of_device_are_refused():
+    with pytest.raises(ConfigError, match="5 prices for 6 features"):
+        Costs(ON_GPU).restore(make_profile().prices)
 
 
 def test_a_file_with_the_key_of_another_combination_is_ignored(profiles, caplog):

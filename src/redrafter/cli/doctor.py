@@ -17,7 +17,7 @@ from redrafter.cli.console import Console
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.progress import waiting
 from redrafter.errors import CacheUnavailable, RedrafterError
-from redrafter.tuning.profile import Profile
+from redrafter.tuning.store import Profile
 from redrafter.version import __version__
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def storage() -> list[Finding]:
         ),
         describe_files(kept_files, folder),
         ("passed checks", f"{checks}; --recheck forgets them", ""),
-        ("profiles", profiles or "none; redrafter tune finds the fastest shape on this machine", ""),
+        ("profiles", profiles or "none; redrafter tune measures what steps cost on this machine", ""),
     ]
 
 
@@ -122,10 +122,9 @@ def describe_files(intact: dict[Path, bool], folder: Path) -> Finding:
 
 
 def describe_profile(profile: Profile) -> str:
-    shape = profile.best_shape(1)
     drafter, *_ = profile.key["drafter"].split()
-    best = "plain decoding" if shape is None else shape.label
-    return f"{profile.target_name} with {drafter} in {profile.key['dtype']} on {profile.key['device']}: {best}"
+    where = f"{profile.key['dtype']} on {profile.key['device']}"
+    return f"{profile.target_name} with {drafter} in {where}: {1000 * profile.prices['passes'][0]:.3g} ms a token"
 
 
 def run_findings(args: argparse.Namespace) -> list[Finding]:
@@ -150,6 +149,6 @@ def run_findings(args: argparse.Namespace) -> list[Finding]:
 
 def describe_drafter(found: "RunDescription") -> str:
     if found.shape is None:
-        return "none: plain decoding" + (" (the fastest here, says redrafter tune)" if found.tuned else "")
+        return "none: plain decoding"
     shape = f"W={found.shape.width}, L={found.shape.length}, N={found.shape.budget}"
-    return f"{found.drafter}, {shape} ({'tuned on this machine' if found.tuned else 'default shape'})"
+    return f"{found.drafter}, {shape} at most{', prices of this machine' if found.tuned else ''}"

@@ -151,11 +151,11 @@ def find_drafter(name: str) -> str:
     return name if name in BUILT_IN else str(find(name))
 
 
-def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = False) -> "Engine":
+def load_engine(args: argparse.Namespace, adapts: bool = True) -> "Engine":
     """Load the model and the drafter that `add_model` describes.
 
-    The shape is that of the arguments; else, if `tuned`, the one that `redrafter tune` chose; else the drafter's own,
-    from which steps may depart if the engine `adapts`.
+    The shape is that of the arguments, drafted in every step; else the drafter's own, from which steps may depart if
+    the engine `adapts`.
     Bad arguments are refused before anything is loaded.
     """
     try:
@@ -171,18 +171,16 @@ def load_engine(args: argparse.Namespace, tuned: bool = True, adapts: bool = Fal
     drafter = find_drafter(args.drafter)
     from redrafter import Engine, load, without_collection
 
-    tuned = tuned and not given
     how = {"rule": rule, "gamma": gamma, "runtime": args.runtime, "dtype": args.dtype, "device": args.device}
     how |= {"kv_dtype": args.kv_dtype, "activations": args.activations}
     with without_collection():
-        if tuned:
+        if adapts and not given:
             return load(args.model, drafter, exact=args.exact, **how)
         engine = load(args.model, drafter, shape=asked, **how)
     default = engine.drafter.default_shape
     chosen = Shape(**({"width": default.width, "length": default.length} | given)) if given else default
-    adapts = adapts and not given and gamma is None
     how = {"rule": rule, "runtime": args.runtime, "exact": args.exact}
-    return Engine(engine.target, engine.drafter, shape=chosen, adapts=adapts, **how)
+    return Engine(engine.target, engine.drafter, shape=chosen, adapts=False, **how)
 
 
 def as_prompt(engine: "Engine", text: str, raw: bool) -> Any:

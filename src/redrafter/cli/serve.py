@@ -18,7 +18,6 @@ from redrafter.serve.config import GuardConfig, HostName, ServeConfig
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
-    from redrafter.serve.model import Served
 
 EPILOG = """examples:
   redrafter serve
@@ -26,8 +25,8 @@ EPILOG = """examples:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"model": "SmolLM2-135M-Instruct", "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}'
 Without a temperature, requests are sampled at 1, as by OpenAI.
-The page is at http://127.0.0.1:8000/. On a GPU, the first start measures the cost of steps while nobody waits; it is
-kept. A CPU learns the cost of steps while it serves."""
+The page is at http://127.0.0.1:8000/. What steps cost is learned while they are recorded at the start, and while the
+server answers."""
 
 Port = Annotated[int, Bounds(least=0, most=65535)]
 
@@ -58,12 +57,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="json",
         help="one line of JSON on standard error for each request, with its id (default json)",
     )
-    server.add_argument(
-        "--tune",
-        choices=("once", "again", "never"),
-        default="once",
-        help="measure the cost of steps on a GPU (default once); a CPU learns it while it serves",
-    )
     add_model(parser)
 
 
@@ -82,7 +75,8 @@ def run(args: argparse.Namespace) -> None:
 
     try:
         with without_collection():
-            from redrafter.serve.server import Server, build_adaptive
+            from redrafter.serve.server import Server, build_planned
+            from redrafter.tuning.at_rest import warm_up
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: pip install fastapi uvicorn") from error
 
@@ -91,11 +85,16 @@ def run(args: argparse.Namespace) -> None:
         warning = f"warning: everybody who reaches {args.host}:{port} can use the model; --api-key asks for a key"
         Console(stderr=True).print(warning, style="yellow", soft_wrap=True)
     with waiting(console, "loading"):
-        engine = load_engine(args, tuned=False, adapts=True)
+        engine = load_engine(args)
         if engine.target.tokenizer is None:
             raise ConfigError(f"{engine.target.name} has no tokenizer, and clients send text")
     with enough_room():
-        served = build_adaptive(engine, config) if engine.planner is not None else measured(engine, config, args)
+        served = build_planned(engine, config)
+        scheduler = served.scheduler
+        if scheduler.batch.recorded:
+            with stages(console) as report:
+                chunk = config.chunk_for(engine.target.device.type)
+                warm_up(scheduler.batch, scheduler.policy, progress=report, chunk=chunk)
     batch = served.scheduler.batch
     where = f"http://{args.host}:{port}"
 
@@ -107,34 +106,6 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"page {where}/   API {where}/v1   Ctrl-C stops the server", soft_wrap=True)
 
     Server(served, guard, args.host, port, args.grace, ready).run()
-
-
-def measured(engine: "Engine", config: ServeConfig, args: argparse.Namespace) -> "Served":
-    """A server that chooses the shape of a step by measured costs: those of an earlier start, or of its spare time."""
-    from redrafter.serve.batches import first_shape, ladder, make_batch
-    from redrafter.serve.measuring import Measuring, stored_profile
-    from redrafter.serve.server import build
-    from redrafter.tuning.batch_cost import warm_up
-    from redrafter.tuning.chooser import ShapeChooser
-
-    console = Console()
-    given = any(getattr(args, name) is not None for name in ("width", "length", "nodes"))
-    shapes = [engine.shape] if given else ladder(engine)
-    batch = make_batch(engine, config, shapes)
-    profile, unmeasured = None, False
-    if not given and engine.drafts:
-        profile = stored_profile(engine, batch, args.tune)
-        unmeasured = profile is None
-    chooser = ShapeChooser(profile, first_shape(engine, batch, shapes))
-    chunk = config.chunk_for(engine.target.device.type)
-    if batch.recorded:
-        with stages(console) as report:
-            warm_up(batch, chooser.shapes, progress=report, chunk=chunk)
-    served = build(engine, batch, chooser, config)
-    if unmeasured:
-        served.scheduler.spare = Measuring(engine, batch, shapes, chooser, chunk)
-        console.note("the cost of steps is measured once, while nobody waits; --tune again repeats it")
-    return served
 
 
 @contextlib.contextmanager

@@ -25,6 +25,11 @@ from redrafter.kernels.tree_attention.naive import (
     padding,
 )
 
+POWER = 0.85
+"""What is said of an edge to this power is how often it is accepted: it fits what trained drafters say."""
+MOST = 0.98
+"""No guess is thought to be more certain."""
+
 
 @dataclass(frozen=True)
 class Flat:
@@ -113,14 +118,26 @@ def of_trees(tree: Tree, lengths: Tensor, longest: int, places: Tensor | None = 
     return flat, put_trees(flat, tree, tree.valid, lengths, places, longest)
 
 
-def budgeted(tree: Tree, scores: Tensor, nodes: int) -> Tensor:
-    """The most probable `nodes` drafted nodes of all rows, and the roots -> (B, N+1) bool.
+def ranks(tree: Tree, scores: Tensor) -> Tensor:
+    """(B, N+1) the place of each drafted node among those of all rows, the most probable first; behind them the rest.
 
-    A node's score (B, N+1) is never above its parent's, and parents come first among equal scores: the set is closed
-    under parents.
+    A node's score (B, N+1) is never above its parent's, and parents come first among equal scores: the first nodes of
+    this order, however many, are closed under parents.
     """
     drafted = tree.valid & (tree.depths > 0)
     order = scores.masked_fill(~drafted, -torch.inf).T.flatten()  # node by node: equal scores keep the order of depths
-    best = order.sort(descending=True, stable=True).indices[:nodes]
-    chosen = torch.zeros_like(order, dtype=torch.bool).index_fill(0, best, True)
-    return (chosen.view(tree.tokens.shape[::-1]).T & drafted) | (tree.depths == 0) & tree.valid
+    best = order.sort(descending=True, stable=True).indices
+    place = torch.empty_like(best).scatter_(0, best, torch.arange(len(best), device=best.device))
+    return place.view(tree.tokens.shape[::-1]).T
+
+
+def budgeted(tree: Tree, place: Tensor, nodes: int | Tensor) -> Tensor:
+    """The most probable `nodes` drafted nodes of all rows by their `ranks`, and the roots -> (B, N+1) bool."""
+    return tree.valid & ((place < nodes) | (tree.depths == 0))
+
+
+def promised(tree: Tree, scores: Tensor, place: Tensor, budgets: Tensor) -> Tensor:
+    """(B, K) how many nodes of each row should be accepted with each of the budgets (K,) of all rows."""
+    likely = (POWER * scores.float()).exp().minimum(MOST**tree.depths)
+    chosen = (place[:, :, None] < budgets) & (tree.valid & (tree.depths > 0))[:, :, None]
+    return (likely[:, :, None] * chosen).sum(1)

@@ -6,19 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from redrafter.config import RuleConfig, Shape
+from redrafter.config import RuleConfig
 from redrafter.core.sampling import Processor
 from redrafter.engine.exactness import Promise
 from redrafter.engine.processors import PathProcessors
 from redrafter.engine.request import FinishReason, Part, Request, Stats
 from redrafter.engine.text import TextWriter
 from redrafter.errors import ConfigError
-from redrafter.planning.steps import PlannedSteps
+from redrafter.planning.steps import Steps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
 from redrafter.runtime.guide import Constraint
 from redrafter.runtime.row import Row, RowOutput
-from redrafter.tuning.account import AccountPolicy
 
 
 class RequestWriter:
@@ -92,17 +91,13 @@ class RequestWriter:
 def decode(
     batch: Batch,
     requests: Sequence[Request],
-    shape: Shape | None,
     rule: RuleConfig,
     processors: Sequence[Any],
     rows: int,
     promise: Promise,
-    policy: PlannedSteps | AccountPolicy | None = None,
+    policy: Steps,
 ) -> Iterator[list[Part]]:
-    """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request.
-
-    Without a policy, every step drafts in this shape.
-    """
+    """One list of parts per pass. At most `rows` requests are written at once; a freed row takes the next request."""
     waiting = deque(enumerate(requests))
     writers: dict[Row, RequestWriter] = {}
     opened: dict[Row, float] = {}
@@ -118,7 +113,7 @@ def decode(
         if not batch.reads_in_steps or len(fresh) > AT_ONCE:
             batch.read_all(fresh)
         pieces = batch.pieces(MOST) if batch.reads_in_steps else {}
-        results = batch.step(shape, pieces=pieces) if policy is None else policy.step(batch, list(writers), pieces)
+        results = policy.step(batch, list(writers), pieces)
         outputs = [found for result in results for found in result.rows]  # of recorded steps, the one before
         elapsed += time.perf_counter() - began
         parts = []
@@ -129,12 +124,11 @@ def decode(
                 raise output.error
             part = writers[row].take(output, elapsed - opened[row])
             parts.append(part)
-            if policy is not None and not output.steps:
+            if not output.steps:
                 policy.open(row)
             if part.finish_reason is not None:
                 batch.close(row)
-                if policy is not None:
-                    policy.close(row)
+                policy.close(row)
                 del writers[row], opened[row]
         if parts:
             yield sorted(parts, key=lambda part: part.row)

@@ -30,7 +30,7 @@ from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import FOLDER, NAME
 from redrafter.targets.load import parse_device, parse_dtype
-from redrafter.tuning.store import apply_profile, resolve_runtime, saved_profiles
+from redrafter.tuning.store import find_profile, resolve_runtime, saved_profiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class RunDescription:
     shape: Shape | None
     """None is plain decoding."""
     tuned: bool
-    """Whether the shape comes from a profile of `redrafter tune`."""
+    """Whether `redrafter tune` has measured what its steps cost."""
     runtime: str
     device: torch.device
     dtype: torch.dtype
@@ -82,11 +82,9 @@ def describe(
     if found is not None:
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
     target = load_target(model, dtype=dtype, device=device)
-    asked = resolve_drafter(drafter, target)
-    found, shape = apply_profile(target, asked, runtime)
-    tuned = shape is not None or found is not asked
-    shape = shape or found.default_shape
-    return _description(target.name, found, shape, tuned, runtime, target.device, target.dtype, target)
+    found = resolve_drafter(drafter, target)
+    tuned = drafts(found) and find_profile(target, found, runtime) is not None
+    return _description(target.name, found, found.default_shape, tuned, runtime, target.device, target.dtype, target)
 
 
 def _default_needs_weights(device: torch.device, runtime: str, packed: bool = False) -> bool:

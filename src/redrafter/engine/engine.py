@@ -25,13 +25,12 @@ from redrafter.errors import ConfigError, OutOfMemory
 from redrafter.kernels.threads import use_threads
 from redrafter.planning.copying import MOST_COPIED
 from redrafter.planning.planner import Planner
-from redrafter.planning.steps import PlannedSteps, planner_for
+from redrafter.planning.steps import AnyPlanner, FixedSteps, Steps, planner_for, steps_of
 from redrafter.runtime.batch import Batch
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu.packed_target import Activations, KVDtype, refuse_rounding, use_rounding
 from redrafter.targets.load import runs_packed
-from redrafter.tuning.account import AccountPolicy, DraftAccount
-from redrafter.tuning.store import apply_profile
+from redrafter.tuning.store import use_profile
 
 Runtime = Literal["auto", "compiled", "graphs", "eager"]
 
@@ -71,9 +70,9 @@ def load(
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.
-    shape: beam width, length and node budget, as a `Shape` or as "8x4:15"; by default what `redrafter tune` chose for
-        this combination on this machine, which may be plain decoding, else what suits the drafter. A given shape is
-        drafted in every step; otherwise steps decode plainly where drafts cost more time than they save.
+    shape: beam width, length and node budget, as a `Shape` or as "8x4:15". A given shape is drafted in every step. By
+        default each step is planned: what suits the drafter is the most that is drafted, and steps decode plainly where
+        drafts cost more time than they save. Prices that `redrafter tune` measured are known from the first step on.
     rule: the acceptance rule; `seeded` (lossless, token for token) by default.
     gamma: how far a drafter that is a causal LM guesses within the shape's length: "constant", "heuristic",
         "confidence", or a `Gamma`.
@@ -98,8 +97,6 @@ def load(
     trusts = bool(model_kwargs.get("trust_remote_code"))
     guesses = resolve_drafter(drafter, target, gamma, trust_remote_code=trusts)
     adapts = shape is None and gamma is None
-    if adapts and (rule is None or rule.name == "seeded"):  # what `redrafter tune` measures
-        guesses, shape = apply_profile(target, guesses, runtime)
     return Engine(target, guesses, shape=shape, adapts=adapts, rule=rule, runtime=runtime, exact=exact)
 
 
@@ -120,8 +117,8 @@ class Engine:
     ) -> None:
         """`exact`: see `load`; None for callers that read no statistics: nothing is tried, nothing promised.
 
-        adapts: choose before each step whether to draft (on a CPU by `planning`, on a GPU by `tuning.account`); by
-            default where no shape is given. A given shape is drafted in every step.
+        adapts: plan each step (`planning`): whether to draft, how far, which nodes to verify; by default where no shape
+            is given. A given shape is drafted in every step.
         """
         check_drafter(drafter)
         self.target = target
@@ -130,13 +127,12 @@ class Engine:
         self.shape = drafter.default_shape if shape is None else Shape.of(shape)
         self.rule_config = rule or RuleConfig()
         config = self.rule_config
-        adapts = (shape is None if adapts is None else adapts) and config.name == "seeded" and self.drafts
-        on_cpu = target.device.type == "cpu"
-        self.planner: Planner | None = None
+        self.adapts = (shape is None if adapts is None else adapts) and self.drafts
+        self.planner: AnyPlanner | None = None
         self.guesses = drafter  # what drafts in steps
-        if adapts and on_cpu:
-            self.planner, self.guesses = planner_for(drafter, self.shape)
-        self.account = DraftAccount(self.shape) if adapts and not on_cpu else None
+        if self.adapts and config.name == "seeded":
+            self.planner, self.guesses = planner_for(drafter, self.shape, target.device)
+            use_profile(self.planner.costs, target, drafter, runtime)
 
         def rules(shape: Shape) -> Rule:  # not a method: batches keep it, and a circle would hold their memory
             return make_rule(config, shape, target.vocab_size, target.dtype)
@@ -163,7 +159,7 @@ class Engine:
     @property
     def shapes(self) -> list[Shape]:
         """All that may be verified in a step."""
-        return [self.shape] if self.planner is None else [self.shape, Shape(width=1, length=MOST_COPIED)]
+        return [self.shape, Shape(width=1, length=MOST_COPIED)] if isinstance(self.planner, Planner) else [self.shape]
 
     @property
     def exactness(self) -> Exactness | None:
@@ -291,16 +287,14 @@ class Engine:
 
     def _run(self, requests: Sequence[Request], processors: Sequence[Any], rows: int) -> Iterator[list[Part]]:
         promise = self.promise()  # before anything is recorded
-        shape, keep, drafter = self.shape if self.drafts else None, True, self.drafter
-        policy: PlannedSteps | AccountPolicy | None = None
+        keep, drafter = True, self.drafter
+        policy: Steps = FixedSteps(self.shape if self.drafts else None)
         free = not processors and all(r.constraint is None for r in requests)
         if free and self.planner is not None:
-            policy, drafter = PlannedSteps(self.planner), self.guesses
-        elif free and self.account is not None:
-            policy = AccountPolicy(self.account)
+            policy, drafter = steps_of(self.planner), self.guesses
         batch = self._batch(requests, rows, drafter)
         try:
-            yield from decode(batch, requests, shape, self.rule_config, processors, rows, promise, policy)
+            yield from decode(batch, requests, self.rule_config, processors, rows, promise, policy)
         except torch.OutOfMemoryError as error:
             keep = False  # room is needed
             self._idle.clear()

@@ -9,9 +9,8 @@ slowly of each row: a source that is right less often than it says loses its nod
 import math
 from dataclasses import dataclass
 
-POWER = 0.85
-MOST = 0.98
-"""No guess is thought to be more certain."""
+from redrafter.core.flat import MOST as MOST
+from redrafter.core.flat import POWER as POWER
 
 
 @dataclass

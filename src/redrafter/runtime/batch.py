@@ -214,12 +214,14 @@ class Batch:
         pieces: Mapping[Row, int] | None = None,
         copied: Mapping[Row, Copied] | None = None,
         pack: PackRows | None = None,
+        budget: int | None = None,
     ) -> list[StepResult]:
         """Launch a step of all rows whose prompts are read, and read `pieces` of other prompts in the same pass.
 
         Without a shape, only what was `copied` is verified; a row's first step drafts nothing. `pack` chooses drafted
-        nodes on a CPU. Returns what has come: the results of an eager or watched step; of other steps those of the
-        launch before. A step that needs these results to be known is launched by the next call.
+        nodes on a CPU. budget: drafted nodes of all rows in a recorded step, one of `RecordedSteps.budgets`. Returns
+        what has come: the results of an eager or watched step; of other steps those of the launch before. A step that
+        needs these results to be known is launched by the next call.
         """
         pieces = pieces or {}
         assert not pieces or self.reads_in_steps, "prompts are read apart from these steps"
@@ -236,11 +238,14 @@ class Batch:
         size = self.places(len(rows)) if recorded else len(rows)
         self._gather(rows, size)
         fresh = [row for row in rows if not row.live]
-        if fresh:
-            self._admit(fresh)
+        if fresh:  # their prompts are read
+            self.state.admit(fresh, self.context)
+            for row in fresh:
+                row.live = True
+            self._changed()
         first = [row for row in rows if not row.stepped]
         if recorded:
-            launched = self._launch(size, shape, guessing, first, count, pieces, watched)
+            launched = self._launch(size, shape, guessing, first, count, pieces, watched, budget)
         eager = launched is None
         if launched is not None:
             for row, n in pieces.items():
@@ -256,7 +261,7 @@ class Batch:
             if not rows:
                 return []
             self._gather(rows, len(rows))
-            launched = self.eager.launch(rows, shape, guessing, copied, pack, self._sampling(len(rows)), watched, read)
+            launched = self.eager.launch(rows, shape, guessing, copied, pack, self.sampling(len(rows)), watched, read)
         begun = guessing if eager else [row for row in rows if row.drafts]
         for row in rows:
             row.stepped = True
@@ -268,19 +273,13 @@ class Batch:
                 count,
                 began + launched.recording,
                 sum(pieces.values()),
+                budget,
                 set(first),
                 set(begun) if launched.follows else set(),
             )
         )
         unread = self.ahead if launched.late else 0
         return [self._collect() for _ in range(len(self.flights) - unread)]
-
-    def _admit(self, rows: list[Row]) -> None:
-        """Rows whose prompts are read take part in steps."""
-        self.state.admit(rows, self.context)
-        for row in rows:
-            row.live = True
-        self._changed()
 
     def _launch(
         self,
@@ -291,6 +290,7 @@ class Batch:
         count: int,
         pieces: Mapping[Row, int],
         watched: bool,
+        budget: int | None,
     ) -> Launched | None:
         """Recorded steps; None if they cannot be recorded. A drafter that follows begins with rows' first steps."""
         assert self.steps is not None
@@ -298,8 +298,9 @@ class Batch:
         follows = bool(guessing or begins)
         if follows:
             self.state.allocate(self.drafter)
-        sampling = self._sampling(size)
-        kind = self.steps.kind(size, shape if guessing else None, follows, sampling, watched)
+        sampling = self.sampling(size)
+        kind = self.steps.kind(size, shape if guessing else None, follows, sampling, watched, budget is not None)
+        budget = budget if kind.planned else None
         parts = [row.piece(n) for row, n in pieces.items()]
 
         def begin() -> None:
@@ -307,7 +308,7 @@ class Batch:
                 self.state.begin(self.drafter, some)
 
         guesses = [row in guessing for row in self.at[:size]]
-        return self.steps.launch(kind, sampling, self.version, count, parts, guesses, begin)
+        return self.steps.launch(kind, sampling, self.version, count, parts, guesses, begin, budget)
 
     def drain(self) -> list[StepResult]:
         """Wait for all launched steps."""
@@ -319,7 +320,7 @@ class Batch:
         now = time.perf_counter()
         seconds, self.collected = now - max(flight.began, self.collected), now
         rows = [(row, self._output(flight, results, row, place)) for row, place in flight.rows if row.open]
-        return StepResult(flight.shape, rows, len(flight.rows), seconds, flight.read, flight.launched.draft_seconds)
+        return flight.result(rows, seconds)
 
     def _output(self, flight: Flight, results: Results, row: Row, place: int) -> RowOutput:
         output = flight.launched.output(results, place, row)
@@ -390,7 +391,7 @@ class Batch:
         self.version += 1
         self.samplings.clear()
 
-    def _sampling(self, size: int) -> Sampling:
+    def sampling(self, size: int) -> Sampling:
         """Of the live rows at the first places; the others choose greedily, and nobody reads their tokens."""
         if size not in self.samplings:
             rows = [row if row is not None and row.live else None for row in self.at[:size]]

@@ -71,16 +71,22 @@ class FlatPasses:
             )
         return self.outputs[area]
 
-    def run(self, area: int, rows: int, pieces: Sequence[Piece]) -> None:
-        """A pass over the trees that were packed, of this many rows, and over pieces of prompts."""
-        assert sum(len(piece.tokens) for piece in pieces) <= MOST, "more tokens of prompts than a pass has room for"
-        device = self.verifier.target.device
-        size = padded_size(area)
+    def size(self, trees: int, pieces: Sequence[Piece]) -> int:
+        """Tokens of the pass over so many lines of trees and over pieces of prompts."""
+        read = sum(len(piece.tokens) for piece in pieces)
+        assert read <= MOST, "more tokens of prompts than a pass has room for"
+        return max(LEAST, padded_size(trees + read)) if pieces else padded_size(trees)
+
+    def run(self, area: int, trees: int, rows: int, pieces: Sequence[Piece]) -> None:
+        """A pass over the trees that were packed, of this many rows, and over pieces of prompts.
+
+        area: the most lines that the trees of such steps have; these have `trees`.
+        """
+        device, size = self.verifier.target.device, self.size(trees, pieces)
         if pieces:
-            size = max(LEAST, padded_size(area + sum(len(piece.tokens) for piece in pieces)))
-            read = of_pieces(pieces, self.verifier.longest, size - area, AT_ONCE)
-            read.runs[:, 0] += area
-            self.flat.lines[area:size] = put(read.lines, device)
+            read = of_pieces(pieces, self.verifier.longest, size - trees, AT_ONCE)
+            read.runs[:, 0] += trees
+            self.flat.lines[trees:size] = put(read.lines, device)
             self.flat.runs[:AT_ONCE] = put(read.runs, device)
         self.graph(area, size, rows, bool(pieces)).replay()
 
@@ -109,13 +115,13 @@ class FlatPasses:
         """Passes before the recording write what the recorded one will write again."""
         runs = self.flat.runs[0 if reads else AT_ONCE : AT_ONCE + rows]
         flat = Flat(self.flat.lines[:size], runs)
-        wanted, outputs = torch.arange(area, device=flat.lines.device), self.room(area)
+        wanted, outputs = torch.arange(min(area, size), device=flat.lines.device), self.room(area)
         verifier, layers, history, cache = self.verifier, self.layers, self.state.history, self.state.cache
 
         def run() -> None:
             logits, hidden = verifier.run(flat, cache, layers, wanted)
-            outputs.logits.copy_(logits)
-            outputs.hidden.copy_(hidden[:area])
+            outputs.logits[: len(logits)].copy_(logits)
+            outputs.hidden[: len(logits)].copy_(hidden[: len(logits)])
             if hidden.shape[1]:  # padding's slot is -1: the last slot is no token's
                 history[flat.lines[:, PLACE], flat.lines[:, SLOT]] = hidden
 
@@ -133,6 +139,7 @@ class FlatStepPass:
     actions: Sequence[Callable[[], None]] = ()
 
     def __init__(self, passes: FlatPasses, rows: int, area: int) -> None:
+        """area: the most lines of trees."""
         self.passes, self.rows, self.area = passes, rows, area
         self.outputs = passes.room(area)
 
@@ -146,12 +153,18 @@ class FlatStepPass:
         at = at.clamp(max=self.area - 1)  # a row without a line has no results
         return self.outputs.logits[at], self.outputs.hidden[at]
 
-    def record(self, graphs: Sequence[Replays]) -> None:  # noqa: ARG002
+    def record(self, graphs: Sequence[Replays], trees: int | None) -> None:  # noqa: ARG002
         """The pass of nothing but trees. It writes behind the rows' ends."""
-        self.passes.graph(self.area, padded_size(self.area), self.rows, reads=False)
+        self.passes.graph(self.area, self.size(trees, ()), self.rows, reads=False)
 
-    def run(self, pieces: Sequence[Piece]) -> None:
-        self.passes.run(self.area, self.rows, pieces)
+    def size(self, trees: int | None, pieces: Sequence[Piece]) -> int:
+        return self.passes.size(self.area if trees is None else trees, pieces)
+
+    def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:
+        return (self.area, self.size(trees, pieces), self.rows if pieces else -self.rows) in self.passes.graphs
+
+    def run(self, trees: int | None, pieces: Sequence[Piece]) -> None:
+        self.passes.run(self.area, self.area if trees is None else trees, self.rows, pieces)
 
 
 class PaddedStepPass:
@@ -177,8 +190,14 @@ class PaddedStepPass:
     def results(self, at: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         return self.found
 
-    def record(self, graphs: Sequence[Replays]) -> None:
+    def record(self, graphs: Sequence[Replays], trees: int | None) -> None:  # noqa: ARG002
         self.graph = graphs[-2]
+
+    def size(self, trees: int | None, pieces: Sequence[Piece]) -> int:  # noqa: ARG002
+        return self.tree.tokens.numel()
+
+    def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002
+        return True
 
     def _verify(self) -> None:
         lengths, done = self.rows.lengths[:, None], self.rows.done[:, None]
@@ -188,6 +207,6 @@ class PaddedStepPass:
             slots = torch.where(done, self.history.shape[1] - 1, lengths + torch.arange(n, device=hidden.device))
             self.history[torch.arange(batch, device=hidden.device)[:, None], slots] = hidden
 
-    def run(self, pieces: Sequence[Piece]) -> None:
+    def run(self, trees: int | None, pieces: Sequence[Piece]) -> None:  # noqa: ARG002
         assert not pieces
         self.graph.replay()

@@ -1,8 +1,10 @@
 """Work that a GPU repeats without the host launching its kernels one by one."""
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +27,31 @@ class Unrecorded:
 def _side(device: int) -> torch.cuda.Stream:
     """One for all recordings: memory that was freed on a stream is used again on that one alone."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Moments:
+    """When the parts of a launch ended, by the clock of the device; without a GPU by that of this thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.at: list[Any] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """What was launched before ends here."""
+        if not self.on_gpu:
+            self.at.append(time.thread_time())
+            return
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self.at.append(event)
+
+    def seconds(self) -> list[float]:
+        """Of each part. Waits for the last one."""
+        if not self.on_gpu:
+            return [after - before for before, after in pairwise(self.at)]
+        self.at[-1].synchronize()
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(self.at)]
 
 
 def new_memory(device: torch.device) -> Any:

@@ -24,12 +24,16 @@ class Launched:
     late: bool = False  # the results may be read after the next launch
     recording: float = 0.0  # seconds that the launch took to record first
     draft_seconds: float = 0.0  # of this thread in the draft; of eager steps only
+    tokens: int = 0  # of the pass, with padding; of recorded steps only
+    pooled: bool = False  # whether the rows shared the budget of the step
+    promised: int = 0  # budgets that lines tell the promises of
+    parts: Callable[[], list[float]] = list  # seconds of the draft and of the rest; of recorded steps only
 
     def output(self, results: Results, place: int, row: Row) -> RowOutput:
         """What the steps gave the row that stood at this place."""
         output = RowOutput([], error=row.error)
         for lines in results:  # thousands of rows in bulk writing: no work here but for what is needed
-            line = ResultLine(lines[place], self.width)
+            line = ResultLine(lines[place], self.width, self.promised)
             output.tokens += line.tokens
             output.drafted += min(line.count, line.drafted)
             output.nodes += line.nodes
@@ -38,6 +42,7 @@ class Launched:
                 output.done = True
                 break
         output.tree = line.tree  # of the last step
+        output.promised = line.promised
         if row.logprobs is not None and self.logits is not None:
             output.logprobs = logprobs_of(self.logits[place][list(line.path)], list(line.tokens), row.logprobs)
         return output
@@ -53,6 +58,16 @@ class StepResult:
     seconds: float  # from the end of the step before, or from the launch if nothing was running; no recording
     read: int = 0  # prompt tokens that were read in the same passes
     draft_seconds: float = 0.0  # of this thread in the draft; of eager steps only
+    tokens: int = 0  # of the pass, with padding; of recorded steps only
+    budget: int | None = None  # drafted nodes of all rows together; None: each row has the shape's
+    parts: tuple[float, ...] = ()  # seconds of the draft and of the rest; of recorded steps only
+
+    @property
+    def label(self) -> str | None:
+        """The shape with the nodes of a row; None: nothing was drafted."""
+        if self.shape is None or self.budget is None:
+            return None if self.shape is None else self.shape.label
+        return f"{self.shape.width}x{self.shape.length}:{round(self.budget / max(1, self.size))}"
 
 
 @dataclass(frozen=True)
@@ -65,9 +80,21 @@ class Flight:
     count: int
     began: float
     read: int = 0
+    budget: int | None = None
     first: set[Row] = field(default_factory=set)  # rows whose first token comes with this step
     begun: set[Row] = field(default_factory=set)  # rows whose texts the drafter knows after this step
 
     def result(self, rows: list[tuple[Row, RowOutput]], seconds: float) -> StepResult:
         """What the step gave these rows, those that are still open."""
-        return StepResult(self.shape, rows, len(self.rows), seconds, self.read, self.launched.draft_seconds)
+        launched = self.launched
+        return StepResult(
+            self.shape,
+            rows,
+            len(self.rows),
+            seconds,
+            self.read,
+            launched.draft_seconds,
+            launched.tokens,
+            self.budget if launched.pooled else None,
+            tuple(launched.parts()),
+        )

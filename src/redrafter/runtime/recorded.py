@@ -19,11 +19,12 @@ from redrafter.core.rules import Rule
 from redrafter.core.rules.seeded import SeededRule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
+from redrafter.core.transfer import put
 from redrafter.drafters import NoDrafter
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import DEEPEST
-from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, FlatStepPass, PaddedStepPass
-from redrafter.runtime.graph import new_memory
+from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, FlatStepPass, PaddedStepPass, padded_size
+from redrafter.runtime.graph import Moments, new_memory
 from redrafter.runtime.guide import RowProcessors
 from redrafter.runtime.launched import Launched, Results
 from redrafter.runtime.recorded_step import GuidedStep, Parts, RecordedStep, StepKind, StepPass, drafted
@@ -35,7 +36,9 @@ from redrafter.targets.target import Target
 log = logging.getLogger(__name__)
 
 VISITED = 63
-"""Drafted nodes of a row among which a common budget chooses."""
+"""Drafted nodes of a row, at most, among which a common budget chooses."""
+VERIFIED, VERIFIED_OF_ROW = 256, 8
+"""Tokens of a pass that a planned step has at most, and for each row where that is more: nodes beyond seldom pay."""
 
 
 class RecordedSteps:
@@ -71,40 +74,54 @@ class RecordedSteps:
         pieces: Sequence[Piece] = (),
         guesses: Sequence[bool] = (),
         between: Callable[[], None] = lambda: None,
+        budget: int | None = None,
     ) -> Launched | None:
         """`count` steps, the first with pieces of prompts; None if they cannot be recorded.
 
         `version` tells samplings apart. guesses: which rows may guess, for guides. between: launches what has to come
-        between the first pass and the end of its step.
+        between the first pass and the end of its step. budget: of the drafted nodes of all rows, in planned steps.
         """
         assert count == 1 or not kind.guided, "the host takes part in each step: launch one at a time"
         processors = sampling.processor if isinstance(sampling.processor, RowProcessors) else None
         sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
         began = time.perf_counter()
         if kind not in self.steps:
-            self.steps[kind] = self._record(kind, sampling)
-        recording = time.perf_counter() - began
+            self.steps[kind] = self._record(kind, sampling, budget)
         step = self.steps[kind]
         if step is None:
             return None
+        recording = time.perf_counter() - began
+        step.limit(budget)
+        ready = step.ready(budget, pieces)  # else the pass is recorded within the step
         step.use(sampling, version)
         host = step.host(count)
+        moments = Moments(self.target.device)
         for i in range(count):
             step.before(processors, guesses)
-            step.parts.passes.run(pieces if i == 0 else ())
+            if i == 0:
+                moments.mark()
+            step.parts.passes.run(step.used(budget), pieces if i == 0 else ())
             step.after(between if i == 0 else lambda: None)
             host[i].copy_(step.lines, non_blocking=True)
-        event = torch.cuda.Event() if host.is_pinned() else None  # type: ignore[no-untyped-call]
-        if event is not None:
-            event.record()
+        moments.mark()
 
         def results() -> Results:
-            if event is not None:
-                event.synchronize()
+            moments.seconds()
             lines: Results = host.tolist()
             return lines
 
-        return Launched(results, step.width, kind.follows, step.logits, late=not kind.guided, recording=recording)
+        return Launched(
+            results,
+            step.width,
+            kind.follows,
+            step.logits,
+            late=not kind.guided,
+            recording=recording,
+            tokens=step.tokens(budget, pieces),
+            pooled=step.parts.pooled is not None,
+            promised=step.promised,
+            parts=moments.seconds if ready else list,
+        )
 
     @torch.no_grad()
     def record_passes(self, chunk: int) -> None:
@@ -122,32 +139,59 @@ class RecordedSteps:
                 for size in self.passes.sizes(area, most):
                     self.passes.graph(area, size, kind.rows, reads=True)
 
-    def kind(self, rows: int, shape: Shape | None, follows: bool, sampling: Sampling, guided: bool) -> StepKind:
+    def kind(
+        self,
+        rows: int,
+        shape: Shape | None,
+        follows: bool,
+        sampling: Sampling,
+        guided: bool = False,
+        planned: bool = False,
+    ) -> StepKind:
         sampling = as_kind(replace(sampling, processor=None), 1)
-        return StepKind(rows, shape, follows, sampling.samples, sampling.filters, sampling.penalises, guided)
+        kinds = (sampling.samples, sampling.filters, sampling.penalises)
+        return StepKind(rows, shape, follows, *kinds, guided, planned and shape is not None and not guided)
 
-    def _rule(self, kind: StepKind, pools: bool) -> tuple[Rule, int | None]:
-        """The rule of a step, and the drafted nodes of all rows together if they share a budget.
+    def budgets(self, kind: StepKind) -> list[int]:
+        """What the host may choose in planned steps: nodes of all rows that leave no padding in a pass, and few more.
 
-        Rows share one under the rule `seeded`, where a text does not depend on which nodes are verified.
+        One number, where each row has the nodes of the shape.
         """
-        shape = kind.shape or NoDrafter.default_shape
-        rule = self.rules(shape)
-        if not pools or kind.shape is None or kind.rows == 1 or kind.guided or type(rule) is not SeededRule:
-            return rule, None
-        visited = min(shape.width * shape.length, VISITED)
-        return replace(rule, shape=replace(shape, nodes=visited)), kind.rows * rule.nodes
+        assert kind.shape is not None
+        rule, step = self.rules(kind.shape), self.steps.get(kind)
+        if not self._pools(kind, rule) or (step is not None and step.parts.pooled is None):
+            return [kind.rows * rule.nodes]
+        most = kind.rows * visited(kind.shape)
+        limit = max(VERIFIED, VERIFIED_OF_ROW * kind.rows)
+        sizes = sorted({padded_size(n) for n in range(kind.rows + 1, min(limit, kind.rows + most) + 1)})
+        return sorted({min(size - kind.rows, most) for size in sizes if size <= limit})
 
-    def _record(self, kind: StepKind, sampling: Sampling) -> RecordedStep | None:
+    def ready(self, kind: StepKind, budget: int) -> bool:
+        """Whether a step of this kind can be launched without recording anything."""
+        step = self.steps.get(kind)
+        return step is not None and step.ready(budget)
+
+    def tokens(self, used: int) -> int:
+        """Of the pass over so many, with padding."""
+        return used if self.passes is None else padded_size(used)
+
+    def _pools(self, kind: StepKind, rule: Rule) -> bool:
+        """Whether rows share a budget: under the rule `seeded` a text does not depend on which nodes are verified."""
+        if kind.shape is None or kind.guided or type(rule) is not SeededRule:
+            return False
+        return self.passes is not None if kind.planned else kind.rows > 1
+
+    def _record(self, kind: StepKind, sampling: Sampling, budget: int | None = None) -> RecordedStep | None:
         log.info("recording a step of %s for %d rows", self.target.name, kind.rows)
         try:
             if kind.follows and holds_cache(self.state.rows.state):
                 raise RuntimeError("the drafter has a KV cache of its own")
             parts = self._parts(kind, map_tensors(sampling, lambda x: x.clone()))
-            if parts.pooled is not None and drafted(parts).scores is None:  # nothing to compare rows by
+            if parts.pooled is not None and drafted(parts)[0].scores is None:  # nothing to compare nodes by
                 parts = self._parts(kind, parts.sampling, pools=False)
             with self.target.timed("compile and record the step"):
-                return self._recorded((GuidedStep if kind.guided else RecordedStep)(parts, self._compiled))
+                step = (GuidedStep if kind.guided else RecordedStep)(parts, self._compiled)
+                return self._recorded(step, budget)
         except torch.OutOfMemoryError:
             self.memory = new_memory(self.target.device)
             raise
@@ -161,10 +205,11 @@ class RecordedSteps:
             self.warned.add(first)
             return None
 
-    def _recorded(self, step: RecordedStep) -> RecordedStep:
+    def _recorded(self, step: RecordedStep, budget: int | None) -> RecordedStep:
         """Steps before the recording write behind the rows' ends only; the rows are then as before."""
         rows = step.parts.rows
         before = [x.clone() for x in tensors_of(rows)]
+        step.limit(budget)
         try:
             if self.passes is not None:  # a padded pass would write keys of no meaning to the KV cache
                 compile_kernels(lambda: [action() for action in step.actions], rows.last.device)
@@ -175,7 +220,15 @@ class RecordedSteps:
         return step
 
     def _parts(self, kind: StepKind, sampling: Sampling, pools: bool = True) -> Parts:
-        state, (rule, pooled) = self.state, self._rule(kind, pools)
+        state, rule, device = self.state, self.rules(kind.shape or NoDrafter.default_shape), self.target.device
+        pooled, nodes = None, 0 if kind.shape is None else kind.rows * rule.nodes
+        budgets = put(self.budgets(kind), device) if kind.planned else None
+        if kind.shape is not None and isinstance(rule, SeededRule) and pools and self._pools(kind, rule):
+            pooled = put(nodes, device)
+            nodes = nodes if budgets is None else max(self.budgets(kind))
+            rule = replace(rule, shape=replace(kind.shape, nodes=visited(kind.shape)))
+        elif budgets is not None:
+            budgets = budgets[-1:]
         rows = state.view(kind.rows, drafts=kind.follows, counted=kind.penalises)
         drafter = StepDrafter(
             self.drafter,
@@ -189,9 +242,8 @@ class RecordedSteps:
         if self.passes is None:
             passes = PaddedStepPass(self.verifier, state, rows, self.drafter.layers)
         else:
-            nodes = 0 if kind.shape is None else kind.rows * rule.nodes if pooled is None else pooled
             passes = FlatStepPass(self.passes, kind.rows, kind.rows + nodes)
-        return Parts(rows, state.cache.part(0, kind.rows), sampling, rule, drafter, passes, pooled)
+        return Parts(rows, state.cache.part(0, kind.rows), sampling, rule, drafter, passes, pooled, budgets)
 
     def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
         if not self.compiles_step:
@@ -224,6 +276,11 @@ def records(target: Target, runtime: str, asked: bool | None) -> bool:
     if wanted and target.recurrent:
         log.info("steps of %s are not recorded: it has layers with a recurrent state", target.name)
     return wanted and not target.recurrent
+
+
+def visited(shape: Shape) -> int:
+    """Drafted nodes of a row among which a common budget chooses."""
+    return min(shape.width * shape.length, VISITED)
 
 
 def sizes_up_to(rows: int) -> list[int]:

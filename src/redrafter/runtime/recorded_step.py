@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redrafter.config import Shape
 from redrafter.core.cache import KVCache
-from redrafter.core.flat import Piece, budgeted
+from redrafter.core.flat import Piece, budgeted, promised, ranks
 from redrafter.core.rules import Rule
 from redrafter.core.sampling import Sampling
 from redrafter.core.step import Rows, settle
@@ -33,6 +33,7 @@ class StepKind:
     filters: bool
     penalises: bool
     guided: bool  # the host changes trees and logits, or wants the logits
+    planned: bool = False  # the host chooses the nodes of all rows together, from what earlier steps promised
 
 
 class StepPass(Protocol):
@@ -42,11 +43,17 @@ class StepPass(Protocol):
     def actions(self) -> Sequence[Callable[[], None]]:
         """What is recorded with the step."""
 
-    def record(self, graphs: Sequence[Replays]) -> None:
-        """Record the pass over trees alone; `graphs` are those of the step, its end last."""
+    def record(self, graphs: Sequence[Replays], trees: int | None) -> None:
+        """Record the pass over so many lines of trees alone; `graphs` are those of the step, its end last."""
 
-    def run(self, pieces: Sequence[Piece]) -> None:
-        """Launch the pass over what was packed and over pieces of prompts."""
+    def size(self, trees: int | None, pieces: Sequence[Piece]) -> int:
+        """Tokens of the pass over so many lines of trees, by default all, and over pieces of prompts."""
+
+    def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:
+        """Whether that pass was recorded."""
+
+    def run(self, trees: int | None, pieces: Sequence[Piece]) -> None:
+        """Launch the pass over what was packed and over pieces of prompts, recorded at its first use."""
 
     def pack(self, tree: Tree, rows: Rows) -> Tensor:
         """Place the trees' valid nodes in the next pass, but of no row that is done -> where results will be."""
@@ -65,25 +72,28 @@ class Parts:
     rule: Rule
     drafter: StepDrafter
     passes: StepPass
-    pooled: int | None  # drafted nodes of all rows together; None: each row has its own budget
+    pooled: Tensor | None  # () drafted nodes of all rows together; None: each row has its own budget
+    budgets: Tensor | None = None  # (K,) what the host may choose for it; the promises for each are told
 
 
-def drafted(parts: Parts) -> Tree:
-    """The draft of a step: the trees with the nodes to verify."""
+def drafted(parts: Parts) -> tuple[Tree, Tensor | None]:
+    """The draft of a step: the trees with the nodes to verify, and what each budget promises (B, K).
+
+    Of rows that are done only the root is verified.
+    """
     search = parts.rule.search(parts.sampling, parts.rows.seeds, parts.rows.lengths)
     tree = parts.drafter.draft(parts.rows.state, parts.rows.last, search)
-    return wanted(tree, parts)
-
-
-def wanted(tree: Tree, parts: Parts) -> Tree:
-    """The trees with the nodes that the budget of all rows allows; only the root in rows that are done."""
     tree = within(tree, torch.where(parts.rows.done, 0, tree.length))
-    if parts.pooled is None or tree.scores is None or parts.pooled >= len(parts.rows.last) * tree.nodes:
-        return tree
-    return replace(tree, valid=budgeted(tree, tree.scores, parts.pooled))
+    if tree.scores is None or (parts.pooled is None and parts.budgets is None):
+        return tree, None
+    place = ranks(tree, tree.scores)
+    promises = None if parts.budgets is None else promised(tree, tree.scores, place, parts.budgets)
+    if parts.pooled is not None:
+        tree = replace(tree, valid=budgeted(tree, place, parts.pooled))
+    return tree, promises
 
 
-def settled(parts: Parts, tree: Tree, at: Tensor, sampling: Sampling) -> Tensor:
+def settled(parts: Parts, tree: Tree, at: Tensor, sampling: Sampling, promises: Tensor | None) -> Tensor:
     """The end of a step in place -> the result lines (B, ...)."""
     rows = parts.rows
     logits, hidden = parts.passes.results(at)
@@ -93,7 +103,7 @@ def settled(parts: Parts, tree: Tree, at: Tensor, sampling: Sampling) -> Tensor:
     place = torch.arange(accepted.path.shape[1], device=accepted.path.device)
     accepted = replace(accepted, path=torch.where(rows.done[:, None], place, accepted.path))
     new, accepted = settle(rows, parts.cache, parts.drafter, accepted, hidden)
-    lines = encoded(accepted, new.done, tree)
+    lines = encoded(accepted, new.done, tree, promises)
     assign(rows, new)
     return lines
 
@@ -102,10 +112,12 @@ class RecordedStep:
     """A step that needs nothing of the host between its parts, but for the pass."""
 
     tree: Tree
+    promises: Tensor | None
     at: Tensor
     lines: Tensor  # (B, ...) the results
     logits: Tensor | None = None
     version = -1  # of the sampling that `parts` holds
+    budget: int | None = None  # that `parts` holds, if the host chose one
     graphs: Sequence[Any] = ()
     hosts: dict[int, list[Tensor]]
     turn = 0
@@ -123,7 +135,12 @@ class RecordedStep:
     @property
     def width(self) -> int:
         """New tokens in a line of the results."""
-        return new_tokens(self.lines, self.tree)
+        return new_tokens(self.lines, self.tree, self.promised)
+
+    @property
+    def promised(self) -> int:
+        """Budgets that a line tells the promises of."""
+        return 0 if self.promises is None else self.promises.shape[1]
 
     def use(self, sampling: Sampling, version: int) -> None:
         """Sample by these settings; `version` tells them apart."""
@@ -131,11 +148,30 @@ class RecordedStep:
             assign(self.parts.sampling, sampling)
             self.version = version
 
+    def limit(self, budget: int | None) -> None:
+        """The drafted nodes that all rows share in the next steps, if they share any. The device is not waited for."""
+        if budget is not None and self.parts.pooled is not None and budget != self.budget:
+            self.parts.pooled.fill_(budget)
+            self.budget = budget
+
+    def used(self, budget: int | None) -> int | None:
+        """Lines of trees in a pass with this budget; None: as many as there may be."""
+        shares = budget is not None and self.parts.pooled is not None
+        return len(self.parts.rows.last) + int(budget or 0) if shares else None
+
+    def tokens(self, budget: int | None, pieces: Sequence[Piece]) -> int:
+        """Of the pass with this budget and these pieces of prompts, with padding."""
+        return self.parts.passes.size(self.used(budget), pieces)
+
+    def ready(self, budget: int | None, pieces: Sequence[Piece] = ()) -> bool:
+        """Whether that pass was recorded."""
+        return self.parts.passes.ready(self.used(budget), pieces)
+
     def record(self, memory: Any) -> None:
         """Record all parts, and the pass over trees alone, where a pass that fails is noticed."""
         on_gpu = self.parts.rows.last.is_cuda
         self.graphs = recorded(self.actions, memory) if on_gpu else unrecorded(self.actions)
-        self.parts.passes.record(self.graphs)
+        self.parts.passes.record(self.graphs, self.used(self.budget))
 
     def host(self, count: int) -> Tensor:
         """Host memory for the results of `count` steps. Two launches may be under way: each has memory of its own."""
@@ -146,11 +182,11 @@ class RecordedStep:
         return self.hosts[count][self.turn]
 
     def draft(self) -> None:
-        self.tree = self.drafted(self.parts)
+        self.tree, self.promises = self.drafted(self.parts)
         self.at = self.parts.passes.pack(self.tree, self.parts.rows)
 
     def settle(self) -> None:
-        self.lines = self.settled(self.parts, self.tree, self.at, self.parts.sampling)
+        self.lines = self.settled(self.parts, self.tree, self.at, self.parts.sampling, self.promises)
 
     def before(self, processors: RowProcessors | None, guesses: Sequence[bool]) -> None:  # noqa: ARG002
         """Launch what comes before the pass."""
@@ -195,7 +231,8 @@ class GuidedStep(RecordedStep):
         return [self.draft, self.pack, *self.parts.passes.actions, self.settle]
 
     def draft(self) -> None:
-        self.drafts = tree = self.drafted(self.parts)
+        tree, self.promises = self.drafted(self.parts)
+        self.drafts = tree
         self.guesses = torch.stack([tree.tokens, tree.parents, tree.depths, tree.valid.long()])
         if self.nodes is None:
             self.nodes = Exchange(self.guesses.clone())
@@ -218,7 +255,7 @@ class GuidedStep(RecordedStep):
             every = torch.full((batch, n, -(-vocab // 32)), -1, dtype=torch.int32, device=self.logits.device)
             self.words = Exchange(every)
         sampling = replace(self.parts.sampling, processor=self._masked)
-        self.lines = self.settled(self.parts, self.tree, self.at, sampling)
+        self.lines = self.settled(self.parts, self.tree, self.at, sampling, self.promises)
 
     def _masked(self, logits: Tensor, _: Tree) -> Tensor:
         assert self.words is not None

@@ -1,7 +1,8 @@
 """What a step tells the host: for each row a line of integers.
 
 Count, drafted, done and nodes; then the new tokens, the accepted path, and the tree's tokens and parents (-1 for a node
-that was not verified).
+that was not verified). Behind them, in planned steps, how many nodes should have been accepted, in millionths, with
+each budget that the host may choose.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,15 @@ from redrafter.core.accept import Accepted
 from redrafter.core.tree import Tree
 
 COUNTS = 4
+MILLION = 1_000_000
 
 
-def encoded(accepted: Accepted, done: Tensor, tree: Tree) -> Tensor:
-    """(B, ...) the lines of all rows."""
+def encoded(accepted: Accepted, done: Tensor, tree: Tree, promised: Tensor | None = None) -> Tensor:
+    """(B, ...) the lines of all rows. promised: (B, K) see `core.flat`."""
     counts = torch.stack((accepted.count, accepted.drafted, done.long(), accepted.nodes), dim=1)
     parents = torch.where(tree.valid, tree.parents, -1)
-    return torch.cat([counts, accepted.tokens, accepted.path, tree.tokens, parents], dim=1)
+    parts = [counts, accepted.tokens, accepted.path, tree.tokens, parents]
+    return torch.cat(parts if promised is None else [*parts, (promised * MILLION).long()], dim=1)
 
 
 def line(
@@ -29,16 +32,20 @@ def line(
     return [*counts, *new, *path, *tokens, *parents]
 
 
-def new_tokens(lines: Tensor, tree: Tree) -> int:
+def new_tokens(lines: Tensor, tree: Tree, budgets: int = 0) -> int:
     """How many of a line's integers are new tokens."""
-    return (lines.shape[1] - COUNTS - 2 * tree.tokens.shape[1]) // 2
+    return (lines.shape[1] - COUNTS - 2 * tree.tokens.shape[1] - budgets) // 2
 
 
 class ResultLine:
-    """One row's line, read; `width` tokens are the new ones, of which the first `count` are real."""
+    """One row's line, read; `width` tokens are the new ones, of which the first `count` are real.
 
-    def __init__(self, values: Sequence[int], width: int) -> None:
-        self.values, self.width = values, width
+    budgets: how many the host may choose among.
+    """
+
+    def __init__(self, values: Sequence[int], width: int, budgets: int = 0) -> None:
+        self.values, self.width = values[: len(values) - budgets], width
+        self.promised = [value / MILLION for value in values[len(values) - budgets :]]
         self.count, self.drafted, self.done, self.nodes = values[:COUNTS]
 
     @property

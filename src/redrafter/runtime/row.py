@@ -112,6 +112,8 @@ class RowOutput:
     """The same for the prompt's tokens from the second on, with the first new token."""
     error: Exception | None = None
     """What the row's logits processor raised."""
+    promised: list[float] = field(default_factory=list)
+    """Nodes that should be accepted, by the draft, for each budget that the step could have had."""
     expected: float = 0.0
     """Accepted nodes that the planner expected of the step."""
 

@@ -72,12 +72,13 @@ class Metrics:
     def step(
         self,
         shape: Shape | None,
+        label: str | None,
         rows: Sequence[tuple[int, int]],
         seconds: float,
         copied: bool = False,
         expected: float = 0.0,
     ) -> None:
-        """A step and, for each of its rows, tokens gained and how many of them were guessed.
+        """A step, as its label has it, and for each of its rows tokens gained and how many of them were guessed.
 
         copied: without a draft, tokens copied from the text were verified. expected: accepted guesses, by its plan; 0:
         nothing was guessed, or nothing planned.
@@ -86,7 +87,7 @@ class Metrics:
             self.expected += expected
             self.accepted += sum(drafted for _, drafted in rows)
         self.step_seconds += seconds
-        self.steps[shape.label if shape is not None else "copied" if copied else "plain"] += 1
+        self.steps[label or ("copied" if copied else "plain")] += 1
         for tokens, drafted in rows:
             self.tokens += tokens
             self.row_steps += 1

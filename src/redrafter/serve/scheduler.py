@@ -1,8 +1,8 @@
 """Continuous batching: which request gets a row, which prompt is read next, which rows step.
 
-The scheduler knows rows and what steps cost; it knows nothing of models. One thread runs the scheduler, any thread may
-submit and cancel. A turn closes cancelled rows, admits from the queue, and launches a step, which reads pieces of
-prompts in the same pass where the batch can.
+The scheduler knows rows and who plans their steps; it knows nothing of models. One thread runs the scheduler, any
+thread may submit and cancel. A turn closes cancelled rows, admits from the queue, and launches a step, which reads
+pieces of prompts in the same pass where the batch can.
 On a GPU the results of a step are told to listeners while the next step runs.
 """
 
@@ -10,27 +10,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from redrafter.bounds import Count, CountOrZero, check
-from redrafter.config import Shape
 from redrafter.errors import ConfigError, RedrafterError
-from redrafter.planning.steps import PlannedSteps
+from redrafter.planning.steps import Steps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, MOST
-from redrafter.runtime.launched import StepResult
 from redrafter.runtime.row import Row, RowOutput
 from redrafter.serve.job import Job
 from redrafter.serve.metrics import Metrics
 from redrafter.serve.past_answers import PastAnswers
-from redrafter.tuning.batch_cost import Interrupted
 
 log = logging.getLogger(__name__)
-
-SPARE_AFTER = 2.0
-"""Seconds without a request after which spare work begins."""
 
 
 class QueueFull(RedrafterError):
@@ -39,23 +32,6 @@ class QueueFull(RedrafterError):
 
 class Draining(RedrafterError):
     """The server is about to stop."""
-
-
-class Stopped(Exception):
-    """The scheduler ends; spare work is given up."""
-
-
-class SpareWork(Protocol):
-    """Work for an idle scheduler: `serve` answers all waiting requests, `check` raises while somebody waits."""
-
-    def __call__(self, serve: Callable[[], None], check: Callable[[], None]) -> None: ...
-
-
-class Chooses(Protocol):
-    """How much to guess; see `tuning.chooser.ShapeChooser`."""
-
-    def choose(self, rows: int) -> Shape | None: ...
-    def learn(self, shape: Shape | None, tokens: float, rows: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +52,18 @@ class Limits:
 class Scheduler:
     """Continuous batching. `start` runs it in a thread; `turn` by turn is for tests.
 
-    policy: plans the steps of rows that draft, on a CPU; without one, `costs` chooses their shape.
+    policy: plans the steps.
     past: answers that rows may copy from; the batch needs room for them.
     """
 
     def __init__(
         self,
         batch: Batch,
-        costs: Chooses,
+        policy: Steps,
         limits: Limits | None = None,
-        policy: PlannedSteps | None = None,
         past: PastAnswers | None = None,
     ) -> None:
-        self.batch, self.costs, self.limits, self.policy = batch, costs, limits or Limits(), policy
+        self.batch, self.policy, self.limits = batch, policy, limits or Limits()
         self.past = past
         self.metrics = Metrics()
         self.lock = threading.Condition()
@@ -98,7 +73,6 @@ class Scheduler:
         self.reading: deque[Row] = deque()
         self.draining = self.stopped = False
         self.thread: threading.Thread | None = None
-        self.spare: SpareWork | None = None  # done once, when nobody has asked anything for a while
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """The answers to one request: all of them or none."""
@@ -160,46 +134,14 @@ class Scheduler:
             while not self.stopped:
                 with self.lock:
                     while self.idle and not self.stopped:
-                        if not self.lock.wait(None if self.spare is None else SPARE_AFTER):
-                            break
+                        self.lock.wait()
                 if self.stopped:
                     break
-                if self.idle:
-                    self._use_spare_time()
-                else:
-                    self.turn()
+                self.turn()
         finally:  # whatever ended it, nobody waits in vain
             with self.lock:
                 self.stopped = True
             self._fail_everyone()
-
-    def _use_spare_time(self) -> None:
-        work, self.spare = self.spare, None
-        if work is None:
-            return
-        self.batch.drain()
-        try:
-            work(self._serve, self._check)
-        except Stopped:
-            pass
-        except Exception:  # whatever a model or a disk may raise: answers are possible without the work
-            log.exception("work in spare time failed")
-
-    def _serve(self) -> None:
-        """All that wait, until nobody does."""
-        while not self.idle:
-            if self.stopped:
-                raise Stopped
-            self.turn()
-        if self.stopped:
-            raise Stopped
-        self.batch.drain()
-
-    def _check(self) -> None:
-        if self.stopped:
-            raise Stopped
-        if not self.idle:
-            raise Interrupted
 
     def turn(self) -> None:
         """One round; a failure that no single row is to blame for ends all rows, and serving goes on."""
@@ -289,7 +231,8 @@ class Scheduler:
     def _step(self, pieces: dict[Row, int]) -> None:
         if not pieces and all(row.unread for row in self.jobs):
             return
-        results = self._launch(pieces)
+        drafting = [row for row in self.jobs if row.drafts and row.unread <= pieces.get(row, 0)]
+        results = self.policy.step(self.batch, drafting, pieces)
         for row in pieces:
             self._was_read(row)
         for result in results:
@@ -297,36 +240,18 @@ class Scheduler:
             if gained:  # else all its rows were closed in the meantime, or have just begun
                 copied = any(output.nodes for _, output in result.rows)
                 expected = sum(output.expected for _, output in result.rows)
-                self.metrics.step(result.shape, gained, result.seconds, copied, expected)
+                self.metrics.step(result.shape, result.label, gained, result.seconds, copied, expected)
             for row, output in result.rows:
                 if not row.open:  # finished by an earlier step of the same results
                     continue
                 job = self.jobs[row]
-                if not output.steps and self.policy is not None and row.drafts:
+                if not output.steps and row.drafts:
                     self.policy.open(row)
                 self._take(job, output)
                 if not output.steps and job.first:  # else cancelled meanwhile
                     self.metrics.first_token.observe(job.first - job.submitted)
                 if output.done or output.error is not None or job.finished:
                     self._close(row, job)
-
-    def _launch(self, pieces: dict[Row, int]) -> list[StepResult]:
-        """A step of all rows; what the steps that it knows of have given is learned."""
-        drafting = [row for row in self.jobs if row.drafts and row.unread <= pieces.get(row, 0)]
-        if self.policy is not None:
-            return self.policy.step(self.batch, drafting, pieces)
-        rows = sum(row.unread <= pieces.get(row, 0) for row in self.jobs)
-        results = self.batch.step(self.costs.choose(rows) if drafting else None, pieces=pieces)
-        for result in results:
-            # Rows with a processor or a grammar are no measure of the drafter: forced tokens, dropped guesses.
-            free = [
-                len(output.tokens)
-                for row, output in result.rows
-                if row.drafts and output.steps and row.processor is None
-            ]
-            if free:
-                self.costs.learn(result.shape, sum(free), len(free))
-        return results
 
     def _take(self, job: Job, output: RowOutput) -> None:
         if job.finished or job.cancelled:
@@ -354,8 +279,7 @@ class Scheduler:
 
     def _close(self, row: Row, job: Job) -> None:
         self.batch.close(row)
-        if self.policy is not None:
-            self.policy.close(row)
+        self.policy.close(row)
         del self.jobs[row]
         if row in self.reading:
             self.reading.remove(row)
@@ -380,8 +304,7 @@ class Scheduler:
             if not job.finished:
                 job.fail(error)
                 self._ended(job, "failed")
-        if self.policy is not None:
-            self.policy.planner.rows.clear()
+        self.policy.reset()
         self.jobs.clear()
         self.reading.clear()
         self.batch.reset()

@@ -11,7 +11,7 @@ import uvicorn
 from redrafter.drafters.traits import recall_of
 from redrafter.engine import Engine
 from redrafter.errors import ConfigError
-from redrafter.planning.steps import PlannedSteps, planner_for
+from redrafter.planning.steps import FixedSteps, Steps, planner_for, steps_of
 from redrafter.runtime.batch import Batch
 from redrafter.serve.api import make_app
 from redrafter.serve.batches import make_batch
@@ -20,26 +20,28 @@ from redrafter.serve.connection import Connection
 from redrafter.serve.model import Served
 from redrafter.serve.past_answers import PastAnswers
 from redrafter.serve.scheduler import Limits, Scheduler
-from redrafter.tuning.chooser import ShapeChooser
+from redrafter.tuning.store import use_profile
+
+BEAMS = 2
+"""For each number of rows, among which the planner of a GPU chooses."""
 
 
-def build_adaptive(engine: Engine, config: ServeConfig) -> Served:
-    """On a CPU, steps choose what to verify as those of `generate` do, and what steps cost is learned from them."""
-    planner, drafter = planner_for(engine.drafter, engine.shape)
-    batch = make_batch(engine, config, engine.shapes, drafter)
-    return build(engine, batch, ShapeChooser(None), config, PlannedSteps(planner))
+def build_planned(engine: Engine, config: ServeConfig) -> Served:
+    """Steps are planned as those of `generate` are, and under other rules than `seeded` too."""
+    if not engine.adapts:
+        shape = engine.shape if engine.drafts else None
+        batch = make_batch(engine, config, [] if shape is None else [shape])
+        return build(engine, batch, FixedSteps(shape), config)
+    seeded = engine.rule_config.name == "seeded"
+    planner, drafter = planner_for(engine.drafter, engine.shape, engine.target.device, BEAMS, seeded)
+    use_profile(planner.costs, engine.target, engine.drafter, engine.runtime)
+    return build(engine, make_batch(engine, config, engine.shapes, drafter), steps_of(planner), config)
 
 
-def build(
-    engine: Engine,
-    batch: Batch,
-    chooser: ShapeChooser,
-    config: ServeConfig,
-    policy: PlannedSteps | None = None,
-) -> Served:
+def build(engine: Engine, batch: Batch, policy: Steps, config: ServeConfig) -> Served:
     past = past_answers(engine, config)
     scheduler = Scheduler(
-        batch, chooser, Limits(queue=config.queue, chunk=config.chunk_for(engine.target.device.type)), policy, past
+        batch, policy, Limits(queue=config.queue, chunk=config.chunk_for(engine.target.device.type)), past
     )
     promise = engine.promise()
     promise.check()

@@ -1,17 +1,16 @@
 """Texts to tune with. The target writes them itself, after our prompts, the user's prompts, or random openings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from redrafter.config import SamplingParams
+from redrafter.config import SamplingParams, Shape
 from redrafter.core.noise import fold
 from redrafter.core.step import Drafter
-from redrafter.errors import ConfigError
+from redrafter.planning.steps import AnyPlanner
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
 from redrafter.targets.tokenizer import first_token, has_chat_template
-from redrafter.texts import Texts
 
 PROMPTS = (
     "Explain to a child why the sky is blue.",
@@ -51,43 +50,25 @@ class TunableEngine(Protocol):
     @property
     def runtime(self) -> str: ...
 
+    @property
+    def shapes(self) -> list[Shape]: ...
+
+    planner: AnyPlanner | None
+
+    def requests(self, prompts: Sequence[Any], **options: Any) -> list[Any]: ...
+
+    def run(self, requests: Sequence[Any], *, rows: int) -> Iterator[Any]: ...
+
     def encode(self, prompt: Any) -> list[int]: ...
 
     def eos_tokens(self) -> tuple[int, ...]: ...
 
 
-def target_texts(
-    engine: TunableEngine,
-    prompts: Sequence[str] | None,
-    *,
-    count: int,
-    length: int,
-    temperature: float = 0.0,
-    progress: Callable[[int], None] | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Texts:
-    """At most `count` texts with at most `length` new tokens each. The same call always gives the same texts.
-
-    `check` is called before each pass; what it raises ends the writing.
-    """
-    target = engine.target
-    if prompts or has_chat_template(target):
-        openings = _encode_prompts(engine, prompts or PROMPTS, count)
-    else:
-        openings = _random_openings(engine, count, check)
-    room = [(ids, min(length, target.max_positions - len(ids))) for ids in openings]
-    sampling, eos = SamplingParams(temperature=temperature), engine.eos_tokens()
-    starts = [
-        Request(prompt=ids, seed=fold(0, i), max_new_tokens=n, sampling=sampling, eos=eos)
-        for i, (ids, n) in enumerate(room)
-        if n > 1
-    ]
-    written = write_texts(target, starts, rows=count, progress=progress, check=check)
-    rows = [(start, [*start.prompt, *new]) for start, new in zip(starts, written, strict=True) if len(new) > 1]
-    if not rows:
-        raise ConfigError(f"{target.name} writes less than two tokens after each prompt: give others with --prompts")
-    lengths, seeds = [len(start.prompt) for start, _ in rows], [start.seed for start, _ in rows]
-    return Texts.of([ids for _, ids in rows], lengths, [temperature] * len(rows), seeds)
+def openings_of(engine: TunableEngine, prompts: Sequence[str] | None, count: int) -> list[list[int]]:
+    """At most so many beginnings of texts: these prompts or our own, or what a model without a chat template writes."""
+    if prompts or has_chat_template(engine.target):
+        return _encode_prompts(engine, prompts or PROMPTS, count)
+    return _random_openings(engine, count)
 
 
 def _encode_prompts(engine: TunableEngine, prompts: Sequence[str], count: int) -> list[list[int]]:
@@ -97,7 +78,7 @@ def _encode_prompts(engine: TunableEngine, prompts: Sequence[str], count: int) -
     return [engine.encode([{"role": "user", "content": text}] if chat else text) for text in chosen]
 
 
-def _random_openings(engine: TunableEngine, count: int, check: Callable[[], None]) -> list[list[int]]:
+def _random_openings(engine: TunableEngine, count: int) -> list[list[int]]:
     """Beginnings of texts, sampled from the target at temperature 1."""
     target = engine.target
     seeds = [fold(OPENING_SEED, i) for i in range(count)]
@@ -107,5 +88,5 @@ def _random_openings(engine: TunableEngine, count: int, check: Callable[[], None
         Request(prompt=[first_token(target, seed)], seed=seed, max_new_tokens=budget, sampling=sampling, eos=eos)
         for seed in seeds
     ]
-    written = write_texts(target, starts, rows=count, check=check)
+    written = write_texts(target, starts, rows=count)
     return [[*start.prompt, *new] for start, new in zip(starts, written, strict=True)]

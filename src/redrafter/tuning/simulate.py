@@ -4,7 +4,7 @@ The result is exact, because a lossless rule accepts exactly the tokens of the t
 pass over a text gives all hidden states that the drafter needs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,6 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
 from redrafter.targets import Target
 from redrafter.texts import Texts
-from redrafter.tuning.profile import SimulatedShape
 
 GPU_ROWS, CPU_ROWS = 128, 16
 """Texts in one batch. A CPU gains nothing from more rows and pays for their padding."""
@@ -58,28 +57,6 @@ def simulate_batches(
 ) -> SimulatedSteps:
     """The sums over all texts of these batches."""
     return SimulatedSteps.total((text for batch in batches for text in batch.simulate(drafter, shape, pause)), shape)
-
-
-def simulate_shapes(
-    target: Target,
-    drafter: Drafter,
-    texts: Texts,
-    shapes: Sequence[Shape],
-    temperature: float,
-    progress: Progress,
-    pause: Callable[[], None] = lambda: None,
-) -> list[SimulatedShape]:
-    """tokens/step of every shape on the same texts. The hidden states are computed once.
-
-    `pause` is called before each simulated step.
-    """
-    batches = list(text_batches(target, drafter.layers, texts))
-    result = []
-    for done, shape in enumerate(shapes):
-        progress("tokens/step", done, len(shapes))
-        steps = simulate_batches(batches, drafter, shape, pause)
-        result.append(SimulatedShape(shape, temperature, steps.tokens_per_step))
-    return result
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Profiles on disk: one JSON file for each combination of target, drafter and machine, and how `load` finds it."""
+"""Profiles: the prices of steps that `redrafter tune` measured, one JSON file for each target, drafter and machine."""
 
 import dataclasses
 import hashlib
@@ -6,45 +6,45 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from redrafter.bounds import check
 from redrafter.cache_folder import PROFILES, cache_folder, read_json, write_json
-from redrafter.config import Shape
 from redrafter.core.step import Drafter
-from redrafter.drafters import NoDrafter
 from redrafter.drafters.checkpoint import identity
-from redrafter.drafters.traits import drafts, identity_of
+from redrafter.drafters.traits import identity_of
 from redrafter.errors import CacheUnavailable, ConfigError, CorruptCheckpoint
 from redrafter.kernels.threads import thread_count
+from redrafter.planning.costs import Costs
 from redrafter.results import hardware
 from redrafter.targets import Target
-from redrafter.tuning.profile import (
-    PROFILE_VERSION,
-    BestShape,
-    DraftCost,
-    Profile,
-    SimulatedShape,
-    StepCost,
-    VerifyCost,
-)
+from redrafter.version import __version__
 
 log = logging.getLogger(__name__)
 
-ROW_CLASSES: dict[str, type] = {
-    "verify_costs": VerifyCost,
-    "draft_costs": DraftCost,
-    "simulated": SimulatedShape,
-    "step_costs": StepCost,
-    "best_shapes": BestShape,
-}
-"""Fields of `Profile` that are lists of dataclasses in the file."""
+PROFILE_VERSION = f"{__version__}, format 3"
+"""Prices change with the code, so a profile is valid for one version of redrafter and one file format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What steps cost. The prices are `planning.costs.Costs.saved`."""
+
+    key: dict[str, str]
+    """What they depend on; see `profile_key`."""
+    target_name: str
+    prices: dict[str, tuple[float, ...]]
+    version: str = PROFILE_VERSION
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def profile_key(target: Target, drafter: Drafter, runtime: str) -> dict[str, str]:
-    """Everything that step costs and tokens/step depend on."""
+    """Everything that prices depend on."""
     on_gpu = target.device.type == "cuda"
     return {
         "target": identity(target)["weights"],
@@ -98,24 +98,13 @@ def read_profile(path: Path) -> Profile | None:
                 "%s was written by redrafter %s and is ignored: run redrafter tune again", path, content["version"]
             )
             return None
-        profile = Profile(**{name: _parse_field(name, value) for name, value in content.items()})
-        profile.best_shape(1)  # raises ConfigError if the file lists no best shape
-        return profile
+        content["prices"] = {name: tuple(prices) for name, prices in content["prices"].items()}
+        return Profile(**content)
     except FileNotFoundError:
         return None
     except (OSError, CorruptCheckpoint, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.warning("%s is damaged and is ignored (%s): run redrafter tune again", path, type(error).__name__)
         return None
-
-
-def _parse_field(name: str, value: Any) -> Any:
-    if name not in ROW_CLASSES:
-        return value
-    rows = []
-    for row in value:
-        shape = {"shape": row["shape"] and Shape(**row["shape"])} if "shape" in row else {}
-        rows.append(ROW_CLASSES[name](**(row | shape)))
-    return tuple(rows)
 
 
 def saved_profiles() -> Iterator[Profile]:
@@ -140,16 +129,14 @@ def find_profile(target: Target, drafter: Drafter, runtime: str) -> Profile | No
     return profile
 
 
-def apply_profile(target: Target, drafter: Drafter, runtime: str) -> tuple[Drafter, Shape | None]:
-    """The drafter and shape that the profile recommends for one row.
-
-    Without a profile: the drafter as it is and no shape. If plain decoding is the fastest: `NoDrafter`.
-    """
-    if not drafts(drafter) or (profile := find_profile(target, drafter, runtime)) is None:
-        return drafter, None
-    shape = profile.best_shape(1)
-    if shape is None:
-        log.info("plain decoding: redrafter tune measured that it is the fastest here; give a shape to draft anyway")
-        return NoDrafter(), None
-    log.debug("tuned for this machine: W=%d, L=%d, N=%d", shape.width, shape.length, shape.budget)
-    return drafter, shape
+def use_profile(costs: Costs, target: Target, drafter: Drafter, runtime: str) -> bool:
+    """Begin with the prices that were measured for this combination, if there are any."""
+    profile = find_profile(target, drafter, runtime)
+    if profile is None:
+        return False
+    try:
+        costs.restore(profile.prices)
+    except ConfigError as error:
+        log.warning("the profile of %s is ignored (%s): run redrafter tune again", target.name, error)
+        return False
+    return True

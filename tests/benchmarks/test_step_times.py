@@ -2,13 +2,12 @@
 
 import pytest
 
+from benchmarks.step_times import DummyDrafter, TimingBudget, open_rows, time_steps
 from redrafter.config import SamplingParams
 from redrafter.drafters import NoDrafter
 from redrafter.errors import ConfigError
 from redrafter.targets import load_target
-from redrafter.tuning.step_cost import DummyDrafter, TimingBudget, open_rows, time_steps
-from tests.helpers.batches import FakeSteps, make_batch
-from tests.helpers.profiles import CHAIN, TREE
+from tests.helpers.batches import CHAIN, TREE, FakeSteps, make_batch
 from tests.helpers.zoo import PROMPTS, make_model, recurrent_drafter
 
 
