@@ -262,7 +262,7 @@ def at_once(temperature: str, rows: int, nodes: int | None, blind: bool = False,
     costs, waiting = KnownGpuCosts(), 2 * list(texts(temperature, most))
     planner, choices = LatePlanner(lambda _: [BEAM], costs), budgets(rows)
     drafts = [Action(BEAM, n, padded_size(rows + n)) for n in choices]
-    load = Load(rows, places=rows, slots=200 * rows)
+    load = Load(rows, places=rows, tokens=rows, slots=200 * rows)
     running: list[tuple[Row, list[Position], int]] = []
     late: tuple[Action, StepResult] | None = None
     spent, tokens, chosen = 0.0, 0, []

@@ -20,7 +20,8 @@ from redrafter import Engine, RuleConfig, Shape
 from redrafter.cli.main import main
 from redrafter.drafters import NoDrafter
 from redrafter.planning.copying import MOST_COPIED
-from redrafter.planning.steps import FixedSteps, LateSteps, PlannedSteps
+from redrafter.planning.late_steps import LateSteps
+from redrafter.planning.steps import FixedSteps, PlannedSteps
 from redrafter.serve.config import ServeConfig
 from redrafter.serve.server import Server, build_planned
 from tests.helpers.letters import make_target

@@ -41,7 +41,7 @@ class LateWorld:
         self.gives, self.promises, self.draft, self.rows = gives, promises or (lambda n: 3.0 * n / 63), draft, rows
         self.noise, self.chance = noise, random.Random(1)
         self.actions = [Action(TREE, nodes, padded_size(rows + nodes)) for nodes in budgets]
-        self.load = Load(rows, 0, rows, slots=200 * rows)
+        self.load = Load(rows, 0, rows, rows, slots=200 * rows)
         self.recorded: set[Action] = {*self.actions, Action(None, 0, rows)} if recorded else set()
         self.requests = [Row(Request(prompt=[1], max_new_tokens=10**6, seed=i), i) for i in range(rows)]
         self.under_way: list[tuple[Action, StepResult]] = []

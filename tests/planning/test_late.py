@@ -88,7 +88,7 @@ def test_so_many_nodes_of_a_row_are_verified(rows: int, least: int, most: int) -
     """With the prices and promises that a planner begins with, and after steps at these prices."""
     budgets = [size - rows for size in (2, 4, 8, 16, 32, 64, 128, 256) if size > rows and size - rows <= 63 * rows]
     plans, chance = planner(), random.Random(5)
-    curve = Load(rows, places=rows, slots=200 * rows)
+    curve = Load(rows, places=rows, tokens=rows, slots=200 * rows)
     drafts = [Action(TREE, nodes, padded_size(rows + nodes)) for nodes in budgets]
     assert least <= plans.choose(curve, drafts, lambda _: False).nodes / rows <= most
     world = LateWorld(

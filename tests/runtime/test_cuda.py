@@ -227,7 +227,7 @@ def test_steps_that_draft_or_not_at_random_write_the_plain_text(runtime, monkeyp
     draw, chosen = random.Random(4), []
 
     def choose(self, load, drafts, ready):
-        chosen.append(draw.choice([draw.choice(drafts), Action(None, 0, load.places)]))
+        chosen.append(draw.choice([draw.choice(drafts), Action(None, 0, load.tokens)]))
         return chosen[-1]
 
     monkeypatch.setattr(LatePlanner, "choose", choose)

@@ -10,7 +10,8 @@ import torch
 from redrafter import Shape
 from redrafter.config import SamplingParams
 from redrafter.planning.late import Action, LatePlanner
-from redrafter.planning.steps import FixedSteps, LateSteps, late_planner
+from redrafter.planning.late_steps import LateSteps
+from redrafter.planning.steps import FixedSteps, late_planner
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, FlatPasses
 from redrafter.runtime.row import Request, Row
@@ -211,7 +212,7 @@ def test_what_a_planner_may_choose_is_prepared_and_measured(single: Target, monk
     assert steps.planner.costs.known, "the prices were measured meanwhile"
     before = set(batch.steps.steps), set(passes_of(batch).graphs)
     monkeypatch.setattr(
-        LatePlanner, "choose", lambda _, load, drafts, ready: draw.choice([*drafts, Action(None, 0, load.places)])
+        LatePlanner, "choose", lambda _, load, drafts, ready: draw.choice([*drafts, Action(None, 0, load.tokens)])
     )
     every = [Request(prompt=[i, 3, 1, 4], seed=i, max_new_tokens=9 + i) for i in range(7)]
     texts: dict[Row, list[int]] = {}

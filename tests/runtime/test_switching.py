@@ -40,7 +40,7 @@ def chosen(monkeypatch) -> list[Action]:
     draw, made = random.Random(4), []
 
     def choose(self, load, drafts, ready):
-        made.append(draw.choice([draw.choice(drafts), Action(None, 0, load.places)]))
+        made.append(draw.choice([draw.choice(drafts), Action(None, 0, load.tokens)]))
         return made[-1]
 
     monkeypatch.setattr(LatePlanner, "choose", choose)
@@ -107,7 +107,7 @@ def test_plain_steps_leave_the_drafter_the_state_that_drafts_leave(monkeypatch):
         def choose(self, load, drafts, ready, steps=[]):  # noqa: B006 - counts its calls
             steps.append(1)
             none = plain and len(steps) < 20 and draw.random() < 0.6
-            return Action(None, 0, load.places) if none else drafts[0]
+            return Action(None, 0, load.tokens) if none else drafts[0]
 
         with monkeypatch.context() as patch:
             patch.setattr(LatePlanner, "choose", choose)

@@ -17,11 +17,11 @@ from redrafter.cli.console import Console
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.progress import waiting
 from redrafter.errors import CacheUnavailable, RedrafterError
-from redrafter.tuning.store import Profile
 from redrafter.version import __version__
 
 if TYPE_CHECKING:
     from redrafter.engine.describe import RunDescription
+    from redrafter.tuning.store import Profile
 
 EPILOG = """examples:
   redrafter doctor
@@ -121,7 +121,7 @@ def describe_files(intact: dict[Path, bool], folder: Path) -> Finding:
     return "kept files", f"{len(intact)}, damaged or of an earlier version: {', '.join(damaged)}", again
 
 
-def describe_profile(profile: Profile) -> str:
+def describe_profile(profile: "Profile") -> str:
     drafter, *_ = profile.key["drafter"].split()
     where = f"{profile.key['dtype']} on {profile.key['device']}"
     return f"{profile.target_name} with {drafter} in {where}: {1000 * profile.prices['passes'][0]:.3g} ms a token"
@@ -151,4 +151,5 @@ def describe_drafter(found: "RunDescription") -> str:
     if found.shape is None:
         return "none: plain decoding"
     shape = f"W={found.shape.width}, L={found.shape.length}, N={found.shape.budget}"
-    return f"{found.drafter}, {shape} at most{', prices of this machine' if found.tuned else ''}"
+    prices = ", prices of this machine" if found.tuned else ""
+    return f"{found.drafter}, {shape} (default shape{prices})"

@@ -48,6 +48,8 @@ seem to have lost so many plain steps."""
 DOUBTFUL = 100.0
 """Seconds of drafts without a measured plain step, after which a plain step is taken to be twice as fast as it seems: a
 recording is then cheap in comparison, so drafting must clearly pay to go on without one."""
+LEARN_ALL, LEARN_EVERY = 64, 3
+"""Prices are learned from the first steps and from one of so many later ones: the host has other work."""
 RECORDING = 2.0
 """Seconds that steps must seem to lose by the nodes for which a pass was recorded, until another pass is recorded."""
 
@@ -59,6 +61,7 @@ class Load:
     rows: int  # that may guess
     others: int = 0  # that never do
     places: int = 1  # of the recorded step
+    tokens: int = 1  # of its pass without drafted nodes, with padding
     slots: int = 0
     sampled: int = 0  # rows under noise
 
@@ -117,7 +120,7 @@ class LatePlanner:
         self.lost = 0.0  # seconds that drafts seem to have lost while no plain step was recorded
         self.missed = 0.0  # seconds that other nodes than the recorded ones would have saved
         self.unmeasured = 0.0  # seconds of drafts until a plain step was measured
-        self.since_plain = 0
+        self.since_plain = self.steps = 0
         self.drafting = True
 
     def begin(self, texts: float) -> None:
@@ -127,7 +130,7 @@ class LatePlanner:
 
     def choose(self, load: Load, drafts: Sequence[Action], ready: Callable[[Action], bool]) -> Action:
         """The next step. drafts: what may be drafted; ready: whether such a step was recorded."""
-        plain = Action(None, 0, load.places)
+        plain = Action(None, 0, load.tokens)
         self.plain = self.seconds(plain, load) / (1 + min(1.0, self.unmeasured / DOUBTFUL))
         rates = {action: self.tokens(action, load) / self.seconds(action, load) for action in drafts}
         best = max(drafts, key=rates.__getitem__)
@@ -225,11 +228,15 @@ class LatePlanner:
 
     def _learn_time(self, load: Load, action: Action, result: StepResult, resumed: bool) -> None:
         draft, rest = result.parts
-        self.costs.learn_pass(rest, action.tokens, load.slots, action.shape is not None)
+        self.steps += 1
+        learns = self.steps < LEARN_ALL or not self.steps % LEARN_EVERY or action.shape is None or resumed
+        if learns:
+            self.costs.learn_pass(rest, action.tokens, load.slots, action.shape is not None)
         if action.shape is None:
             self.unmeasured = self.lost = 0.0
             return
-        self.costs.learn_draft(draft, load.places, *_beam(action.shape), load.sampled)
+        if learns:
+            self.costs.learn_draft(draft, load.places, *_beam(action.shape), load.sampled)
         self.unmeasured += draft + rest
         if resumed and self.plain:
             late = max(0.0, result.seconds - draft - rest) / self.plain
@@ -257,6 +264,11 @@ def _between(at: float, known: Sequence[float], values: Sequence[float]) -> floa
     return values[right - 1] + share * (values[right] - values[right - 1])
 
 
+BEAMS, VERIFIED, FEW_ROWS = 640, 128, 8
+"""Guesses of all rows that a draft makes at most, tokens of a pass where each row has nodes of its own, and rows up to
+which paths are as long as for one."""
+
+
 def beams(shape: Shape, rows: int, count: int = 1) -> list[Shape]:
     """The beams for this many rows, the widest first: the given one for few rows, narrower ones for more.
 
@@ -271,8 +283,3 @@ def beams(shape: Shape, rows: int, count: int = 1) -> list[Shape]:
     nodes = max(1, VERIFIED // rows - 1)
     widths = [width >> i for i in range(count) if width >> i]
     return [Shape(width=w, length=length, nodes=min(shape.budget, w * length, nodes)) for w in widths]
-
-
-BEAMS, VERIFIED, FEW_ROWS = 640, 128, 8
-"""Guesses of all rows that a draft makes at most, tokens of a pass where each row has nodes of its own, and rows up to
-which paths are as long as for one."""

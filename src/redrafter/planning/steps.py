@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -10,7 +9,8 @@ import torch
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters.traits import copies, network_of
-from redrafter.planning.late import Action, LatePlanner, Load, beams
+from redrafter.planning.late import LatePlanner, beams
+from redrafter.planning.late_steps import LateSteps
 from redrafter.planning.plan import Plan
 from redrafter.planning.planner import Planner
 from redrafter.runtime.batch import Batch
@@ -99,88 +99,6 @@ class FixedSteps:
 
     def reset(self) -> None:
         """Nothing was kept."""
-
-
-class LateSteps:
-    """Recorded steps, planned one step late: the device never waits for the host."""
-
-    def __init__(self, planner: LatePlanner) -> None:
-        self.planner = planner
-        self.fresh = 0  # rows that began since the last step
-        self.postponed: tuple[Load, Action] | None = None  # chosen, and not launched before all results are known
-        self.plain = False  # whether the last result was that of a plain step
-
-    def step(self, batch: Batch, rows: Sequence[Row], pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
-        """A step of all rows of the batch, planned for these. Results are those of the step before."""
-        pieces = pieces or {}
-        stepping = [row for row in rows if row.unread <= pieces.get(row, 0)]
-        if not stepping:
-            return self._learned(batch, batch.step(pieces=pieces))
-        self.planner.begin(self.fresh / len(stepping))
-        self.fresh = 0
-        others = sum(not row.drafts for row in batch.live)
-        load = load_of(batch, stepping, others)
-        if self.postponed is not None and self.postponed[0].places == load.places:
-            action = self.postponed[1]
-        else:
-            drafts = [a for shape in self.planner.shapes(load.places) for a in actions(batch, load.places, shape)]
-            action = self.planner.choose(load, drafts, lambda action: is_ready(batch, load.places, action))
-        behind = action.shape is not None and any(not flight.launched.follows for flight in batch.flights)
-        self.postponed = (load, action) if behind else None
-        results = batch.drain() if behind else batch.step(action.shape, pieces=pieces, budget=action.nodes)
-        return self._learned(batch, results)
-
-    def _learned(self, batch: Batch, results: list[StepResult]) -> list[StepResult]:
-        for result in results:
-            rows = [row for row, _ in result.rows if row.drafts]
-            load, shape = load_of(batch, rows, len(result.rows) - len(rows)), result.shape
-            load = replace(load, places=batch.places(result.size))
-            tokens = result.tokens or load.places * (1 if shape is None else shape.budget + 1)
-            nodes = 0 if shape is None else load.places * shape.budget if result.budget is None else result.budget
-            told = [] if shape is None else [action.nodes for action in actions(batch, load.places, shape)]
-            if not result.parts:  # an eager step, or one whose pass was just recorded
-                first = min(result.draft_seconds, result.seconds)
-                timed = (first, result.seconds - first) if batch.steps is None else ()
-                result = replace(result, parts=timed)
-            self.planner.learn(load, Action(shape, nodes, tokens), result, told, self.plain)
-            self.plain = shape is None and all(output.steps for _, output in result.rows)
-        return results
-
-    def open(self, row: Row) -> None:  # noqa: ARG002
-        """A row begins: its prompt is read and its first token chosen."""
-        self.fresh += 1
-
-    def close(self, row: Row) -> None:
-        """A row ends: nothing was kept of it."""
-
-    def reset(self) -> None:
-        """All rows ended."""
-        self.postponed = None
-
-
-def load_of(batch: Batch, rows: Sequence[Row], others: int) -> Load:
-    """Of a step of these rows, and of so many that never draft."""
-    sampled = sum(row.request.sampling.temperature > 0 for row in rows)
-    slots = sum(row.known for row in batch.live)
-    return Load(len(rows), others, batch.places(max(1, len(rows) + others)), slots, sampled)
-
-
-def actions(batch: Batch, places: int, shape: Shape) -> list[Action]:
-    """All that a step may do with this beam."""
-    if batch.steps is None:
-        return [Action(shape, places * shape.budget, places * (shape.budget + 1))]
-    kind = batch.steps.kind(places, shape, True, batch.sampling(places), planned=True)
-    return [Action(shape, nodes, batch.steps.tokens(places + nodes)) for nodes in batch.steps.budgets(kind)]
-
-
-def is_ready(batch: Batch, places: int, action: Action) -> bool:
-    """Whether such a step needs no recording before it."""
-    if batch.steps is None:
-        return True
-    drafts = action.shape is not None
-    return batch.steps.ready(
-        batch.steps.kind(places, action.shape, drafts, batch.sampling(places), planned=True), action.nodes
-    )
 
 
 AnyPlanner = Planner | LatePlanner

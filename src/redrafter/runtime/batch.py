@@ -219,9 +219,8 @@ class Batch:
         """Launch a step of all rows whose prompts are read, and read `pieces` of other prompts in the same pass.
 
         Without a shape, only what was `copied` is verified; a row's first step drafts nothing. `pack` chooses drafted
-        nodes on a CPU. budget: drafted nodes of all rows in a recorded step, one of `RecordedSteps.budgets`. Returns
-        what has come: the results of an eager or watched step; of other steps those of the launch before. A step that
-        needs these results to be known is launched by the next call.
+        nodes on a CPU; `budget`: of all rows of a recorded step (`RecordedSteps.budgets`). Returns what came: results
+        of an eager or watched step, else of the launch before. A step that needs these is launched by the next call.
         """
         pieces = pieces or {}
         assert not pieces or self.reads_in_steps, "prompts are read apart from these steps"
@@ -319,8 +318,8 @@ class Batch:
         results = flight.launched.results()
         now = time.perf_counter()
         seconds, self.collected = now - max(flight.began, self.collected), now
-        rows = [(row, self._output(flight, results, row, place)) for row, place in flight.rows if row.open]
-        return flight.result(rows, seconds)
+        gained = ((row, self._output(flight, results, row, place)) for row, place in flight.rows if row.open)
+        return flight.result(list(gained), seconds)
 
     def _output(self, flight: Flight, results: Results, row: Row, place: int) -> RowOutput:
         output = flight.launched.output(results, place, row)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -159,17 +160,14 @@ class RecordedSteps:
         """
         assert kind.shape is not None
         rule, step = self.rules(kind.shape), self.steps.get(kind)
-        if not self._pools(kind, rule) or (step is not None and step.parts.pooled is None):
+        if not self._pools(kind, rule) or (kind in self.steps and (step is None or step.parts.pooled is None)):
             return [kind.rows * rule.nodes]
-        most = kind.rows * visited(kind.shape)
-        limit = max(VERIFIED, VERIFIED_OF_ROW * kind.rows)
-        sizes = sorted({padded_size(n) for n in range(kind.rows + 1, min(limit, kind.rows + most) + 1)})
-        return sorted({min(size - kind.rows, most) for size in sizes if size <= limit})
+        return without_padding(kind.rows, visited(kind.shape))
 
     def ready(self, kind: StepKind, budget: int) -> bool:
         """Whether a step of this kind can be launched without recording anything."""
         step = self.steps.get(kind)
-        return step is not None and step.ready(budget)
+        return kind in self.steps if step is None else step.ready(budget)
 
     def tokens(self, used: int) -> int:
         """Of the pass over so many, with padding."""
@@ -281,6 +279,18 @@ def records(target: Target, runtime: str, asked: bool | None) -> bool:
 def visited(shape: Shape) -> int:
     """Drafted nodes of a row among which a common budget chooses."""
     return min(shape.width * shape.length, VISITED)
+
+
+@cache
+def without_padding(rows: int, nodes: int) -> list[int]:
+    """Budgets of rows with so many drafted nodes each, that leave no padding in a pass; the last may leave some.
+
+    >>> without_padding(1, 63), without_padding(32, 16)
+    ([1, 3, 7, 15, 31, 63], [32, 96, 224])
+    """
+    most, limit = rows * nodes, max(VERIFIED, VERIFIED_OF_ROW * rows)
+    sizes = {padded_size(n) for n in range(rows + 1, min(limit, rows + most) + 1)}
+    return sorted({min(size - rows, most) for size in sizes if size <= limit})
 
 
 def sizes_up_to(rows: int) -> list[int]:

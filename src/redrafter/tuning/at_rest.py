@@ -8,7 +8,8 @@ from redrafter.config import SamplingParams
 from redrafter.errors import ConfigError
 from redrafter.planning.costs import Costs
 from redrafter.planning.late import Action, LatePlanner, Load
-from redrafter.planning.steps import FixedSteps, LateSteps, Steps
+from redrafter.planning.late_steps import LateSteps
+from redrafter.planning.steps import FixedSteps, Steps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import MOST
 from redrafter.runtime.recorded import sizes_up_to
@@ -39,7 +40,7 @@ class Sweep(LatePlanner):
         self.turn = self.actions = 0
 
     def choose(self, load: Load, drafts: Sequence[Action], ready: Callable[[Action], bool]) -> Action:  # noqa: ARG002
-        every = [*drafts, Action(None, 0, load.places)]  # plain last: before a draft, all results must be known
+        every = [*drafts, Action(None, 0, load.tokens)]  # plain last: before a draft, all results must be known
         self.turn, self.actions = self.turn + 1, len(every)
         return every[(self.turn - 1) % len(every)]
 

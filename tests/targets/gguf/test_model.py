@@ -146,7 +146,7 @@ def test_decoding_imports_little_of_transformers(tmp_path, monkeypatch):
     assert tokenizer_of(words) is not None, "kept for the next start"
     program = f"""
 import sys
-import redrafter, redrafter.serve.measuring, redrafter.serve.server
+import redrafter, redrafter.tuning.at_rest, redrafter.serve.server
 from redrafter.targets.gguf.file import GGUFFile
 from redrafter.targets.gguf.tokenizer import tokenizer_of
 tokenizer = tokenizer_of(GGUFFile({str(words.path)!r}))
