@@ -3,13 +3,15 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.load import bind_own
-from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError
+from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
 from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
 from redrafter.targets import TargetInfo
+from redrafter.targets.attention import recurrent_kind
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,16 @@ def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) 
     drafter = bind_own(net, target)
     assert isinstance(drafter, RecurrentDrafter)
     return drafter
+
+
+def refuse_recurrent(config: Any, engine: str) -> None:
+    """Raise for a model with a recurrent state: how the engine rolls it back after a rejected guess was not tested."""
+    kind = recurrent_kind(config)
+    if kind is not None:
+        raise UnsupportedTarget(
+            f"{config.model_type} keeps a recurrent state (layers of the kind {kind!r}); inside {engine}, redrafter "
+            "takes models with attention only; use redrafter's own server, or start the engine without redrafter"
+        )
 
 
 def check_tested(engine: str, version: str, tested: Sequence[str], install: str) -> None:

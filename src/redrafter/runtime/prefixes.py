@@ -25,7 +25,8 @@ class Prefixes:
 
     def __init__(self, state: BatchState) -> None:
         self.state = state
-        self.recurrent = any(True for _ in state.cache.recurrent.tensors())
+        self.state_bytes = state.cache.recurrent.nbytes // state.places  # of one row
+        self.recurrent = self.state_bytes > 0
         self.most = FOR_EACH_PLACE * state.places
         self.copies: dict[tuple[Row, int], RecurrentMemory] = {}  # by row and length, the last used one last
 
@@ -62,7 +63,7 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        return sum(memory.nbytes for memory in self.copies.values())
+        return len(self.copies) * self.state_bytes
 
     def _longest(self, row: Row, shared: int) -> int:
         """How much of a row's first `shared` tokens has a copy."""

@@ -175,6 +175,7 @@ def _add_watching(app: FastAPI, served: Served) -> None:
             rows=batch.rows,
             slots_used=batch.used,
             slots=batch.rows * batch.context,
+            state_copies=batch.prefixes.nbytes,
             exactness=served.promise.exactness,
         )
         return "\n".join(lines) + "\n"

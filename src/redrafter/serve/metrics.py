@@ -106,7 +106,15 @@ class Metrics:
         return sum(self.recent) / len(self.recent) if self.recent else 1.0
 
     def lines(
-        self, *, waiting: int, running: int, rows: int, slots_used: int, slots: int, exactness: Exactness | None
+        self,
+        *,
+        waiting: int,
+        running: int,
+        rows: int,
+        slots_used: int,
+        slots: int,
+        state_copies: int,
+        exactness: Exactness | None,
     ) -> list[str]:
         """In Prometheus' text form; the arguments are what holds right now."""
         found: list[str] = []
@@ -126,6 +134,8 @@ class Metrics:
         tell("rows", "gauge", "Rows there are.", str(rows))
         tell("cache_slots_used", "gauge", "Cache slots that open rows fill.", str(slots_used))
         tell("cache_slots", "gauge", "Cache slots there are.", str(slots))
+        about = "Memory that copies of recurrent states take, kept for prompts that begin alike."
+        tell("state_copies_bytes", "gauge", about, str(state_copies))
         values = [f'{{promise="{name}"}} {int(name == exactness)}' for name in get_args(Exactness)]
         tell("exactness", "gauge", "1 for what is promised about the tokens of answers.", *values)
         tell("prompt_tokens_total", "counter", "Prompt tokens.", str(self.prompt_tokens))

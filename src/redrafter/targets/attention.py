@@ -23,6 +23,12 @@ KEPT_INSTEAD = {
 """What layers of other kinds keep instead of keys for each token."""
 
 
+def recurrent_kind(config: Any) -> str | None:
+    """The kind of a model's layers that keep a recurrent state, None if it has no such layers."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return next((kind for kind in kinds if kind in RECURRENT), None)
+
+
 class AttentionPlan:
     """The kinds of attention layers in a model's config, and the size of its sliding window and of its chunks."""
 
@@ -39,7 +45,7 @@ class AttentionPlan:
                     f"{KEPT_INSTEAD.get(kind, 'something else')}, which each node of a tree would need for itself; use "
                     "a model with full, sliding, chunked or indexed attention or recurrent layers"
                 )
-        self.recurrent = not set(kinds).isdisjoint(RECURRENT)
+        self.recurrent = recurrent_kind(config) is not None
         self.kinds = {kind for kind in kinds if kind in ATTENTION} or {FULL}
         self.window = int(window) if SLIDING in self.kinds and window is not None else None
         self.chunk = int(chunk) if CHUNKED in self.kinds and chunk is not None else None

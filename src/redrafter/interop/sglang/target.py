@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from redrafter.drafters import RecurrentDrafter
 from redrafter.errors import UnsupportedTarget
 from redrafter.interop.embeddings import split_embeddings
-from redrafter.interop.plugged import recurrent_drafter
+from redrafter.interop.plugged import recurrent_drafter, refuse_recurrent
 from redrafter.interop.sglang.settings import VARIABLE
 
 
@@ -18,6 +18,7 @@ class SglangTarget:
     """Split embeddings are put together, on every rank."""
 
     def __init__(self, runner: Any, tokenizer: Any, name: str) -> None:
+        refuse_recurrent(runner.model_config.hf_text_config, "SGLang")
         from sglang.srt.distributed import get_tp_group
         from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 

@@ -14,7 +14,7 @@ from redrafter.drafters import RecurrentDrafter
 from redrafter.errors import UnsupportedTarget
 from redrafter.interop.embeddings import split_embeddings
 from redrafter.interop.find import WITH_NGRAMS
-from redrafter.interop.plugged import check_tested, recurrent_drafter
+from redrafter.interop.plugged import check_tested, recurrent_drafter, refuse_recurrent
 
 TESTED = ("0.26.0", "0.32.0")
 MOST_RECORDED = 64
@@ -73,6 +73,7 @@ class VllmTarget:
     """A model of vLLM's as a drafter wants to know it. Split embeddings are put together, on every rank."""
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
+        refuse_recurrent(vllm_config.model_config.hf_text_config, "vLLM")
         from vllm.tokenizers.registry import cached_tokenizer_from_config
 
         config = vllm_config.model_config
