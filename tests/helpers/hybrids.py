@@ -73,10 +73,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 _made: dict[str, Target] = {}
 
 
-def hybrid_model(kind: str, dtype: torch.dtype = torch.float64) -> Any:
+def hybrid_model(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     """Weights large enough that texts vary; the same each time."""
+    config = CONFIGS[kind]()
+    for name, value in changes.items():
+        setattr(config, name, value)
     torch.manual_seed(7)
-    model = tf.AutoModelForCausalLM.from_config(CONFIGS[kind]()).to(dtype).eval()
+    model = tf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     if any("experts" in name for name, _ in model.named_modules()):
         model.set_experts_implementation("eager")  # the fused ones have no fp64
     with torch.no_grad():
