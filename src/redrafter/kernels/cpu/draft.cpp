@@ -11,9 +11,9 @@ constexpr long REFINED = 32;  // guesses of a beam whose scores are made again f
 class Drafter {
  public:
   Drafter(const Network& network, const Draft& draft)
-      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width, BITS), before(most, n.state, BITS),
-        state(most, n.state, BITS), reading(most, n.heads * n.size, BITS), normed(most, n.exit, BITS),
-        feature(most, n.width, BITS), context(d.rows, n.context, BITS),
+      : n(network), d(draft), most(d.rows * d.beams), heard(most, n.width, BITS, true), before(most, n.state, BITS, true),
+        state(most, n.state, BITS, true), reading(most, n.heads * n.size, BITS, true), normed(most, n.exit, BITS, true),
+        feature(most, n.width, BITS, true), context(d.rows, n.context, BITS, true),
         states(new float[most * n.state]), parents(new float[most * n.state]), query(new float[most * n.heads * n.size]),
         x(new float[most * n.exit]), line(new float[most * n.exit]), out(new float[most * n.width]),
         share(new float[d.rows * n.exit]), logits(new float[most * room()]), tokens(most), from(most),
@@ -146,8 +146,7 @@ class Drafter {
       for (long k = 0; k < n.size; k += LANES) store(&read[k], fma(by, load(memory + j * n.size + k), load(&read[k])));
     }
     rms_norm(read.data(), nullptr, 1.0f, read.data(), n.size);
-    reading.put(i, h * n.size, read.data(), n.size);
-    reading.round(i, h * n.size, n.size);
+    reading.fill(i, read.data(), n.size, h * n.size);
   }
 
   void join(long g, long beams, long count, float* part) {

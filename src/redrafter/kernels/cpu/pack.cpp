@@ -70,7 +70,7 @@ extern "C" void pack_floats(long format, const void* from, long rows, long colum
 
 // y (n, rows) = x (n, columns) · matrix^T, for parts of a model that stand alone. `bits` of activations as in model.h.
 extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long bits, long threads) {
-  Rows input(n, m->columns, bits);
+  Rows input(n, m->columns, bits, !is_quantised(*m));
   for (long t = 0; t < n; t++) input.fill(t, x + t * m->columns, m->columns);
   Team team(1, threads);
   team.start([&](Team::Member member) {

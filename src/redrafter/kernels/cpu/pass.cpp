@@ -43,9 +43,9 @@ constexpr long FEW = 8;  // tokens
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.bits),
-        found(tokens, m.heads * m.size, p.bits), inner(tokens, m.middle, p.bits),
-        kept(p.kept_count, m.hidden, p.bits), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
+      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.bits, plain(model)),
+        found(tokens, m.heads * m.size, p.bits, plain(model)), inner(tokens, m.middle, p.bits, plain(model)),
+        kept(p.kept_count, m.hidden, p.bits, plain(model)), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
         k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
         out(new float[tokens * m.hidden]) {
     for (long t = 0; t < tokens; t++) far.push_back(seen_by(p, t, 0));
@@ -61,7 +61,7 @@ class Runner {
     team.start([this](Team::Member member) {
       long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
       if (reads) room = std::max(room, prompt_room(reads, m.size) + 2 * (reads + LANES) * m.size * (p.cache != FP32));
-      std::vector<float> part(2 * tokens * LANES), scores(room);
+      std::vector<float> part(4 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
       member.share(kept.tokens, [&](long i) { kept.fill(i, &out[p.kept[i] * m.hidden], m.hidden); });
@@ -79,6 +79,14 @@ class Runner {
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
   std::vector<Unit> units;      // head by head, so that a head's keys and values stay in the L2 cache
+
+  // Whether any matrix has floats, which take activations as they are.
+  static bool plain(const Model& m) {
+    bool any = !is_quantised(m.head);
+    for (const Layer* l = m.layers; l < m.layers + m.layer_count; l++)
+      for (const Matrix* w : {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down}) any = any || !is_quantised(*w);
+    return any;
+  }
 
   // Neighbouring tokens of a row are attended to together if they are enough, and see all slots before their own.
   void divide() {
@@ -125,16 +133,15 @@ class Runner {
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     };
     products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
-    const long to_round = p.bits ? tokens : 0;
     auto attend = [&](long u) {
       if (units[u].count == 1) attention(l, index, units[u], scores);
       else prompt_attention(l, index, units[u], scores);
     };
-    share(member, units.size(), attend, to_round, [&](long t) { found.round(t, 0, m.heads * m.size); });
+    share(member, units.size(), attend, whole_tiles() ? 0 : tokens, [&](long t) { fill_found(t, 0, m.heads); });
     auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
     products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
-    auto gate = [&](long g, Span span) { mlp(l, g, span, part); };
-    products(member, groups(l.gate), gate, to_round, [&](long t) { inner.round(t, 0, m.middle); });
+    auto gate = [&](long tile, Span span) { mlp(l, tile, span, part); };
+    products(member, inner.tiles, gate, 0, [](long) {});
     auto down = [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); };
     products(member, groups(l.down), down, tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
   }
@@ -218,7 +225,16 @@ class Runner {
       auto *keys = (const decltype(number)*)p.keys[index] + at, *values = (const decltype(number)*)p.values[index] + at;
       attend_heads(&q[own], keys, values, group, m.size, seen, m.scale, scores, room, made);
     });
-    found.put(t, unit.head * m.size, made, width);
+    memcpy(&q[own], made, width * sizeof(float));  // the queries have served their purpose
+    if (whole_tiles()) fill_found(t, unit.head, group);
+  }
+
+  // Whether the results of every head are whole tiles of activations.
+  bool whole_tiles() const { return m.size % TILE == 0; }
+
+  // Some heads' results of a token, which lie where their queries were, for the next product.
+  void fill_found(long t, long head, long count) {
+    found.fill(t, &q[(t * m.heads + head) * m.size], count * m.size, head * m.size);
   }
 
   // Slots begin to end in fp32. The result points to where slot 0 would be.
@@ -250,18 +266,23 @@ class Runner {
     });
     const float* made = attend_prompt(&q[from * width + head * m.size], width, count, keys, values, m.size, first, last,
                                       m.scale, scratch);
-    for (long t = 0; t < count; t++) found.put(from + t, head * m.size, made + t * m.size, m.size);
+    for (long t = 0; t < count; t++) {
+      memcpy(&q[(from + t) * width + head * m.size], made + t * m.size, m.size * sizeof(float));
+      if (whole_tiles()) fill_found(from + t, head, 1);
+    }
   }
 
-  void mlp(const Layer& l, long g, Span span, float* part) {
-    float* second = part + (span.to - span.from) * LANES;
-    product(l.gate, g, normed, span, part);
-    product(l.up, g, normed, span, second);
-    long from = g * LANES, count = m.middle - from < LANES ? m.middle - from : LANES;
-    for (long t = span.from; t < span.to; t++, part += LANES, second += LANES) {
-      float made[LANES];
-      store(made, gated(load(part), m.gate) * load(second));
-      inner.put(t, from, made, count);
+  // 32 gated numbers of some tokens.
+  void mlp(const Layer& l, long tile, Span span, float* part) {
+    const long step = (span.to - span.from) * LANES, second = 2 * tile + 1;
+    const bool both = second < groups(l.gate);
+    for (long i = 0; i < 1 + both; i++) {
+      product(l.gate, 2 * tile + i, normed, span, part + 2 * i * step);
+      product(l.up, 2 * tile + i, normed, span, part + (2 * i + 1) * step);
+    }
+    for (long t = span.from; t < span.to; t++, part += LANES) {
+      const vec low = gated(load(part), m.gate) * load(part + step);
+      inner.put(t, tile, low, both ? gated(load(part + 2 * step), m.gate) * load(part + 3 * step) : zero());
     }
   }
 };

@@ -1,41 +1,6 @@
-// Activations in 16 bits. The scale of each 32 is a power of two, so rounding is the only thing that changes them: with it, a
-// number times its scale is exact. No number is beyond 127 · 257 = 32639, so that each is two signed bytes on CPUs that
-// multiply bytes only.
-#include <cmath>
-
+// Activations in 16 bits.
 #include "pairs.h"
 #include "rounded.h"
-
-constexpr uint32_t TINY = (127 - 80) << 23;   // the bits of 2^-80: what is below has no effect on any sum
-constexpr uint32_t BEYOND = 0x10100;          // added to bits, it carries to the next power of two where 32639 is passed
-
-// Of each four numbers the first, third, second and fourth, in 16 bits.
-static void store_pairs(int16_t* y, ivec x) {
-  uint64_t half[LANES / 2];
-  memcpy(half, &x, sizeof half);
-  for (long k = 0; k < LANES / 2; k += 2) {
-    const uint64_t four = (half[k] & 0x0000ffff0000ffff) | (half[k + 1] << 16 & 0xffff0000ffff0000);
-    memcpy(y + 2 * k, &four, sizeof four);
-  }
-}
-
-void round16(vec low, vec high, Rounded16& to) {
-  const uint32_t most = largest(low, high), power = (most + BEYOND) >> 23;
-  uint32_t bits = (power - 14) << 23, inverse_bits = (268 - power) << 23;
-  if (most < TINY) bits = inverse_bits = 0;
-  if (most >= INFINITE) bits = 0x7fc00000, inverse_bits = 0;  // no number; so the token's result is none either
-  float inverse;
-  memcpy(&to.scale, &bits, sizeof bits);
-  memcpy(&inverse, &inverse_bits, sizeof bits);
-  ivec one, two;
-  if (inverse_bits) one = rounded(low * all(inverse)), two = rounded(high * all(inverse));
-  else one = two = {};
-  store_pairs(to.number, one);
-  store_pairs(to.number + LANES, two);
-  EACH one.part[i] += two.part[i];
-  const int32_t total = sum(one);
-  to.zeros = ZERO_AT * total, to.total = to.scale * (float)total;
-}
 
 // A tile's weights as words of two.
 template <typename F>

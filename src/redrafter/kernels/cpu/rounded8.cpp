@@ -1,23 +1,6 @@
 // Activations in 8 bits.
-#include <cfloat>
-#include <cmath>
-
 #include "dots.h"
 #include "rounded.h"
-
-void round8(vec low, vec high, Rounded8& to) {
-  const uint32_t most = largest(low, high);
-  float by = NAN;
-  if (most < INFINITE) memcpy(&by, &most, sizeof by), by /= 127.0f;
-  const vec inverse = all(by >= FLT_MIN ? 1.0f / by : 0.0f);
-  store(to.number, rounded(low * inverse));
-  store(to.number + LANES, rounded(high * inverse));
-  for (long half = 0; half < 2; half++) {
-    to.sums[half] = 0;
-    for (long k = 0; k < LANES; k++) to.sums[half] += to.number[half * LANES + k];
-  }
-  to.scale = by, to.total = by * (float)(to.sums[0] + to.sums[1]);
-}
 
 // A tile's weights as words of four bytes.
 template <typename F>

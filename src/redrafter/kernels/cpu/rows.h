@@ -2,61 +2,40 @@
 #pragma once
 #include <memory>
 
-#include "formats.h"
+#include "round.h"
 
 using Numbers = std::unique_ptr<float[]>;
-constexpr long TILE = 32;  // inputs whose activations lie together; every format's tiles fit into it
 
-struct Rounded8 {  // 32 inputs of a token in 8 bits
-  int8_t number[TILE];  // input / scale, rounded
-  int32_t sums[2];      // of each 16 of them
-  float scale, total;   // total: scale · the sum of all 32
-};
-
-struct Rounded16 {  // 32 inputs of a token in 16 bits
-  int16_t number[TILE];  // input / scale, rounded; of each 4 inputs the first, third, second and fourth: see pairs.h
-  int32_t zeros;         // ZERO_AT · the sum of all 32
-  float scale, total;
-};
-
-void round8(vec low, vec high, Rounded8& to);
-void round16(vec low, vec high, Rounded16& to);
-
-// Activations of several tokens, (tiles, tokens, 32): one address and constant distances reach a tile of all tokens.
+// Activations of several tokens, (tiles, tokens, 32): one address and constant distances reach a tile of all tokens. The last
+// tile is filled up with zeros.
 struct Rows {
   long tokens, tiles;
   long bits;       // 8 or 16: products with quantised matrices take rounded activations; 0: they take them as they are
-  Numbers x;       // filled up with zeros to whole tiles
+  Numbers x;       // only if a product takes them as they are
   Numbers totals;  // (tiles, tokens, 2): the sum of each 16 inputs; only if nothing is rounded
   std::unique_ptr<Rounded8[]> eight;  // (tiles, tokens)
   std::unique_ptr<Rounded16[]> sixteen;
-  Rows(long tokens, long columns, long bits)
-      : tokens(tokens), tiles((columns + TILE - 1) / TILE), bits(bits), x(new float[tiles * tokens * TILE]()),
-        totals(bits ? nullptr : new float[tiles * tokens * 2]()),
-        eight(bits == 8 ? new Rounded8[tiles * tokens]() : nullptr),
-        sixteen(bits == 16 ? new Rounded16[tiles * tokens]() : nullptr) {}
-  // Numbers `from` (a multiple of 16) and on of a token.
-  void put(long token, long from, const float* v, long count) {
-    for (long k = from; k < from + count; k += LANES, v += LANES) {
-      long half = (k / TILE * tokens + token) * 2 + k / LANES % 2, left = from + count - k;
-      if (left >= LANES) store(&x[half * LANES], load(v));
-      else memcpy(&x[half * LANES], v, left * sizeof(float));
-      if (totals) totals[half] = sum(load(&x[half * LANES]));
-    }
+  // `plain`: whether a product takes the activations as they are though others are rounded.
+  Rows(long tokens, long columns, long bits, bool plain)
+      : tokens(tokens), tiles((columns + TILE - 1) / TILE), bits(bits),
+        x(plain || !bits ? new float[tiles * tokens * TILE] : nullptr),
+        totals(bits ? nullptr : new float[tiles * tokens * 2]), eight(bits == 8 ? new Rounded8[tiles * tokens] : nullptr),
+        sixteen(bits == 16 ? new Rounded16[tiles * tokens] : nullptr) {}
+  // 32 numbers of a token.
+  void put(long token, long tile, vec low, vec high) {
+    const long at = tile * tokens + token;
+    if (x) store(&x[at * TILE], low), store(&x[at * TILE + LANES], high);
+    if (totals) totals[2 * at] = sum(low), totals[2 * at + 1] = sum(high);
+    if (sixteen) round16(low, high, sixteen[at]);
+    if (eight) round8(low, high, eight[at]);
   }
-  // Rounds what was put, if products take rounded activations. `from` is a multiple of 32, `count` is one or reaches the end.
-  void round(long token, long from, long count) {
-    for (long tile = from / TILE; bits && tile * TILE < from + count; tile++) {
-      const long at = tile * tokens + token;
-      const vec low = load(&x[at * TILE]), high = load(&x[at * TILE + LANES]);
-      if (eight) round8(low, high, eight[at]);
-      else round16(low, high, sixteen[at]);
+  // Numbers `from` (a multiple of 32) and on of a token; `count` is a multiple of 32, or reaches the end.
+  void fill(long token, const float* v, long count, long from = 0) {
+    for (long tile = from / TILE; count > 0; tile++, v += TILE, count -= TILE) {
+      if (count >= TILE) put(token, tile, load(v), load(v + LANES));
+      else if (count > LANES) put(token, tile, load(v), load_part(v + LANES, count - LANES));
+      else put(token, tile, load_part(v, count), zero());
     }
-  }
-  // All numbers of a token, rounded.
-  void fill(long token, const float* v, long count) {
-    put(token, 0, v, count);
-    round(token, 0, count);
   }
 };
 
@@ -82,4 +61,7 @@ constexpr long MOST = 2;
 #endif
 // Blocks have nearly the same size: nine tokens are five and four, not eight and one.
 INLINE long blocks(long tokens) { return (tokens + MOST - 1) / MOST; }
-INLINE Span block(long tokens, long i) { return {tokens * i / blocks(tokens), tokens * (i + 1) / blocks(tokens)}; }
+INLINE Span block(long tokens, long i) {
+  const uint32_t count = tokens, parts = blocks(tokens), at = i;  // dividing 64 bits takes three times as long
+  return parts == 1 ? Span{0, tokens} : Span{count * at / parts, count * (at + 1) / parts};
+}

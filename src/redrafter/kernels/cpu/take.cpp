@@ -10,7 +10,7 @@ namespace {
 class Taker {
  public:
   Taker(const Network& network, const Taken& taken)
-      : n(network), d(taken), all_tokens(d.rows * d.tokens), pairs(all_tokens, n.context + n.width, BITS),
+      : n(network), d(taken), all_tokens(d.rows * d.tokens), pairs(all_tokens, n.context + n.width, BITS, true),
         keys(new float[all_tokens * n.heads * n.size]), values(new float[all_tokens * n.heads * n.size]) {}
 
   void run() {
