@@ -37,6 +37,7 @@ MEASURING = (
     "past_answers",
     "peers",
     "planned",
+    "quantize",
     "rules",
     "serve_equality",
     "speech",

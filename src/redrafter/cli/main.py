@@ -25,11 +25,12 @@ VERBS = {
     "eval": "measure how well a drafter guesses, over shapes, temperatures and categories",
     "bench": "compare drafters and other engines, and write a report",
     "export": "write a drafter in another project's format",
+    "quantize": "write a model with its weights rounded to 4 bits or to fp8",
     "doctor": "show what is installed, what is missing and what this machine will run",
 }
 INTERRUPTED, READER_GONE = 128 + 2, 128 + 13
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
-RESUMABLE = ("train", "distill")
+RESUMABLE = ("train", "distill", "quantize")
 EPILOG = """examples:
   redrafter compare
   redrafter generate "Why is the sky blue?"

@@ -29,7 +29,7 @@ def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default="auto",
         help="fp32, bf16, fp16 or fp64 (default: bf16 on a GPU; on a CPU fp32, or a GGUF file's own weights); on a "
         "CPU also q8 or q4, which round the weights to 8 or 4 bits, and stored, which keeps the weights of a bf16 or "
-        "fp16 checkpoint in half the memory of fp32",
+        "fp16 checkpoint in half the memory of fp32; on any device int4 or fp8, as redrafter quantize rounds",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add_value(group, "--threads", Threads, help="threads on a CPU (default: one per physical core)")

@@ -30,6 +30,7 @@ from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import FOLDER, NAME
 from redrafter.targets.load import parse_device, parse_dtype
+from redrafter.targets.quantised.nearest import SCHEMES
 from redrafter.tuning.store import find_profile, resolve_runtime, saved_profiles
 
 
@@ -48,6 +49,9 @@ class RunDescription:
     runtime: str
     device: torch.device
     dtype: torch.dtype
+    precision: torch.dtype
+    """How far the logits of two passes may differ: the dtype's rounding, unless layers round what they receive."""
+
     kernels: str
     """The faster path that is used in place of the model's own forward passes, if any."""
 
@@ -62,7 +66,7 @@ class RunDescription:
     def exactness_text(self) -> str:
         if self.promise is None:
             return "bitwise or ties: the first use of the model tries and decides"
-        return self.promise.sentence(self.dtype)
+        return self.promise.sentence(self.precision)
 
 
 def describe(
@@ -77,7 +81,7 @@ def describe(
     where = torch.device(parse_device(device))
     packed = where.type == "cpu" and dtype in (None, "auto", *packed_load.BITS) and library.can_run()
     kind = parse_dtype(dtype, where.type)
-    default = model is None and not _default_needs_weights(where, runtime, packed)
+    default = model is None and dtype not in SCHEMES and not _default_needs_weights(where, runtime, packed)
     found = _default_drafter(drafter, where, kind, packed) if default else None
     if found is not None:
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
@@ -180,6 +184,7 @@ def _description(
         runtime=runtime,
         device=device,
         dtype=dtype,
+        precision=dtype if target is None else target.precision,
         kernels=kernels,
         promise=promise,
     )

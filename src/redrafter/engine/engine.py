@@ -66,7 +66,8 @@ def load(
     model: a Hugging Face id, a folder, a GGUF file, a loaded transformers model; the default model if left out.
     dtype: "fp32", "bf16", ... or a torch dtype. On a CPU, without a dtype, the default model and GGUF files run on
         their own quantised weights; "q8" and "q4" quantise any other model of a known family, and "stored" keeps the
-        weights of a bf16 or fp16 checkpoint as they are and computes in fp32.
+        weights of a bf16 or fp16 checkpoint as they are and computes in fp32. On any device, "int4" and "fp8" round the
+        weights as `redrafter quantize` does.
     drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
         "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
         smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.

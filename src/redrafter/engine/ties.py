@@ -52,7 +52,7 @@ def explain(target: Target, request: Request, plain: Sequence[int], other: Seque
     index = first_difference(plain, other)
     if index is None:
         return None
-    allowed = tie(target.dtype)
+    allowed = tie(target.precision)
     if index >= min(len(plain), len(other)):
         return Difference(index, float("inf"), allowed)  # one text goes on where the other ended: never a tie
     whole = torch.tensor([[*request.prompt, *plain[:index]]], device=target.device)

@@ -12,6 +12,7 @@ from redrafter.errors import ConfigError, first_line
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.default import NAME, default_gguf, default_model
 from redrafter.targets.gguf.file import is_gguf
+from redrafter.targets.quantised.nearest import SCHEMES, Scheme
 from redrafter.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,16 @@ def parse_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
         return dtype
     if dtype in packed_load.BITS:  # of the weights; activations are in fp32
         return torch.float32
+    if dtype in SCHEMES:  # of the weights too
+        return parse_dtype(None, device)
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {shown(dtype)}; use one of {', '.join([*DTYPES, *packed_load.BITS])}")
+        known = ", ".join([*DTYPES, *packed_load.BITS, *SCHEMES])
+        raise ConfigError(f"unknown dtype {shown(dtype)}; use one of {known}")
     return DTYPES[dtype]
+
+
+def _scheme(dtype: Any) -> Scheme | None:
+    return next((scheme for scheme in SCHEMES if scheme == dtype), None)
 
 
 def best_device() -> str:
@@ -57,7 +65,8 @@ def load_target(
     """`model`: a Hugging Face id, a folder, a GGUF file, a loaded transformers model, or nothing for the default.
 
     On a CPU, without a dtype, the default model and GGUF files keep their own quantised weights. The dtypes q8 and q4
-    quantise any other model of a known family; `stored` keeps its weights in bf16 or fp16 if they are.
+    quantise any other model of a known family; `stored` keeps its weights in bf16 or fp16 if they are. On any device,
+    int4 and fp8 round the weights of any model, as `redrafter quantize` does.
 
     Further keywords (`device_map`, `quantization_config`, `revision`, ...) go to `from_pretrained`. A user's own
     model is put into eval mode; `Target.release` hands it back as it came.
@@ -73,7 +82,8 @@ def load_target(
         from redrafter.targets import pretrained  # imports much of transformers, which packed weights do not need
 
         device = parse_device(device)
-        return pretrained.from_name(model, tokenizer, parse_dtype(dtype, device), device, model_kwargs)
+        kind = parse_dtype(dtype, device)
+        return pretrained.from_name(model, tokenizer, kind, device, model_kwargs, _scheme(dtype))
     if dtype is not None or device is not None or model_kwargs:
         raise ConfigError("a loaded model keeps its dtype and device: give dtype, device and others with a name only")
     if isinstance(model, type) or not hasattr(model, "get_output_embeddings"):

@@ -16,6 +16,8 @@ from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.default import NAME, default_model
 from redrafter.targets.gguf.file import GGUFFile, is_gguf
 from redrafter.targets.gguf.tokenizer import tokenizer_of
+from redrafter.targets.quantised import load as quantised
+from redrafter.targets.quantised.nearest import Scheme
 from redrafter.targets.selfcheck import check, check_with_fallback
 from redrafter.targets.target import Target
 from redrafter.targets.verdicts import check_once, install_cpu_forwards_once
@@ -55,10 +57,18 @@ def _restore_modes(modes: list[tuple[Any, bool]]) -> None:
 
 
 def from_name(
-    model: str | Path | None, tokenizer: Any, dtype: torch.dtype, device: str, model_kwargs: dict[str, Any]
+    model: str | Path | None,
+    tokenizer: Any,
+    dtype: torch.dtype,
+    device: str,
+    model_kwargs: dict[str, Any],
+    scheme: Scheme | None = None,
 ) -> Target:
-    """A model that transformers loads, checked and with faster forwards on a CPU; the default model if left out."""
-    target = _load(model, tokenizer, dtype, device, model_kwargs)
+    """A model that transformers loads, checked and with faster forwards on a CPU; the default model if left out.
+
+    scheme: how its weights are rounded; None leaves them as they are.
+    """
+    target = _load(model, tokenizer, dtype, device, model_kwargs, scheme)
     if model_kwargs:  # these may change the model in ways that the key of a kept verdict does not cover
         check_with_fallback(target)
         install_cpu_forwards(target)
@@ -69,10 +79,17 @@ def from_name(
 
 
 def _load(
-    model: str | Path | None, tokenizer: Any, dtype: torch.dtype, device: str, model_kwargs: dict[str, Any]
+    model: str | Path | None,
+    tokenizer: Any,
+    dtype: torch.dtype,
+    device: str,
+    model_kwargs: dict[str, Any],
+    scheme: Scheme | None,
 ) -> Target:
     source = str(default_model() if model is None else model)
     if is_gguf(model):
+        if scheme is not None:
+            raise ConfigError(f"dtype {scheme} is not for GGUF files, whose weights are rounded already; leave it out")
         module = packed_load.dequantised(Path(source), dtype).to(device)
         return Target(module, tokenizer or tokenizer_of(GGUFFile(source)), name=Path(source).stem)
     local = Path(source).exists()
@@ -80,17 +97,19 @@ def _load(
         raise ModelNotFound(f"{source} is no model folder: it has no config.json")
     if not local and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ModelNotFound(f"no model folder {source}")  # not a Hub id: do not ask the network
-    module, tokenizer = load_parts(source, dtype, tokenizer, model_kwargs)
+    module, tokenizer = load_parts(source, dtype, tokenizer, model_kwargs, scheme)
     if "device_map" not in model_kwargs:
         module = module.to(device)
     return Target(module, tokenizer, name=name_of(model, source))
 
 
-def load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def load_parts(
+    source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: dict[str, Any], scheme: Scheme | None = None
+) -> tuple[Any, Any]:
     """Load model and tokenizer with transformers; every error becomes one line."""
     from transformers import AutoTokenizer
 
-    module = load_module(source, dtype, model_kwargs)
+    module = load_module(source, dtype, model_kwargs, scheme)
     if tokenizer is None:
         where = NO_CODE | {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
         try:
@@ -100,7 +119,7 @@ def load_parts(source: str, dtype: torch.dtype, tokenizer: Any, model_kwargs: di
     return module, tokenizer
 
 
-def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -> Any:
+def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any], scheme: Scheme | None = None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_kwargs = NO_CODE | model_kwargs
@@ -108,7 +127,7 @@ def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -
     folder = Path(source) / str(model_kwargs.get("subfolder", ""))
     try:
         budget = folder_budget(folder) if folder.is_dir() else contextlib.nullcontext()
-        AutoConfig.from_pretrained(source, **where)
+        config = AutoConfig.from_pretrained(source, **where)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"cannot load {source!r}: {error}") from error
     except Exception as error:
@@ -122,8 +141,15 @@ def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any]) -
             f"({first_line(error)})"
         ) from error
     try:
+        if quantised.takes(config, scheme, model_kwargs):
+            others = {k: v for k, v in model_kwargs.items() if k not in HUB_KWARGS}
+            return quantised.load_module(source, config, dtype, scheme, where, others).eval()
         with budget:
             module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+    except (ConfigError, ModelNotFound):
+        raise
+    except (CorruptCheckpoint, UnsupportedTarget) as error:
+        raise type(error)(f"cannot load {source!r}: {error}") from error
     except TypeError as error:
         unknown = [k for k in model_kwargs if f"'{k}'" in str(error)]
         if not unknown:

@@ -46,7 +46,7 @@ def check(target: Target) -> None:
             f"{name} does not take a 4D attention mask, position ids and a key-value cache as causal LMs of "
             f"transformers do ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         ) from error
-    allowed = tolerance(target.dtype)
+    allowed = tolerance(target.precision)
     if target.recurrent:
         allowed = max(allowed, RECURRENT)
     if not tree_gap <= allowed:
@@ -111,7 +111,7 @@ def checked_tree_target(target: Target, compiles: bool = False, verdict: Path | 
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         raise UnsupportedTarget(f"the tree kernel fails: {type(error).__name__}: {reason}") from error
-    if not gap <= tolerance(target.dtype):
+    if not gap <= tolerance(target.precision):
         raise UnsupportedTarget(f"the tree kernel gives other logits (difference {gap:.2g})")
     return made
 

@@ -18,6 +18,7 @@ from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.by_position import scaled, scaling_attentions
+from redrafter.targets.quantised.linear import rounds
 from redrafter.targets.tree_levels import tree_levels
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Target:
             raise UnsupportedTarget(f"{type(model).__name__} is no causal LM: it has no output embedding")
         self.vocab_size: int = self.output_embedding.weight.shape[0]
         self.dtype: torch.dtype = model.dtype
+        coarse = rounds(model) and self.dtype != torch.float64
+        self.precision: torch.dtype = torch.bfloat16 if coarse else self.dtype  # how far two passes may differ
         self.device: torch.device = self.input_embedding.weight.device
         self.verifiers: dict[bool, Any] = {}  # checked and compiled once for all engines that share this target
         self.start_times: dict[str, float] = {}  # seconds of what comes before the first tokens, see `timed`

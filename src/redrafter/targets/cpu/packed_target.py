@@ -93,7 +93,8 @@ class PackedTarget(Target):
         self.input_embedding = PackedEmbedding(packed.embedding, packed.sizes.embedding_scale)
         self.output_embedding = PackedEmbedding(packed.head)
         self.vocab_size = packed.head.shape[0]
-        self.dtype, self.device = torch.float32, CPU
+        self.dtype = self.precision = torch.float32
+        self.device = CPU
         self.verifiers = {}
         self.start_times = {}
         self._undo = contextlib.ExitStack()
