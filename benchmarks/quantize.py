@@ -27,8 +27,9 @@ from benchmarks.common import HERE, arguments, parse
 from benchmarks.smoke import TinyFiles
 from redrafter.questions import read_questions
 from redrafter.results import check_new, write_results
-from redrafter.targets import load_target
 from redrafter.targets.default import default_model
+from redrafter.targets.load import parse_dtype
+from redrafter.targets.pretrained import load_parts
 from redrafter.targets.quantised.nearest import SCHEMES
 from redrafter.targets.quantised.write import quantise_folder
 
@@ -74,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 written = quantise_folder(source, Path(folder), name)
                 row |= {"layers": written.layers, "group": written.size, "bytes": written.bytes_after}
                 row["seconds"] = round(time.perf_counter() - began, 1)
-            target = load_target(folder, dtype=dtype, device=args.device)
+            model, tokenizer = load_parts(folder, parse_dtype(dtype, args.device), None, {})
             articles = [q.text.removeprefix(INSTRUCTION) for q in read_questions(args.questions, args.texts)]
-            texts = [target.tokenizer(text)["input_ids"][: args.tokens] for text in articles]
-            row["perplexity"], chosen[name] = read_texts(target.model, texts, name)
+            texts = [tokenizer(text)["input_ids"][: args.tokens] for text in articles]
+            row["perplexity"], chosen[name] = read_texts(model.to(args.device), texts, name)
             pairs = {of: zip(chosen[name], chosen[of], strict=True) for of in ("fp32", "bf16") if of in chosen}
             positions = sum(len(choice) for choice in chosen[name])
             row |= {f"equal_{of}": sum(int((a == b).sum()) for a, b in both) / positions for of, both in pairs.items()}

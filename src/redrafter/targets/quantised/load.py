@@ -17,7 +17,7 @@ from redrafter.targets.quantised import compressed_tensors, fine_fp8, grouped
 from redrafter.targets.quantised.files import FLOATS, Stored, WeightFiles
 from redrafter.targets.quantised.linear import RoundedLinear
 from redrafter.targets.quantised.nearest import Scheme, plan
-from redrafter.targets.quantised.stored import StoredLayer, refuse
+from redrafter.targets.quantised.stored import StoredLayer, refuse, value
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def load_module(
     given = quantisation(config)
     if scheme is not None and given is not None:
         raise ConfigError(f"{source!r} is quantised already; leave dtype {scheme} out")
-    method = None if given is None else given.get("quant_method", "compressed-tensors")
+    method = None if given is None else value(given, "quant_method", str, "compressed-tensors")
     if method is not None and method not in FORMATS:
         raise UnsupportedTarget(
             f"{refuse(shown(method))}, or give load a quantization_config of transformers for its own layers"
