@@ -119,10 +119,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "got_ocr2": {"vision_config": {"output_channels": 16, "mlp_dim": 48, "image_size": 64, "global_attn_indexes": [1]}},
     "gptj": {"rotary_dim": 4},
+    "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 2.0},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": CONV},
     "lfm2_moe": {"layer_types": CONV},
     "llama4_text": {"floor_scale": 4},  # at 8192, no prompt here would be long enough to see it
+    "llama4_vision_model": {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
     "longcat_flash": {"num_layers": 2, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
     "qwen4_exp_text": {
@@ -166,7 +168,8 @@ def tiny_kwargs(config_class: Any) -> dict[str, Any]:
     for name, part in getattr(config_class, "sub_configs", {}).items():
         if isinstance(inner := fields.get(name), dict):
             kind = inner["model_type"]
-            part = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else part  # noqa: SIM401 - it loads lazily, and has no `get`
+            if kind in CONFIG_MAPPING:  # its `get` knows only what was imported before
+                part = CONFIG_MAPPING[kind]
             made[name] = {"model_type": kind} | tiny_kwargs(part)
     return merged(made, EXCEPTIONS.get(config_class.model_type, {}))
 
@@ -186,12 +189,12 @@ def merged(sizes: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return sizes | changes | both
 
 
-def tiny_model(model_type: str, dtype: torch.dtype) -> Any:
-    """Random weights, large enough that texts vary; the same each time."""
+def tiny_model(model_type: str, dtype: torch.dtype, loader: Any = None) -> Any:
+    """Random weights, large enough that texts vary; the same each time. loader: `AutoModelForCausalLM` or another."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type)).to(dtype).eval()
+    model = (loader or AutoModelForCausalLM).from_config(tiny_config(model_type)).to(dtype).eval()
     model.generation_config.eos_token_id = None
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the fused ones have no fp64

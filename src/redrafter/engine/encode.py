@@ -38,6 +38,9 @@ def check_message(message: Mapping[str, Any]) -> None:
     check_value("the role of a chat message", message["role"], str)
     if message["content"] is not None or not message.get("tool_calls"):  # a call needs no text
         check_value("the content of a chat message", message["content"], str | Messages)
+    for part in message["content"] if isinstance(message["content"], list | tuple) else ():
+        if part.get("type") != "text":
+            raise ConfigError(f"a chat message has a part of the type {shown(part.get('type'))}: only text is read")
 
 
 def prompt_ids(prompt: Any, encode: Callable[[str | Messages], list[int]]) -> list[int]:

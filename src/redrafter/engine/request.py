@@ -12,6 +12,7 @@ from redrafter.engine.exactness import Exactness
 from redrafter.errors import ConfigError, PromptTooLong
 from redrafter.runtime.row import Request
 from redrafter.targets import Target
+from redrafter.targets.media_tokens import check_text_only
 
 __all__ = ["Completion", "FinishReason", "Part", "Request", "Stats", "as_list", "check_request", "room", "seeds_of"]
 
@@ -107,6 +108,7 @@ def seeds_of(given: Any, count: int) -> list[int]:
 def check_request(request: Request, target: Target) -> None:
     """Raise ConfigError for tokens that the target does not know, PromptTooLong for a prompt without room behind it."""
     check_tokens(request.prompt, target.vocab_size)
+    check_text_only(request.prompt, target.media_tokens, target.name)
     room(target, request.prompt)
     for token in request.sampling.logit_bias:
         if not 0 <= token < target.vocab_size:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget, first_line
+from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.budget import folder_budget
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.passes import install_cpu_forwards
@@ -120,7 +121,9 @@ def load_parts(
 
 
 def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any], scheme: Scheme | None = None) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from redrafter.targets.vision_language import model_class
 
     model_kwargs = NO_CODE | model_kwargs
     where = {k: v for k, v in model_kwargs.items() if k in HUB_KWARGS}
@@ -140,12 +143,14 @@ def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any], s
             f"no model {source!r}: it is neither a folder here nor a Hugging Face id that can be reached "
             f"({first_line(error)})"
         ) from error
+    AttentionPlan(config.get_text_config())  # refuses kinds of layers before any weight is read
+    loader = model_class(config)
     try:
         if quantised.takes(config, scheme, model_kwargs):
             others = {k: v for k, v in model_kwargs.items() if k not in HUB_KWARGS}
             return quantised.load_module(source, config, dtype, scheme, where, others).eval()
         with budget:
-            module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **model_kwargs)
+            module = loader.from_pretrained(source, dtype=dtype, **model_kwargs)
     except (ConfigError, ModelNotFound):
         raise
     except (CorruptCheckpoint, UnsupportedTarget) as error:

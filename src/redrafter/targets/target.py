@@ -5,7 +5,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from redrafter.core.tree import Tree
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import AttentionPlan
 from redrafter.targets.by_position import scaled, scaling_attentions
+from redrafter.targets.media_tokens import media_tokens
 from redrafter.targets.quantised.linear import rounds
 from redrafter.targets.tree_levels import tree_levels
 
@@ -76,6 +77,8 @@ class Target:
 
     same_bits = False
     """Whether a token's logits have the same bits in every pass."""
+    media_tokens: Mapping[int, str] = {}
+    """Token ids that stand for images, videos or sounds, which no prompt may have."""
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.model = model
@@ -84,6 +87,7 @@ class Target:
         self.name: str = name or getattr(model.config, "_name_or_path", "") or self.config.model_type
         self.attention = AttentionPlan(self.config)
         self.scales = scaling_attentions(model)
+        self.media_tokens = media_tokens(model.config)
         self.layer_count: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
         self.max_positions: int = getattr(self.config, "max_position_embeddings", None) or UNBOUNDED

@@ -19,6 +19,7 @@ from redrafter.targets.gguf.config import config_of, transformers_config
 from redrafter.targets.gguf.file import GGUFFile
 from redrafter.targets.gguf.tokenizer import tokenizer_of
 from redrafter.targets.gguf.weights import GGUFWeights
+from redrafter.targets.media_tokens import media_tokens
 
 BITS: dict[str, Literal[4, 8] | None] = {"q8": 8, "q4": 4, "stored": None}
 """The dtypes that pack a model's matrices at load: rounded to so many bits, or not rounded."""
@@ -122,7 +123,9 @@ def from_module(
         weights.norm(base.norm.weight),
     )
     generation = getattr(model, "generation_config", None)
-    return PackedTarget(packed, config, tokenizer, name, Rotations(config), load_model, generation)
+    target = PackedTarget(packed, config, tokenizer, name, Rotations(config), load_model, generation)
+    target.media_tokens = media_tokens(model.config)
+    return target
 
 
 def _require_linear(name: str, module: Any) -> None:

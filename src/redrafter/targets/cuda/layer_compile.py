@@ -58,7 +58,7 @@ class LayerForwards:
     def __init__(self, target: Target, replacements: list[Replacement], compiles: bool) -> None:
         self.forwards: list[tuple[nn.Module, Forward]] = []
         self.fused = False
-        for parent in target.model.modules():
+        for parent in target.model.get_decoder().modules():  # a part that reads images may have as many layers
             layers = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == target.layer_count]
             if layers:
                 fused = fuse_layers(target, layers[0], replacements)
