@@ -8,7 +8,8 @@ and with n-grams. A worker process tries one model after the other; where it die
 place.
 
 equal: all texts are the same. refused: redrafter says why it does not take the model. wrong: another text, or an error
-after the model was taken. not_built: transformers does not run the tiny model, see `benchmarks/tiny_configs.py`.
+after the model was taken. not_built: transformers does not run the tiny model, see
+`benchmarks/tiny_configs.py`. fused and packed: see `faster_paths`.
 """
 
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 
 from benchmarks.common import bare_arguments, parse
 from benchmarks.smoke import TinyFiles
+from redrafter.errors import RedrafterError
 from redrafter.results import check_new, here, write_results
 
 PROMPTS = [
@@ -85,7 +87,6 @@ def one_line(error: BaseException) -> str:
 
 def judge(model_type: str, loaded: Any = lambda: None) -> dict[str, Any]:
     """Try one model -> its row of the results. `loaded()` is called when transformers has run it."""
-    from redrafter.errors import RedrafterError
     from redrafter.targets import load_target
 
     began = time.perf_counter()
@@ -98,6 +99,8 @@ def judge(model_type: str, loaded: Any = lambda: None) -> dict[str, Any]:
     row["class"], row["dtype"] = type(model).__name__, str(model.dtype).removeprefix("torch.")
     try:
         row |= compared(load_target(model), texts)
+        if row["result"] == "equal":
+            row |= faster_paths(model_type)
     except RedrafterError as error:
         row |= {"result": "refused", "reason": str(error)}
     except Exception as error:
@@ -128,6 +131,24 @@ def compared(target: Any, texts: list[list[int]]) -> dict[str, Any]:
     return facts | {"result": "equal"}
 
 
+def faster_paths(model_type: str) -> dict[str, Any]:
+    """Whether all layers have fused passes that give their own results (compared here in plain torch, at load on a GPU
+    by the kernels), and whether the CPU's packed weights are for models of this type."""
+    import torch
+
+    from benchmarks.tiny_configs import tiny_model
+    from redrafter.targets import Target
+    from redrafter.targets.cpu.families import FAMILIES
+    from redrafter.targets.cuda.tree_target import TreeTarget
+
+    target = Target(tiny_model(model_type, torch.float32))
+    try:
+        fused = TreeTarget(target).fused
+    except Exception:  # of whatever part of the model is another than it seems
+        fused = False
+    return {"fused": fused, "packed": target.config.model_type in FAMILIES}
+
+
 def work(pipe: Connection) -> None:
     """The worker process: receives model types, sends what `judge` says."""
     import torch
@@ -137,6 +158,9 @@ def work(pipe: Connection) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
+    from redrafter import targets  # noqa: F401  imports what every model needs
+
+    pipe.send(LOADED)
     while True:
         pipe.send(judge(pipe.recv(), lambda: pipe.send(LOADED)))
 
@@ -150,6 +174,7 @@ class Worker:
         self.process = context.Process(target=work, args=(other,), daemon=True)
         self.process.start()
         other.close()
+        self.pipe.recv()  # its imports take longer than a model
 
     def judge(self, model_type: str, limit: float) -> dict[str, Any]:
         """As `judge`, within so many seconds for building and as many for the rest."""
