@@ -14,6 +14,7 @@ if not __package__:  # run as `python benchmarks/originals.py`
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,12 +23,15 @@ from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from benchmarks.common import bare_arguments
 from benchmarks.formats import GOLDEN
 from benchmarks.tiny_drafters import DRAFT_VOCAB, PROMPT, TINY, VOCAB, WIDTH, Tiny, TinyTarget, states, text
 
 STEPS = 3
+checkouts = Path()
+"""The folder with the repositories; the command line sets it."""
 
 
 def eagle3(tiny: Tiny) -> Tensor:
@@ -91,6 +95,107 @@ def speculators_eagle3(tiny: Tiny) -> Tensor:
     return torch.cat([out[:, PROMPT - 1] for out in found])
 
 
+def dflash(tiny: Tiny) -> Tensor:
+    """dflash, dflash/model.py: `DFlashDraftModel`."""
+    return _dflash(_from_file("dflash", "dflash/model.py"), tiny, causal=False)
+
+
+def jetspec(tiny: Tiny) -> Tensor:
+    """JetSpec, jetspec/models/draft_head.py: `DFlashDraftModel` with a causal head."""
+    return _dflash(_from_file("JetSpec", "jetspec/models/draft_head.py"), tiny, causal=True)
+
+
+def _from_file(repository: str, path: str) -> Any:
+    """A module whose package would import more than is installed."""
+    found = importlib.util.spec_from_file_location(f"original_{repository}", checkouts / repository / path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def _qwen3(tiny: Tiny) -> Any:
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(**{k: v for k, v in tiny.config.items() if k not in ("architectures", "model_type")})
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def _dflash(module: Any, tiny: Tiny, causal: bool) -> Tensor:
+    model = module.DFlashDraftModel(_qwen3(tiny)).float().eval()
+    model.load_state_dict(tiny.tensors)
+    slots, target = tiny.config["block_size"], TinyTarget()
+    block = torch.full((1, slots), tiny.config["dflash_config"]["mask_token_id"])
+    block[:, 0] = text()[:, PROMPT]
+    out = model(
+        target_hidden=states(3)[:, :PROMPT],
+        noise_embedding=target.input_embedding(block),
+        position_ids=torch.arange(PROMPT + slots)[None],
+        past_key_values=DynamicCache(),
+        use_cache=True,
+        is_causal=causal,
+    )
+    logits: Tensor = target.output_embedding(out[0, 1 : 1 + STEPS])
+    return logits
+
+
+def dspark(tiny: Tiny) -> Tensor:
+    """DeepSpec, deepspec/modeling/dspark/qwen3/modeling.py: `Qwen3DSparkModel`."""
+    model = _imported("deepspec.modeling.dspark.qwen3.modeling").Qwen3DSparkModel(_qwen3(tiny)).float().eval()
+    model.load_state_dict(tiny.tensors)
+    slots, tokens = tiny.config["block_size"], text()
+    block = torch.full((1, slots), tiny.config["mask_token_id"])
+    block[:, 0] = tokens[:, PROMPT]
+    out = model._forward_backbone(
+        target_hidden_states=states(3)[:, :PROMPT],
+        noise_embedding=model.embed_tokens(block),
+        position_ids=torch.arange(PROMPT + slots)[None],
+        past_key_values=DynamicCache(),
+        use_cache=True,
+    )
+    logits = model.markov_head.apply_block_logits(
+        model.compute_logits(out)[:, None],
+        token_ids=tokens[:, None, PROMPT : PROMPT + slots],
+        hidden_states=out[:, None],
+    )
+    found: Tensor = logits[0, 0, :STEPS]
+    return found
+
+
+def speculators_dflash(tiny: Tiny) -> Tensor:
+    """speculators, src/speculators/models/dflash/core.py: `DFlashDraftModel`."""
+    module = _imported("speculators.models.dflash.core")
+    return _speculators_block(_speculator(module.DFlashDraftModel, module.DFlashSpeculatorConfig, tiny), tiny, 1)
+
+
+def speculators_dspark(tiny: Tiny) -> Tensor:
+    """speculators, src/speculators/models/dspark/core.py: `DSparkDraftModel`."""
+    module = _imported("speculators.models.dspark.core")
+    return _speculators_block(_speculator(module.DSparkDraftModel, module.DSparkSpeculatorConfig, tiny), tiny, 0)
+
+
+def _speculators_block(model: Any, tiny: Tiny, first: int) -> Tensor:
+    """The training pass, with one block behind the prompt."""
+    tokens, slots = text(), tiny.config["block_size"]
+    at = torch.zeros_like(tokens)
+    at[:, PROMPT] = 1
+    hidden, logits, *_ = model._backbone_forward(
+        hidden_states=states(3),
+        input_ids=tokens,
+        loss_mask=at,
+        verifier_last_hidden_states=states(1),
+        document_ids=torch.zeros_like(tokens),
+        max_anchors=1,
+    )
+    if getattr(model, "markov_head", None) is not None:
+        before = tokens[:, PROMPT : PROMPT + slots]
+        logits = logits + model.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden)
+    found: Tensor = logits[0, first : first + STEPS]
+    return found
+
+
 def _speculator(model: Any, config: Any, tiny: Tiny) -> Any:
     described = config(**{k: v for k, v in tiny.config.items() if k != "architectures"})
     described.transformer_layer_config._attn_implementation = "sdpa"  # its eager masks let guesses see others
@@ -116,6 +221,12 @@ ORIGINALS: dict[str, tuple[str, Callable[[Tiny], Tensor]]] = {
     "EAGLE-3, EAGLE": ("EAGLE", eagle3),
     "EAGLE-3, SpecForge": ("SpecForge", specforge),
     "EAGLE-3, speculators": ("speculators/src", speculators_eagle3),
+    "DFlash": ("dflash", dflash),
+    "DFlash, speculators": ("speculators/src", speculators_dflash),
+    "DSpark": ("DeepSpec", dspark),
+    "DSpark, recurrent Markov head": ("DeepSpec", dspark),
+    "DSpark, speculators": ("speculators/src", speculators_dspark),
+    "JetSpec": ("JetSpec", jetspec),
 }
 """Name of a format -> where in the checkouts its original is, and what runs it."""
 
@@ -134,6 +245,8 @@ def main() -> None:
     parser = bare_arguments(__doc__)
     parser.add_argument("--checkouts", type=Path, required=True, help="folder with the repositories")
     args = parser.parse_args()
+    global checkouts
+    checkouts = args.checkouts
     _stand_in()
     golden = {}
     for name, (folder, run) in ORIGINALS.items():

@@ -189,10 +189,90 @@ def speculators_eagle3() -> Tiny:
     return Tiny(config, _eagle_tensors("layers.0.", more))
 
 
+def _block_tensors(states: int, head_norms: bool = True, more: dict[str, tuple[int, ...]] | None = None) -> Tensors:
+    shapes = {
+        **layer("layers.0.", head_norms=head_norms),
+        **layer("layers.1.", head_norms=head_norms),
+        "fc.weight": (WIDTH, states * WIDTH),
+        "hidden_norm.weight": (WIDTH,),
+        "norm.weight": (WIDTH,),
+        **(more or {}),
+    }
+    return weights(shapes)
+
+
+BLOCK_CONFIG: dict[str, Any] = LAYER_CONFIG | {
+    "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": SIZE, "attention_bias": False,
+    "layer_types": ["full_attention", "full_attention"],
+}  # fmt: skip
+
+
+def dflash(**nested: Any) -> Tiny:
+    config = BLOCK_CONFIG | {"architectures": ["DFlashDraftModel"], "block_size": 5, "num_target_layers": LAYERS}
+    said = {"mask_token_id": 39, "target_layer_ids": [1, 3, 5]} | nested
+    return Tiny(config | {"dflash_config": said}, _block_tensors(3))
+
+
+def jetspec() -> Tiny:
+    """DFlash's layout, causal within the block."""
+    return dflash(causal_head=True)
+
+
+MARKOV: dict[str, dict[str, tuple[int, ...]]] = {
+    "vanilla": {},
+    "gated": {"markov_head.gate_proj.weight": (6, WIDTH + 6), "markov_head.gate_proj.bias": (6,)},
+    "rnn": {"markov_head.joint_proj.weight": (18, WIDTH + 12), "markov_head.joint_proj.bias": (18,)},
+}
+
+
+def _markov(kind: str, guessable: int) -> dict[str, tuple[int, ...]]:
+    known = {"markov_head.markov_w1.weight": (VOCAB, 6), "markov_head.markov_w2.weight": (guessable, 6)}
+    confidence = {"confidence_head.proj.weight": (1, WIDTH + 6), "confidence_head.proj.bias": (1,)}
+    return known | MARKOV[kind] | confidence
+
+
+def dspark(kind: str = "gated") -> Tiny:
+    """DeepSpec's layout, with an embedding and a head of its own."""
+    config = BLOCK_CONFIG | {
+        "architectures": ["Qwen3DSparkModel"], "block_size": 4, "num_target_layers": LAYERS, "mask_token_id": 39,
+        "target_layer_ids": [1, 3, 5], "markov_rank": 6, "markov_head_type": kind, "num_anchors": 1,
+        "enable_confidence_head": True, "confidence_head_with_markov": True,
+    }  # fmt: skip
+    own = {"embed_tokens.weight": (VOCAB, WIDTH), "lm_head.weight": (VOCAB, WIDTH)}
+    return Tiny(config, _block_tensors(3, more=own | _markov(kind, VOCAB)))
+
+
+OWN: dict[str, tuple[int, ...]] = {"lm_head.weight": (DRAFT_VOCAB, WIDTH), "embed_tokens.weight": (VOCAB, WIDTH)}
+
+
+def dspark_rnn() -> Tiny:
+    return dspark("rnn")
+
+
+def speculators_dflash() -> Tiny:
+    """A draft vocabulary, and a layer with a sliding window."""
+    described = BLOCK_CONFIG | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5,
+                                "use_sliding_window": True}  # fmt: skip
+    config = container("dflash", 4, described, block_size=5, mask_token_id=39, aux_hidden_state_layer_ids=[2, 4, 6])
+    return Tiny(config, _block_tensors(3, more=OWN) | vocabulary())
+
+
+def speculators_dspark() -> Tiny:
+    config = container("dspark", 4, BLOCK_CONFIG, block_size=4, mask_token_id=39, aux_hidden_state_layer_ids=[2, 4, 6],
+                       markov_rank=6, markov_head_type="vanilla", sample_from_anchor=True)  # fmt: skip
+    return Tiny(config, _block_tensors(3, more=OWN | _markov("vanilla", DRAFT_VOCAB)) | vocabulary())
+
+
 TINY: dict[str, Callable[[], Tiny]] = {
     "EAGLE-3, EAGLE": eagle,
     "EAGLE-3, SpecForge": specforge,
     "EAGLE-3, NVIDIA": nvidia,
     "EAGLE-3, speculators": speculators_eagle3,
+    "DFlash": dflash,
+    "DFlash, speculators": speculators_dflash,
+    "DSpark": dspark,
+    "DSpark, recurrent Markov head": dspark_rnn,
+    "DSpark, speculators": speculators_dspark,
+    "JetSpec": jetspec,
 }
 """Name of a format and its layout -> a checkpoint of it."""

@@ -1,6 +1,7 @@
 """Published drafters: our outputs are the originals', texts are exact, and what does not fit is refused by name."""
 
 import json
+import pickle
 import random
 from collections import Counter
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import redrafter
 from benchmarks.formats import GOLDEN, TOLERANCE, compared, difference, drafted
 from benchmarks.tiny_drafters import DRAFT_VOCAB, LAYERS, TINY, VOCAB, Tiny, TinyTarget
-from redrafter import Engine, Shape
+from redrafter import Engine, RuleConfig, Shape
 from redrafter.drafters import NoDrafter, WithNgrams
 from redrafter.drafters.load import bind
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError, UnsupportedDrafter
@@ -59,21 +60,105 @@ def test_twin_another_convention_is_another_output(tmp_path, change):
     assert difference(drafted(made.write(tmp_path)), golden) > 10 * TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("DFlash", {"rope_theta": 6000.0}),
+        ("JetSpec", {"dflash_config": {"mask_token_id": 39, "target_layer_ids": [1, 3, 5]}}),
+        ("DSpark", {"sample_from_anchor": False}),
+        ("DFlash, speculators", {"sliding_window_non_causal": True}),
+    ],
+)
+def test_twin_another_block_is_another_output(name, change, tmp_path):
+    made = TINY[name]()
+    made.config.update(change)
+    golden = torch.tensor(json.loads(GOLDEN.read_text())[name]["logits"])
+    assert difference(drafted(made.write(tmp_path)), golden) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["DSpark", MIXED])
+def test_the_rule_rejection_draws_from_it(name, tmp_path, target):
+    rule = RuleConfig(name="rejection", branching=(2, 1, 1, 1, 1, 1))
+    engine = Engine(target, drafter_of(name, tmp_path, target), shape=Shape(width=2, length=6), rule=rule)
+    greedy = Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=8)
+    assert [c.tokens for c in engine.generate(PROMPTS, max_new_tokens=8)] == [c.tokens for c in greedy]
+    assert len(engine.generate(PROMPTS[0], max_new_tokens=8, **HOT).tokens) == 8
+
+
+@pytest.mark.parametrize("name", ["DSpark"])
+def test_a_tree_has_more_right_guesses_than_a_chain(name, tmp_path, target):
+    drafter, accepted = drafter_of(name, tmp_path, target), []
+    for shape in (Shape(width=8, length=4, nodes=24), Shape(width=1, length=4)):
+        done = Engine(target, drafter, shape=shape).generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=3)
+        accepted.append(sum(c.stats.tokens_per_step for c in done))
+    assert accepted[0] > accepted[1]
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(32), {"mask": torch.ones(1, 32)}], ids=["a tensor", "in a dictionary"])
+def test_an_embedding_of_masks_in_a_file_of_its_own(mask, tmp_path, target):
+    TINY["DFlash"]().write(tmp_path)
+    before = drafted(tmp_path)
+    torch.save(mask, tmp_path / "mask_embedding.pt")
+    assert not torch.allclose(drafted(tmp_path), before)
+    for damaged in (torch.zeros(31), [1], {"a": torch.ones(32), "b": torch.ones(32)}, torch.full((32,), torch.nan)):
+        torch.save(damaged, tmp_path / "mask_embedding.pt")
+        assert "mask_embedding.pt" in refused(tmp_path, target)
+    (tmp_path / "mask_embedding.pt").write_bytes(pickle.dumps(Runs(tmp_path)))
+    assert "mask_embedding.pt" in refused(tmp_path, target)
+    assert not (tmp_path / "ran").exists()
+
+
+class Runs:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return (open, (str(self.folder / "ran"), "w"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("DFlash", {"block_size": 10**9}, "does not describe a drafter"),
+        ("DFlash", {"block_size": 1}, "does not describe a drafter"),
+        ("DFlash", {"dflash_config": {"target_layer_ids": [1, 3, 5]}}, "mask_token_id must be"),
+        ("DFlash", {"dflash_config": {"mask_token_id": 40, "target_layer_ids": [1, 3, 5]}}, "mask token 40 is not in"),
+        ("DFlash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 8]}}, "names layer 8 of 8"),
+        ("DFlash", {"dflash_config": [1]}, "must be objects"),
+        ("DFlash", {"layer_types": ["full_attention"]}, "layer_types must name 2 layers"),
+        ("DFlash", {"layer_types": ["sliding_attention"] * 2}, "sliding_window must be"),
+        ("DSpark", {"markov_head_type": "other"}, "markov_head_type must be"),
+        ("DSpark", {"markov_rank": 10**6}, "has the shape"),
+        ("DFlash, speculators", {"aux_hidden_state_layer_ids": None}, "has no aux_hidden_state_layer_ids"),
+    ],
+    ids=str,
+)
+def test_block_configurations_that_are_refused(name, changes, message, tmp_path, target):
+    tiny(name, tmp_path, **changes)
+    with pytest.raises(RedrafterError, match=message) as caught:
+        published.read(tmp_path, target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    """Plain decoding's texts, greedy and sampled."""
+    alone = Engine(target, NoDrafter())
+    return [[c.tokens for c in alone.generate(PROMPTS, max_new_tokens=12, **how)] for how in ({}, HOT)]
+
+
 @pytest.mark.parametrize("name", TINY)
-def test_texts_are_those_of_plain_decoding(name, tmp_path, target):
-    alone = drafter_of(name, tmp_path, target)
-    for options in ({}, HOT):
-        plain = [c.tokens for c in Engine(target, NoDrafter()).generate(PROMPTS, max_new_tokens=16, **options)]
-        for drafter, shape in (
-            (alone, Shape(width=3, length=4, nodes=9)),
-            (WithNgrams(alone), Shape(width=2, length=3)),
-        ):
-            engine = Engine(target, drafter, shape=shape)
-            done = engine.generate(PROMPTS, max_new_tokens=16, batch_size=3, **options)  # rows leave and join
-            assert [c.tokens for c in done] == plain
-            assert sum(c.stats.nodes for c in done) > 0
-        if options:
-            assert sum(c.stats.accepted for c in done) > 5, "else no guess was right"
+def test_texts_are_those_of_plain_decoding(name, tmp_path, target, plain):
+    alone, shape = drafter_of(name, tmp_path, target), Shape(width=3, length=4, nodes=9)
+    for drafter, how, texts in ((alone, {}, plain[0]), (alone, HOT, plain[1]), (WithNgrams(alone), HOT, plain[1])):
+        engine = Engine(target, drafter, shape=shape)
+        done = engine.generate(PROMPTS, max_new_tokens=12, batch_size=3, **how)  # rows leave and join
+        assert [c.tokens for c in done] == texts
+        assert sum(c.stats.nodes for c in done) > 0
+        if how:
+            assert sum(c.stats.accepted for c in done) > 3, "else no guess was right"
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -82,8 +167,8 @@ def test_steps_over_fixed_buffers(name, tmp_path, target):
     drafter, shape = drafter_of(name, tmp_path, target), Shape(width=3, length=3)
     eager, fixed = (Engine(target, drafter, shape=shape, runtime="graphs") for _ in range(2))
     fixed.recorded = True
-    for prompts in (PROMPTS, PROMPTS[:1]):
-        a, b = (e.generate(list(prompts), max_new_tokens=16, **HOT) for e in (eager, fixed))
+    for prompts in (PROMPTS[:3], PROMPTS[3:4]):
+        a, b = (e.generate(list(prompts), max_new_tokens=10, **HOT) for e in (eager, fixed))
         assert [c.tokens for c in a] == [c.tokens for c in b]
         assert [c.stats.accepted_per_step for c in a] == [c.stats.accepted_per_step for c in b]
     assert fixed.recorded
@@ -92,9 +177,9 @@ def test_steps_over_fixed_buffers(name, tmp_path, target):
 @pytest.mark.parametrize("name", TINY)
 def test_guesses_do_not_depend_on_the_batch(name, tmp_path, target):
     engine = Engine(target, drafter_of(name, tmp_path, target), shape=Shape(width=3, length=3))
-    together = engine.generate(PROMPTS, max_new_tokens=12, **HOT)
-    for prompt, own in zip(PROMPTS, together, strict=True):
-        assert engine.generate(prompt, max_new_tokens=12, **HOT).stats.accepted_per_step == own.stats.accepted_per_step
+    together = engine.generate(PROMPTS[:3], max_new_tokens=10, **HOT)
+    for prompt, own in zip(PROMPTS[:3], together, strict=True):
+        assert engine.generate(prompt, max_new_tokens=10, **HOT).stats.accepted_per_step == own.stats.accepted_per_step
 
 
 def test_nested_layers_and_unsaid_conventions_are_readings(tmp_path, target):
@@ -244,7 +329,7 @@ def test_damaged_folders_are_refused_in_one_line_or_used(name, tmp_path):
     files = [tmp_path / "config.json", tmp_path / "model.safetensors"]
     whole = [file.read_bytes() for file in files]
     rng, ends = random.Random(1), Counter()
-    for _ in range(40):
+    for _ in range(24):
         at = rng.randrange(2)
         files[at].write_bytes((damaged_config, damaged_weights)[at](whole[at], rng))
         files[1 - at].write_bytes(whole[1 - at])
@@ -252,5 +337,5 @@ def test_damaged_folders_are_refused_in_one_line_or_used(name, tmp_path):
         assert "\n" not in end
         assert len(end) < 700
         ends["used" if end == "used" else "refused"] += 1
-    assert ends["refused"] > 10
-    assert ends["used"] > 3
+    assert ends["refused"] > 5
+    assert ends["used"] > 1

@@ -25,6 +25,8 @@ MODULES = {
     "eagle": "redrafter.drafters.eagle",
 }
 """Name of a kind -> the package whose `KIND` describes it."""
+READ_ONLY = {"block": "redrafter.drafters.block"}
+"""The same for kinds that are read from other projects' folders, and not trained here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,9 @@ class DrafterKind:
     """config -> network with untrained weights."""
     drafter: "Callable[[Any, Any], NetDrafter[Any]]"
     """(network, target) -> drafter."""
-    features: "Callable[[Any, LossInput], tuple[Tensor, Tensor | None]]"
+    features: "Callable[[Any, LossInput], tuple[Tensor, Tensor | None]] | None"
     """The forward pass in training: (network, input) -> features (T, n, F) and an additional loss or None.
+    A kind without one is not trained.
 
     Training multiplies the features by `network.vocabulary` and applies the loss the user chose to these logits.
     """
@@ -54,24 +57,24 @@ _loaded: dict[str, DrafterKind] = {}
 
 
 def names() -> tuple[str, ...]:
-    """All registered kinds.
+    """All registered kinds that can be trained.
 
     >>> names()[:3]
     ('recurrent', 'medusa', 'eagle')
     """
-    return (*MODULES, *(name for name in _loaded if name not in MODULES))
+    return (*MODULES, *(name for name in _loaded if name not in MODULES | READ_ONLY))
 
 
 def get(name: str) -> DrafterKind:
-    if name not in names():
+    if name not in names() and name not in READ_ONLY:
         raise ConfigError(f"drafter must be one of {', '.join(names())}, got {shown(name)}")
     if name not in _loaded:
-        _loaded[name] = import_module(MODULES[name]).KIND
+        _loaded[name] = import_module((MODULES | READ_ONLY)[name]).KIND
     return _loaded[name]
 
 
 def register(kind: DrafterKind) -> None:
     """Add a kind from outside this package. Its name must be free."""
-    if kind.name in names() and _loaded.get(kind.name) != kind:
+    if kind.name in (*names(), *READ_ONLY) and _loaded.get(kind.name) != kind:
         raise ConfigError(f"a drafter kind named {kind.name!r} exists already; choose another name")
     _loaded[kind.name] = kind

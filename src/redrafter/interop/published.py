@@ -8,12 +8,17 @@ from safetensors import safe_open
 
 from redrafter.drafters import files
 from redrafter.errors import UnsupportedDrafter
-from redrafter.interop import eagle3
+from redrafter.interop import block, eagle3
 from redrafter.interop.readings import Published
 from redrafter.targets import TargetInfo
 
 Read = Callable[[Path, Mapping[str, Any], TargetInfo], Published]
-READERS: dict[str, Read] = {"EAGLE-3": eagle3.read}
+READERS: dict[str, Read] = {
+    "EAGLE-3": eagle3.read,
+    "DFlash": block.read,
+    "DSpark": block.read,
+    "JetSpec": block.read,
+}
 """Name of a format -> what reads it."""
 
 
@@ -52,6 +57,7 @@ def recognise(config: Mapping[str, Any], tensors: frozenset[str]) -> str | None:
         or any(name.startswith("prefix_gru.") for name in names),
         "DSpark": "dspark" in (kind, projector) or "dspark" in architecture
         or any(name.startswith("markov_head.") for name in names),
+        "JetSpec": kind == "jetspec" or "jetspec" in architecture,
         "DFlash": kind == "dflash" or "dflash" in architecture or nested is not None,
         "MTP in a folder of its own": kind == "mtp",
         "EAGLE-3": kind == "eagle3" or "eagle3" in architecture

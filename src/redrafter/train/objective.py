@@ -57,7 +57,9 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.feature_loss = net, feature_loss
-        self.features = registry.get(net.config.kind).features
+        features = registry.get(net.config.kind).features
+        assert features is not None, "kinds that cannot be trained make no configuration"
+        self.features = features
         on_gpu = target.device.type == "cuda"
         self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
         self.reach = loss == "acceptance"  # weigh a depth by the probability that all depths before it are accepted
