@@ -281,6 +281,8 @@ def test_pickles_are_not_opened(tmp_path, target):
         ({"dflash_config": {"projector_type": "domino"}}, (), "Domino"),
         ({"speculators_model_type": "mtp"}, (), "MTP in a folder of its own"),
         ({"architectures": ["EagleLlamaForCausalLM"]}, (), "EAGLE (1 or 2)"),
+        ({"medusa_num_heads": 5, "medusa_num_layers": 1}, (), "Medusa"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, (), "MLPSpeculator"),
     ],
 )
 def test_other_formats_are_refused_by_name(config, tensors, name, tmp_path, target):

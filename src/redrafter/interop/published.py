@@ -62,6 +62,8 @@ def recognise(config: Mapping[str, Any], tensors: frozenset[str]) -> str | None:
         "MTP in a folder of its own": kind == "mtp",
         "EAGLE-3": kind == "eagle3" or "eagle3" in architecture
         or ("fc.weight" in names and not names.isdisjoint(_EAGLE_MARKS)),
+        "Medusa": "medusa_num_heads" in config or "medusa" in architecture or config.get("model_type") == "medusa",
+        "MLPSpeculator": "mlpspeculator" in architecture or config.get("model_type") == "mlp_speculator",
         "EAGLE (1 or 2)": kind == "eagle" or "eagle" in architecture,
     }  # fmt: skip
     return next((name for name, found in marks.items() if found), None)
