@@ -25,6 +25,7 @@ from tests.helpers.zoo import PROMPTS, make_model
 HOT = {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3}
 MIXED = "EAGLE-3, speculators"
 """The format that sets the most options."""
+EACH_NETWORK = (MIXED, "DFlash, speculators", "DSpark, recurrent Markov head")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path, target, plain):
             assert sum(c.stats.accepted for c in done) > 3, "else no guess was right"
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", EACH_NETWORK)
 def test_steps_over_fixed_buffers(name, tmp_path, target):
     """What a GPU records: the same texts in the same steps."""
     drafter, shape = drafter_of(name, tmp_path, target), Shape(width=3, length=3)
@@ -174,7 +175,7 @@ def test_steps_over_fixed_buffers(name, tmp_path, target):
     assert fixed.recorded
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", EACH_NETWORK)
 def test_guesses_do_not_depend_on_the_batch(name, tmp_path, target):
     engine = Engine(target, drafter_of(name, tmp_path, target), shape=Shape(width=3, length=3))
     together = engine.generate(PROMPTS[:3], max_new_tokens=10, **HOT)
@@ -197,7 +198,7 @@ def refused(folder, target, kind=CorruptCheckpoint) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", EACH_NETWORK)
 def test_missing_extra_and_misshapen_tensors_are_named(name, tmp_path, target):
     made = TINY[name]()
     whole = dict(made.tensors)
