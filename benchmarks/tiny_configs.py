@@ -120,6 +120,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "got_ocr2": {"vision_config": {"output_channels": 16, "mlp_dim": 48, "image_size": 64, "global_attn_indexes": [1]}},
     "gptj": {"rotary_dim": 4},
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 2.0},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": CONV},
     "lfm2_moe": {"layer_types": CONV},
