@@ -2,7 +2,7 @@
 
     python benchmarks/quantize.py
 
-The texts are the first tokens of news articles. At each of their positions the model is asked for the next token, in
+The texts are the first pieces of news articles. At each of their positions the model is asked for the next token, in
 fp32 and bf16, and from the folders that `redrafter quantize` writes in int4 and fp8, which compute in fp32. `equal_*`
 is the share of positions at which the most probable token is the same.
 """
@@ -35,6 +35,7 @@ from redrafter.targets.quantised.write import quantise_folder
 
 ARTICLES = HERE / "data" / "cnn_dm.jsonl"
 INSTRUCTION = "Summarize: "
+REFERENCES = ("fp32", "bf16")
 
 
 def smoke(tiny: TinyFiles) -> list[object]:
@@ -60,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--texts", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=256, help="of each text, at most")
+    parser.add_argument("--tokens", type=int, default=64, help="of each text, at most")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
     source = str(args.model or default_model())
     rows: list[dict[str, Any]] = []
     chosen: dict[str, list[Tensor]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name in ("fp32", "bf16", *SCHEMES):
+        for name in ("fp32", *SCHEMES, "bf16"):
             row: dict[str, Any] = {"weights": name}
             folder, dtype = source, name
             if name in SCHEMES:
@@ -76,28 +77,34 @@ def main(argv: Sequence[str] | None = None) -> None:
                 row |= {"layers": written.layers, "group": written.size, "bytes": written.bytes_after}
                 row["seconds"] = round(time.perf_counter() - began, 1)
             model, tokenizer = load_parts(folder, parse_dtype(dtype, args.device), None, {})
-            articles = [q.text.removeprefix(INSTRUCTION) for q in read_questions(args.questions, args.texts)]
-            texts = [tokenizer(text)["input_ids"][: args.tokens] for text in articles]
+            texts = pieces(tokenizer, args.questions, args.texts, args.tokens)
             row["perplexity"], chosen[name] = read_texts(model.to(args.device), texts, name)
-            pairs = {of: zip(chosen[name], chosen[of], strict=True) for of in ("fp32", "bf16") if of in chosen}
-            positions = sum(len(choice) for choice in chosen[name])
-            row |= {f"equal_{of}": sum(int((a == b).sum()) for a, b in both) / positions for of, both in pairs.items()}
-            rows.append(row | {"texts": len(texts), "positions": positions})
+            rows.append(row | {"texts": len(texts), "positions": sum(map(len, chosen[name]))})
+            for each in rows:
+                each |= {f"equal_{of}": equal(chosen[each["weights"]], chosen[of]) for of in REFERENCES if of in chosen}
+            write_results(args.save, headline(rows), rows)  # after each, so that an interrupted run keeps them
             print(rows[-1], flush=True)
-    write_results(args.save, headline(rows), rows)
     print(headline(rows))
+
+
+def pieces(tokenizer: Any, file: Path, count: int, tokens: int) -> list[list[int]]:
+    """The first pieces of all articles, as many of each as are needed."""
+    articles = [tokenizer(q.text.removeprefix(INSTRUCTION))["input_ids"] for q in read_questions(file, count)]
+    of_each = -(-count // len(articles))
+    cut = [ids[at * tokens : (at + 1) * tokens] for ids in articles for at in range(of_each)]
+    return [ids for ids in cut if len(ids) > 1][:count]
+
+
+def equal(choices: list[Tensor], others: list[Tensor]) -> float:
+    """The share of positions at which both chose the same token."""
+    same = sum(int((a == b).sum()) for a, b in zip(choices, others, strict=True))
+    return same / sum(map(len, choices))
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     found = {f"perplexity_{row['weights']}": round(row["perplexity"], 4) for row in rows}
-    for row in rows:
-        if row["weights"] != "fp32":
-            found |= {
-                f"{row['weights']}_{of}": round(row[of], 4)
-                for of in ("equal_fp32", "equal_bf16")
-                if of in row and not of.endswith(row["weights"])
-            }
-    return found
+    pairs = [(row, of) for row in rows for of in REFERENCES if of != row["weights"] and f"equal_{of}" in row]
+    return found | {f"{row['weights']}_equal_{of}": round(row[f"equal_{of}"], 4) for row, of in pairs}
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ CASES = [
     ("transcribe", ["--drafter", "./nowhere", "x.wav"], "no drafter './nowhere'"),
     ("transcribe", ["x.wav"], "no audio file x.wav"),
     ("export", ["./nowhere", "--to", "apple", "--out", "x"], "no drafter './nowhere'"),
+    ("quantize", ["./nowhere", "--to", "int4", "--out", "x"], "no model folder ./nowhere"),
     ("bench", ["run", "--suite", QUESTIONS, "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
     ("bench", ["run", "--suite", QUESTIONS, "--temperatures", "-1"], "--temperatures must be at least 0"),
     ("bench", ["run", "--suite", QUESTIONS, "--batch", "0"], "--batch must be at least 1, got 0"),

@@ -95,6 +95,7 @@ COMMANDS = {
     "serve": [*MODEL, "--rows", "2", "--context", "64", "--port", "0"],
     "transcribe": ["binary.bin"],
     "export": ["folder", "--to", "apple", "--out", "new"],
+    "quantize": ["model", "--to", "int4", "--out", "new"],
     "doctor": [],
     "bench run": [*MODEL, *FEW, "--suite", "questions.jsonl", "--contenders", "ngram"],
     "bench report": ["folder"],

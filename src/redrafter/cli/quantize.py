@@ -1,13 +1,14 @@
 """`redrafter quantize`: writes a model with its weights rounded to 4 bits or to fp8."""
 
 import argparse
-
-from rich.progress import Progress
+import contextlib
+import functools
+from collections.abc import Callable
 
 from redrafter.cli.console import Console
 from redrafter.cli.fields import add_value
 from redrafter.cli.paths import OutputFolder
-from redrafter.cli.progress import progress_bar
+from redrafter.cli.progress import stages
 
 EPILOG = """examples:
   redrafter quantize my-model --to int4 --out my-model-int4
@@ -36,12 +37,13 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console(stderr=True)
     model = str(default_model()) if args.model is None else args.model
-    with only_writer(args.out), progress_bar(console, *Progress.get_default_columns()) as bar:
-        task = bar.add_task("million weights", total=None)
+    with only_writer(args.out), contextlib.ExitStack() as stack:
 
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done / 1e6, total=total / 1e6)
+        @functools.cache
+        def bar() -> Callable[[str, int, int], None]:
+            """The progress bar, which begins with the first weights: a refusal shows none."""
+            return stack.enter_context(stages(console))
 
-        written = quantise_folder(model, args.out, args.to, progress)
+        written = quantise_folder(model, args.out, args.to, lambda done, total: bar()("rounding", done, total))
     sizes = f"{written.bytes_before / 2**20:.0f} MiB before, {written.bytes_after / 2**20:.0f} MiB now"
     print(f"{args.out}: {written.layers} layers in {args.to}, groups of {written.size}; {sizes}")

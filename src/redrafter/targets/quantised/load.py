@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from redrafter.bounds import shown
-from redrafter.errors import ConfigError, CorruptCheckpoint, UnsupportedTarget
+from redrafter.errors import ConfigError, CorruptCheckpoint, ModelNotFound, UnsupportedTarget, first_line
 from redrafter.targets.budget import folder_budget
 from redrafter.targets.quantised import compressed_tensors, fine_fp8, grouped
 from redrafter.targets.quantised.files import FLOATS, Stored, WeightFiles
@@ -127,7 +127,12 @@ def local_folder(source: str, where: Mapping[str, Any]) -> Path:
 
         known = ("revision", "token", "cache_dir", "local_files_only", "force_download")
         options = {name: where[name] for name in known if name in where}
-        source = snapshot_download(source, allow_patterns=PATTERNS, **options)
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise ModelNotFound(f"no model folder {source}")  # not a Hub id: do not ask the network
+        try:
+            source = snapshot_download(source, allow_patterns=PATTERNS, **options)
+        except Exception as error:
+            raise ModelNotFound(f"neither a folder here nor an id that can be reached ({first_line(error)})") from error
     return Path(source) / str(where.get("subfolder", ""))
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from redrafter.bounds import check_path
 from redrafter.errors import ConfigError, CorruptCheckpoint, RedrafterError, first_line
 from redrafter.targets.quantised.files import INDEX, Stored, WeightFiles, shards, tensors_of
 from redrafter.targets.quantised.load import empty_model, local_folder, quantisation
@@ -41,6 +42,7 @@ def quantise_folder(model: str, out: Path, scheme: Scheme, progress: Progress | 
 
     One file of weights is in memory at a time. A file that is complete stays when the run is stopped.
     """
+    check_path("model", model)
     try:
         folder = local_folder(model, {})
         tensors = WeightFiles(folder)
