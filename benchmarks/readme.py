@@ -25,6 +25,7 @@ PAGES = [
     ROOT / "docs/drafters.md",
     ROOT / "docs/engines.md",
     ROOT / "docs/mlx.md",
+    ROOT / "docs/quantised.md",
     ROOT / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md",
 ]
 PLOTS = ("serve_cpu", "serve_gpu")

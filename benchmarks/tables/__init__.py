@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.tables import decoding, drafters, engines, redrafter_paper, sampling, sampling_paper
+from benchmarks.tables import decoding, drafters, engines, quantised, redrafter_paper, sampling, sampling_paper
 
 Block = tuple[tuple[str, ...], Callable[..., str]]
 
@@ -90,5 +90,6 @@ BLOCKS: dict[str, Block] = {
     "summaries_cpu": (("summaries_cpu.json",), sampling.sampling),
     "speech_sampling_cpu": (("speech_sampling_cpu.json",), sampling.sampling),
     "speech": (("speech.json",), sampling.speech),
+    "quantize": (("quantize.json",), quantised.quantize),
     **MAPS,
 }
