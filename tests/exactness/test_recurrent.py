@@ -12,6 +12,7 @@ from redrafter.drafters import NgramDrafter, NoDrafter
 from redrafter.errors import UnsupportedTarget
 from redrafter.targets import Target, load_target
 from redrafter.targets import target as target_module
+from redrafter.targets.cpu.passes import install_cpu_forwards
 from redrafter.targets.recurrence import Mixer
 from redrafter.targets.selfcheck import check
 from redrafter.targets.tree_levels import tree_levels
@@ -106,6 +107,19 @@ def test_a_convolution_that_sees_the_wrong_ancestor(monkeypatch: pytest.MonkeyPa
         return made
 
     assert broken(monkeypatch, Mixer, "layer", older, kind)
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "qwen3.5"])
+def test_faster_forwards_of_a_cpu_beside_mixers(kind: str) -> None:
+    """A norm that is given a gate looks like one without."""
+    target = load_target(hybrid_model(kind, torch.float32))
+    before = texts(Engine(target, NoDrafter()))
+    chosen = install_cpu_forwards(target)
+    assert chosen
+    assert not any(name.endswith(("mixer.norm", "linear_attn.norm")) for name in chosen)
+    assert texts(Engine(target, NoDrafter())) == before
+    assert guessed(target, before)
+    target.release()
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -4,6 +4,7 @@ Each forward falls back to the module's own for inputs that it does not support:
 another cache. A trial returns the same inputs at each call.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +25,15 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
     """Forwards that may fit a module, judged by its children and parameters; a trial decides whether they do."""
     children = dict(module.named_children())
     parameters = dict(module.named_parameters(recurse=False))
+    one_input = len(inspect.signature(type(module).forward).parameters) == 2  # else it may be given a gate too
     if type(module) is nn.Linear:
         yield linear, _trial_of(module)
-    elif not children and list(parameters) == ["weight"] and parameters["weight"].dim() == 1:
+    elif one_input and not children and list(parameters) == ["weight"] and parameters["weight"].dim() == 1:
         for name in ("variance_epsilon", "eps"):
             if isinstance(getattr(module, name, None), float):
                 yield RMSNormForward(name, 0.0), _trial_of(module)
                 yield RMSNormForward(name, 1.0), _trial_of(module)
-    elif _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
+    elif one_input and _linears(children, ("gate_proj", "up_proj", "down_proj"), bias=False):
         yield gated, _trial_of(children["gate_proj"])
     elif (
         _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj"))
