@@ -109,7 +109,7 @@ def test_a_convolution_that_sees_the_wrong_ancestor(monkeypatch: pytest.MonkeyPa
     assert broken(monkeypatch, Mixer, "layer", older, kind)
 
 
-@pytest.mark.parametrize("kind", ["mamba2", "qwen3.5"])
+@pytest.mark.parametrize("kind", ["mamba2", "qwen3.5", "jamba"])
 def test_faster_forwards_of_a_cpu_beside_mixers(kind: str) -> None:
     """A norm that is given a gate looks like one without."""
     target = load_target(hybrid_model(kind, torch.float32))
