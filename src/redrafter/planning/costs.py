@@ -34,12 +34,12 @@ class FirstPrices:
 
 ON_CPU = FirstPrices(
     knots=(8,),  # reading the weights no longer takes a part of the time of a pass
-    passes=(1.0, 0.13, 0.12, 0.15, 0.05),
+    passes=(1.0, 0.12, 0.06, 0.15, 0.05),
     drafts=(1.0, 1.0, 0.25, 0.5),
     draft=0.11,
     noise=0.15,
 )
-"""SmolLM2-135M in 4 bits on two AVX-512 cores (benchmarks/results/cpu.json)."""
+"""SmolLM2-135M in 4 bits on AVX-512 cores; those of passes are in docs/experiments.md."""
 ON_GPU = FirstPrices(
     knots=(128, 256),
     passes=(1.0, 0.0018, 0.0018, 0.0012, 0.04, 0.02),
