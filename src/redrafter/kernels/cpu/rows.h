@@ -12,20 +12,22 @@ struct Rows {
   long tokens, tiles;
   long bits;       // 8 or 16: products with quantised matrices take rounded activations; 0: they take them as they are
   Numbers x;       // only if a product takes them as they are
-  Numbers totals;  // (tiles, tokens, 2): the sum of each 16 inputs; only if nothing is rounded
+  Numbers totals;  // (tiles, tokens, 2): the sum of each 16 inputs; as x
   std::unique_ptr<Rounded8[]> eight;  // (tiles, tokens)
   std::unique_ptr<Rounded16[]> sixteen;
   // `plain`: whether a product takes the activations as they are though others are rounded.
   Rows(long tokens, long columns, long bits, bool plain)
       : tokens(tokens), tiles((columns + TILE - 1) / TILE), bits(bits),
         x(plain || !bits ? new float[tiles * tokens * TILE] : nullptr),
-        totals(bits ? nullptr : new float[tiles * tokens * 2]), eight(bits == 8 ? new Rounded8[tiles * tokens] : nullptr),
+        totals(x ? new float[tiles * tokens * 2] : nullptr), eight(bits == 8 ? new Rounded8[tiles * tokens] : nullptr),
         sixteen(bits == 16 ? new Rounded16[tiles * tokens] : nullptr) {}
   // 32 numbers of a token.
   void put(long token, long tile, vec low, vec high) {
     const long at = tile * tokens + token;
-    if (x) store(&x[at * TILE], low), store(&x[at * TILE + LANES], high);
-    if (totals) totals[2 * at] = sum(low), totals[2 * at + 1] = sum(high);
+    if (x) {
+      store(&x[at * TILE], low), store(&x[at * TILE + LANES], high);
+      totals[2 * at] = sum(low), totals[2 * at + 1] = sum(high);
+    }
     if (sixteen) round16(low, high, sixteen[at]);
     if (eight) round8(low, high, eight[at]);
   }
