@@ -70,10 +70,10 @@ def test_minutes_bound_data_and_training(model: str, tmp_path: Path, capsys) -> 
     common = ["--model", model, "--device", "cpu"]
     small = SMALL[SMALL.index("--state-size") : SMALL.index("--device")]
     began = time.monotonic()
-    assert main(["train", "--out", str(tmp_path), *common, *small, "--depth", "3", "--minutes", "0.2"]) == 0
-    assert time.monotonic() - began < 40, "12 seconds, on a busy machine"
+    assert main(["train", "--out", str(tmp_path), *common, *small, "--depth", "3", "--minutes", "0.35"]) == 0
+    assert time.monotonic() - began < 60, "21 seconds, on a busy machine"
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"writing texts for [1-4] s: 4 at once", out), "a third of it, less the loading"
+    assert re.search(r"writing texts for [1-7] s: 4 at once", out), "a third of it, less the loading"
     assert "positions fit into" in out
     assert main(["generate", *common, "--drafter", str(tmp_path), "--max-new-tokens", "8", "hello"]) == 0
 

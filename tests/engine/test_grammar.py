@@ -18,6 +18,7 @@ from redrafter.engine.decode import decode
 from redrafter.engine.exactness import Promise
 from redrafter.engine.grammar import CompiledGrammar, make_matcher, tokenizer_json
 from redrafter.errors import ConfigError
+from redrafter.planning.steps import FixedSteps
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.guide import Branches
 from redrafter.targets import Target
@@ -91,7 +92,7 @@ def test_rows_with_and_without_a_grammar_share_steps_also_where_steps_are_record
     assert [c.tokens for c in engine.complete(requests)] == alone
     batch = Batch(target, engine.drafter, rows=3, context=128, shapes=[engine.shape], recorded=True)
     texts: dict[int, list[int]] = {}
-    for parts in decode(batch, requests, engine.shape, RuleConfig(), (), 3, Promise("ties")):
+    for parts in decode(batch, requests, RuleConfig(), (), 3, Promise("ties"), FixedSteps(engine.shape)):
         for part in parts:
             texts.setdefault(part.row, []).extend(part.tokens)
     assert [texts[i] for i in range(3)] == alone

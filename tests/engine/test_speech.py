@@ -90,7 +90,7 @@ def test_twins_fail(monkeypatch):
     target = make_target()
     true = texts(target, target)
     with monkeypatch.context() as patch:
-        patch.setattr(SpeechCache, "commit", lambda self, lengths, path: None)
+        patch.setattr(SpeechCache, "commit", lambda self, lengths, path, count: None)
         assert texts(target, target, Shape(width=3, length=3)) != true
     keep = SpeechCache.keep
 

@@ -140,6 +140,7 @@ class TableModel(Target):
     """A draft model as ModelDrafter sees one; it needs no cache."""
 
     name, tokenizer, vocab_size, device = "table", None, V, torch.device("cpu")
+    recurrent = False
 
     def __init__(self):
         pass

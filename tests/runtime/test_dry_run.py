@@ -68,7 +68,9 @@ def test_the_dry_run_asks_for_every_kernel_and_changes_nothing(launched, monkeyp
     before = [x.clone() for x in kept]
 
     def record() -> None:
-        steps._recorded(RecordedStep(steps._parts(steps.kind(1, SHAPE, True, sampling, False), sampling), lambda f: f))
+        steps._recorded(
+            RecordedStep(steps._parts(steps.kind(1, SHAPE, True, sampling, False), sampling), lambda f: f), None
+        )
 
     with kernels.force("triton"):
         with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.load import bind_own
 from redrafter.drafters.traits import gives_probabilities, network_of
 from redrafter.errors import ConfigError, ModelNotFound
-from redrafter.interop import conventions, folders, published
+from redrafter.interop import folders, published
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
 
@@ -67,6 +67,8 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
         )
     folder = find(str(drafter))
     if found := published.read(folder, target):
+        from redrafter.interop import conventions  # imports transformers, which packed weights do not need
+
         return conventions.choose(found, target)
     if net := folders.read_for(folder, target):
         return bind_own(net, target)

@@ -153,8 +153,10 @@ def load_module(source: str, dtype: torch.dtype, model_kwargs: dict[str, Any], s
             module = loader.from_pretrained(source, dtype=dtype, **model_kwargs)
     except (ConfigError, ModelNotFound):
         raise
-    except (CorruptCheckpoint, UnsupportedTarget) as error:
-        raise type(error)(f"cannot load {source!r}: {error}") from error
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"cannot load the weights of {source!r}: {error}") from error
+    except UnsupportedTarget as error:
+        raise UnsupportedTarget(f"cannot load {source!r}: {error}") from error
     except TypeError as error:
         unknown = [k for k in model_kwargs if f"'{k}'" in str(error)]
         if not unknown:

@@ -111,7 +111,7 @@ class Target:
         takes = inspect.signature(model.forward).parameters
         if "logits_to_keep" in takes:
             self._extra["logits_to_keep"] = 0
-        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
+        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
 
     @property
     def recurrent(self) -> bool:

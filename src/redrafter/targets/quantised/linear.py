@@ -24,7 +24,7 @@ class Rounding:
         """(..., n) -> the same shape and type. A token's result depends on that token alone.
 
         >>> Rounding(to="int8")(torch.tensor([[1.0, 127.5, -127.5, 0.4]])).tolist()
-        [[1.0, 127.0, -127.0, 0.0]]
+        [[1.0, 127.0, -128.0, 0.0]]
         """
         wide = x if x.dtype == torch.float64 else x.float()
         wide = torch.unflatten(wide, -1, (-1, self.group or x.shape[-1]))
