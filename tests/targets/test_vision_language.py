@@ -107,3 +107,11 @@ def test_kinds_of_layers_are_refused_before_weights_are_read(tmp_path):
     assert not list(tmp_path.glob("*.safetensors"))
     with pytest.raises(UnsupportedTarget, match="keeps no keys for each token but keys that stand for"):
         load_target(tmp_path, dtype="fp32", device="cpu")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "fp8"])
+def test_it_is_not_quantised(seeing, scheme):
+    with pytest.raises(
+        UnsupportedTarget, match="quantised models that also read images are not read; use the model in 16"
+    ):
+        load_target(seeing[1], dtype=scheme, device="cpu")

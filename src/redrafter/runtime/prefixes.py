@@ -13,7 +13,7 @@ from redrafter.runtime.row import Row, best_source
 from redrafter.runtime.state import BatchState
 
 EVERY = 64
-"""A piece of a prompt ends at a multiple of this where it can: behind a copy, pieces are the same as without one."""
+"""A piece of a prompt ends at a multiple of this where it can, and there a copy may be taken."""
 FAR = 512
 """A row keeps its newest copy, and those at multiples of this."""
 FOR_EACH_PLACE = 2

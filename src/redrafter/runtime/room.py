@@ -32,7 +32,7 @@ def check_room(
             "hidden states": slots * hidden,
             "the logits of a step": rows * logits,
             "recurrent states": (rows + kept + copies) * state,
-            "the states of a tree's nodes": slack * state,
+            "the states of trees' nodes": rows * slack * state,
         },
         target.device,
         "use fewer rows, a shorter context or a smaller beam",

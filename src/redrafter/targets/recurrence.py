@@ -130,7 +130,7 @@ class Recurrence:
                 whole.append(isinstance(output, tuple))
             for x, new in zip(whole, outputs, strict=False):
                 if x is not None:
-                    x[at] = new
+                    x[tuple(i.to(x.device) for i in at)] = new
             return mixer.states(layer)
 
         memory, order = cache.kv.recurrent, cache.order

@@ -13,6 +13,7 @@ from redrafter.core.tree import pack_beam
 from redrafter.drafters import RecurrentDrafter
 from redrafter.kernels.cpu import library, naive, ops
 from redrafter.targets import Target, load_target
+from redrafter.targets.cpu.modules import candidates
 from redrafter.targets.cpu.passes import install_cpu_forwards
 from tests.helpers.zoo import ARCHITECTURES, PROMPTS, VOCAB, make_model, recurrent_drafter
 
@@ -73,6 +74,28 @@ def test_attention_with_other_head_sizes_keeps_its_own_forward():
     assert model.model.layers[0].self_attn.head_dim == 8
     install_cpu_forwards(Target(model))
     assert replaced(model) == {"Linear", "LlamaRMSNorm", "LlamaMLP"}
+
+
+def test_attention_with_a_gate_among_its_queries_keeps_its_own_forward():
+    """As in Qwen3.5: the queries' product is twice as wide as what the output reads."""
+    attention = copy.deepcopy(make_model("llama", torch.float32, head_dim=16)).model.layers[0].self_attn
+    assert [forward for forward, _ in candidates(attention)] != []
+    size = attention.q_proj
+    attention.q_proj = nn.Linear(size.in_features, 2 * size.out_features, bias=False)
+    assert [forward for forward, _ in candidates(attention)] == []
+
+
+@torch.no_grad()
+def test_weights_that_do_not_fit_are_refused_before_they_are_read():
+    x, fits, wide = torch.randn(2, 32), torch.randn(16, 32), torch.randn(16, 64)
+    for call in (
+        lambda: ops.linear(x, wide),
+        lambda: ops.linear3(x, [(fits, None), (fits, None), (wide, None)]),
+        lambda: ops.gated(x, wide, wide, wide.T.contiguous()),
+        lambda: ops.gated(x, fits, fits, fits),
+    ):
+        with pytest.raises(ValueError, match="weight"):
+            call()
 
 
 def test_texts_of_a_lean_model_are_the_originals():

@@ -47,6 +47,8 @@ def test_the_folder_gives_the_text_of_the_dtype(scheme, model, tmp_path, capsys)
     assert texts(folder) == texts(at_load) != texts(whole)
     assert folder.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
     assert (out / "LICENSE").read_text() == "as you like"
+    assert {p.name for p in model.iterdir() if p.name != INDEX} <= {p.name for p in out.iterdir()}
+    assert (out / "tokenizer_config.json").exists()
     assert shards(out) == shards(model)
     assert len(shards(out)) > 1
     index = json.loads((out / INDEX).read_text())["weight_map"]

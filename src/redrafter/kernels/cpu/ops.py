@@ -56,9 +56,16 @@ def normable(x: Tensor) -> bool:
     )
 
 
+def _require_rows_of(size: int, x: Tensor) -> None:
+    """C++ takes sizes from the weights, and would read and write behind rows of another size."""
+    if x.shape[-1] != size:
+        raise ValueError(f"rows of {x.shape[-1]} numbers for a weight that reads {size}")
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> (..., out)."""
     size, out = weight.shape[1], weight.shape[0]
+    _require_rows_of(size, x)
     y = x.new_empty(*x.shape[:-1], out)
     loaded().linear(_at(x), _at(weight), _at(bias), _at(y), x.numel() // size, size, out, thread_count())
     return y
@@ -67,6 +74,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
     """Three products of one x, by (weight, bias), in one call."""
     size = x.shape[-1]
+    for w, _ in each:
+        _require_rows_of(w.shape[1], x)
     made = [x.new_empty(*x.shape[:-1], w.shape[0]) for w, _ in each]
     (w0, b0), (w1, b1), (w2, b2) = each
     y0, y1, y2 = made
@@ -82,6 +91,9 @@ def linear3(x: Tensor, each: list[tuple[Tensor, Tensor | None]]) -> list[Tensor]
 def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """down(silu(gate(x)) · up(x))."""
     middle, size = gate.shape
+    _require_rows_of(size, x)
+    if up.shape != gate.shape or down.shape != (size, middle):
+        raise ValueError(f"gated products of weights of the shapes {gate.shape}, {up.shape} and {down.shape}")
     n = x.numel() // size
     y = torch.empty_like(x)
     loaded().gated(_at(x), _at(gate), _at(up), _at(down), _at(y), n, size, middle, thread_count())

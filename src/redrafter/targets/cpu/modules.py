@@ -39,6 +39,8 @@ def candidates(module: nn.Module) -> Iterator[tuple[Forward, Trial]]:
         _linears(children, ("q_proj", "k_proj", "v_proj", "o_proj"))
         and hasattr(module, "layer_idx")
         and getattr(module, "head_dim", 1) % ops.LANES == 0
+        and children["q_proj"].out_features == children["o_proj"].in_features  # else there is a gate among the queries
+        and children["k_proj"].out_features == children["v_proj"].out_features
     ):
         yield attention, attention_trial
 

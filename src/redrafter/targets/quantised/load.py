@@ -140,6 +140,12 @@ def empty_model(config: Any, folder: Path, trust_remote_code: bool = False) -> A
     """The model without memory for its weights: names, shapes and kinds of its modules."""
     from transformers import AutoModelForCausalLM
 
+    from redrafter.targets.vision_language import model_class
+
+    if model_class(config) is not AutoModelForCausalLM:
+        raise UnsupportedTarget(
+            "quantised models that also read images are not read; use the model in 16 bits, or one for text alone"
+        )
     with torch.device("meta"), folder_budget(folder):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 

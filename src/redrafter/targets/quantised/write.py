@@ -121,7 +121,8 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
 def _finish(out: Path, folder: Path, files: list[Path], planned: Plan) -> None:
     """The index, the other files of the model, and last its configuration: only a whole folder has one."""
     for file in sorted(folder.iterdir()):
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith((*WEIGHTS, INDEX, CONFIG)):
+        weights = file.name.endswith(WEIGHTS) or file.name in (INDEX, CONFIG)
+        if file.is_file() and not file.name.startswith(".") and not weights:
             shutil.copyfile(file, out / file.name)
     if (folder / INDEX).exists():
         names = {stored.name: file.name for file in files for stored in tensors_of(out / file.name)}
