@@ -24,6 +24,7 @@ PAGES = [
     ROOT / "docs/benchmarks.md",
     ROOT / "docs/drafters.md",
     ROOT / "docs/engines.md",
+    ROOT / "docs/models.md",
     ROOT / "docs/mlx.md",
     ROOT / "docs/quantised.md",
     ROOT / "src/redrafter/drafters/shipped/SmolLM2-135M-Instruct/README.md",

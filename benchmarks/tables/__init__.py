@@ -2,7 +2,16 @@
 
 from collections.abc import Callable
 
-from benchmarks.tables import decoding, drafters, engines, quantised, redrafter_paper, sampling, sampling_paper
+from benchmarks.tables import (
+    architectures,
+    decoding,
+    drafters,
+    engines,
+    quantised,
+    redrafter_paper,
+    sampling,
+    sampling_paper,
+)
 
 Block = tuple[tuple[str, ...], Callable[..., str]]
 
@@ -89,6 +98,7 @@ BLOCKS: dict[str, Block] = {
     "speech_sampling": (("speech_sampling.json",), sampling.sampling),
     "summaries_cpu": (("summaries_cpu.json",), sampling.sampling),
     "speech_sampling_cpu": (("speech_sampling_cpu.json",), sampling.sampling),
+    "architectures": (("architectures.json",), architectures.families),
     "speech": (("speech.json",), sampling.speech),
     "quantize": (("quantize.json",), quantised.quantize),
     **MAPS,
