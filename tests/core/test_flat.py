@@ -143,3 +143,5 @@ def test_what_budgets_promise_is_the_sum_of_the_nodes_that_they_keep() -> None:
     assert (told.diff(dim=1) >= 0).all()
     wrong = promised(tree, tree.scores.roll(1, 1), place, budgets)  # twin: the probabilities of other nodes
     assert not torch.allclose(wrong, told)
+    nothing = promised(tree, torch.full_like(tree.scores, torch.nan), place, budgets)
+    assert (nothing == 0).all(), "a number that is none promises nothing"

@@ -9,11 +9,12 @@ import torch
 
 from redrafter import Shape
 from redrafter.config import SamplingParams
-from redrafter.planning.late import Action, LatePlanner
+from redrafter.planning.late import Action, LatePlanner, Load
 from redrafter.planning.late_steps import LateSteps
 from redrafter.planning.steps import FixedSteps, late_planner
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, FlatPasses
+from redrafter.runtime.recorded import visited, without_padding
 from redrafter.runtime.row import Request, Row
 from redrafter.targets import Target
 from redrafter.tuning.at_rest import warm_up
@@ -230,3 +231,47 @@ def test_what_a_planner_may_choose_is_prepared_and_measured(single: Target, monk
                     batch.close(row)
     assert list(texts.values()) == [text_alone(single, request) for request in every]
     assert (set(batch.steps.steps), set(passes_of(batch).graphs)) == before
+
+
+@pytest.mark.parametrize("drafting", [4, 8])
+def test_a_plain_row_that_joins_leaves_room_for_the_nodes_of_the_others(
+    single: Target, monkeypatch: pytest.MonkeyPatch, drafting: int
+) -> None:
+    """It makes the step one of more places, which has room for fewer nodes: the planner knows, and so does the step."""
+    shape = Shape.of("16x5:63")
+    every = [Request(prompt=[i, 3, 1, 4], seed=i, max_new_tokens=12) for i in range(drafting + 1)]
+    want = [text_alone(single, request) for request in every]
+    most = {places: max(without_padding(places, visited(shape))) for places in (drafting, 2 * drafting)}
+    assert most[drafting] > most[2 * drafting]
+    loads: list[Load] = []
+    monkeypatch.setattr(
+        LatePlanner,
+        "choose",
+        lambda _, load, drafts, ready: loads.append(load) or max(drafts, key=lambda action: action.nodes),  # type: ignore[func-returns-value]
+    )
+    for planned in (True, False):
+        batch = recorded(single, rows=2 * drafting, shapes=[shape], kept=0)
+        rows, texts = [batch.open(request, reuses=False) for request in every[:-1]], dict[Row, list[int]]()
+        steps, nodes = LateSteps(late_planner(shape)), set()
+        batch.read_all(rows)
+        for turn in range(16):
+            if turn == 3:
+                rows.append(batch.open(every[-1], drafts=False, reuses=False))
+            pieces = batch.pieces(16)
+            if planned:
+                results = steps.step(batch, [row for row in rows if row.drafts and row.open], pieces)
+            else:  # twin of a planner that miscounts
+                results = batch.step(shape, pieces=pieces, budget=most[drafting])
+            for result in results:
+                nodes.add((batch.places(result.size), result.budget))
+                for row, output in result.rows:
+                    texts.setdefault(row, []).extend(output.tokens)
+                    if output.done:
+                        batch.close(row)
+            if not any(row.open for row in rows):
+                break
+        assert [texts[row] for row in rows] == want
+        assert nodes >= most.items(), nodes
+        if planned:
+            assert {load.places for load in loads[:3]} == {drafting}
+            assert loads[3].places == 2 * drafting

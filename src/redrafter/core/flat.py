@@ -138,6 +138,6 @@ def budgeted(tree: Tree, place: Tensor, nodes: int | Tensor) -> Tensor:
 
 def promised(tree: Tree, scores: Tensor, place: Tensor, budgets: Tensor) -> Tensor:
     """(B, K) how many nodes of each row should be accepted with each of the budgets (K,) of all rows."""
-    likely = (POWER * scores.float()).exp().minimum(MOST**tree.depths)
+    likely = (POWER * scores.float()).exp().nan_to_num(0.0).minimum(MOST**tree.depths)
     chosen = (place[:, :, None] < budgets) & (tree.valid & (tree.depths > 0))[:, :, None]
     return (likely[:, :, None] * chosen).sum(1)

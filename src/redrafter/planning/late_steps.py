@@ -29,7 +29,7 @@ class LateSteps:
             return self._learned(batch, batch.step(pieces=pieces))
         self.planner.begin(self.fresh / len(stepping))
         self.fresh = 0
-        others = sum(not row.drafts for row in batch.live)
+        others = sum(not row.drafts for row in batch.stepping(pieces))
         load = load_of(batch, stepping, others)
         if self.postponed is not None and self.postponed[0].places == load.places:
             action = self.postponed[1]

@@ -119,6 +119,10 @@ class Batch:
         """The rows that decode."""
         return [row for row in self.at if row is not None and row.live]
 
+    def stepping(self, pieces: Mapping[Row, int]) -> list[Row]:
+        """The rows of the next step, if it reads these pieces: those that decode, and those that then begin."""
+        return [row for row in self.at if row is not None and row.open and row.unread <= pieces.get(row, 0)]
+
     def open(
         self,
         request: Request,
@@ -225,14 +229,14 @@ class Batch:
         pieces = pieces or {}
         assert not pieces or self.reads_in_steps, "prompts are read apart from these steps"
         assert shape is None or self.fits(shape), "a tree would not fit behind a row at the end of its context"
-        rows = [row for row in self.at if row is not None and row.open and row.unread <= pieces.get(row, 0)]
+        rows = self.stepping(pieces)
         assert rows or pieces, "no row to step"
         guessing = [row for row in rows if row.drafts and row.stepped] if shape is not None else []
         recorded, watched = self.steps is not None and all(map(recordable, rows)), any(row.watched for row in rows)
         behind = bool(guessing) and any(not flight.launched.follows for flight in self.flights)
         if self.flights and (behind or watched or not recorded):
             return self.drain()
-        began, launched = time.perf_counter(), None
+        began = time.perf_counter()
         self.catch_up(guessing)
         size = self.places(len(rows)) if recorded else len(rows)
         self._gather(rows, size)
@@ -243,8 +247,7 @@ class Batch:
                 row.live = True
             self._changed()
         first = [row for row in rows if not row.stepped]
-        if recorded:
-            launched = self._launch(size, shape, guessing, first, count, pieces, watched, budget)
+        launched = self._launch(size, shape, guessing, first, count, pieces, watched, budget) if recorded else None
         eager = launched is None
         if launched is not None:
             for row, n in pieces.items():
@@ -272,13 +275,11 @@ class Batch:
                 count,
                 began + launched.recording,
                 sum(pieces.values()),
-                budget,
                 set(first),
                 set(begun) if launched.follows else set(),
             )
         )
-        unread = self.ahead if launched.late else 0
-        return [self._collect() for _ in range(len(self.flights) - unread)]
+        return [self._collect() for _ in range(len(self.flights) - (self.ahead if launched.late else 0))]
 
     def _launch(
         self,
@@ -299,7 +300,6 @@ class Batch:
             self.state.allocate(self.drafter)
         sampling = self.sampling(size)
         kind = self.steps.kind(size, shape if guessing else None, follows, sampling, watched, budget is not None)
-        budget = budget if kind.planned else None
         parts = [row.piece(n) for row, n in pieces.items()]
 
         def begin() -> None:

@@ -25,7 +25,7 @@ class Launched:
     recording: float = 0.0  # seconds that the launch took to record first
     draft_seconds: float = 0.0  # of this thread in the draft; of eager steps only
     tokens: int = 0  # of the pass, with padding; of recorded steps only
-    pooled: bool = False  # whether the rows shared the budget of the step
+    budget: int | None = None  # drafted nodes of all rows together; None: each row has the shape's
     promised: int = 0  # budgets that lines tell the promises of
     parts: Callable[[], list[float]] = list  # seconds of the draft and of the rest; of recorded steps only
 
@@ -80,7 +80,6 @@ class Flight:
     count: int
     began: float
     read: int = 0
-    budget: int | None = None
     first: set[Row] = field(default_factory=set)  # rows whose first token comes with this step
     begun: set[Row] = field(default_factory=set)  # rows whose texts the drafter knows after this step
 
@@ -95,6 +94,6 @@ class Flight:
             self.read,
             launched.draft_seconds,
             launched.tokens,
-            self.budget if launched.pooled else None,
+            launched.budget,
             tuple(launched.parts()),
         )

@@ -80,11 +80,13 @@ class RecordedSteps:
         """`count` steps, the first with pieces of prompts; None if they cannot be recorded.
 
         `version` tells samplings apart. guesses: which rows may guess, for guides. between: launches what has to come
-        between the first pass and the end of its step. budget: of the drafted nodes of all rows, in planned steps.
+        between the first pass and the end of its step. budget: of the drafted nodes of all rows, in planned steps; at
+        most the largest of `budgets`, for which there is room.
         """
         assert count == 1 or not kind.guided, "the host takes part in each step: launch one at a time"
         processors = sampling.processor if isinstance(sampling.processor, RowProcessors) else None
         sampling = as_kind(replace(sampling, processor=None), self.target.vocab_size)
+        budget = min(budget, max(self.budgets(kind))) if kind.planned and budget is not None else None
         began = time.perf_counter()
         if kind not in self.steps:
             self.steps[kind] = self._record(kind, sampling, budget)
@@ -119,7 +121,7 @@ class RecordedSteps:
             late=not kind.guided,
             recording=recording,
             tokens=step.tokens(budget, pieces),
-            pooled=step.parts.pooled is not None,
+            budget=None if step.parts.pooled is None else budget,
             promised=step.promised,
             parts=moments.seconds if ready else list,
         )
