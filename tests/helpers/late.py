@@ -55,6 +55,7 @@ class LateWorld:
         planner.begin(1.0)
         self.seconds = self.written = 0.0
         while self.written < tokens:
+            planner.begin(0.0)
             self._launch(planner.choose(self.load, self.actions, self.recorded.__contains__))
             if len(self.under_way) > 1:
                 self._learn(planner)
@@ -80,7 +81,8 @@ class LateWorld:
         ]
         seen = (parts[0], factor * parts[1])
         seconds = sum(seen) + CATCH_UP * resumed
-        self.under_way.append((action, StepResult(action.shape, gained, self.rows, seconds, parts=seen)))
+        result = StepResult(action.shape, gained, self.rows, seconds, tokens=action.tokens, parts=seen)
+        self.under_way.append((action, result))
 
     def _learn(self, planner: LatePlanner) -> None:
         action, result = self.under_way.pop(0)

@@ -61,3 +61,15 @@ def test_a_pass_over_more_tokens_never_costs_less():
     assert all(costs.of_pass(n) < costs.of_pass(n + 1) for n in range(1, 40))
     for tokens, nodes in ((4, 3), (4, 9), (ON_CPU.knots[0], 1), (30, 2)):
         assert costs.more(tokens, nodes) == pytest.approx(costs.of_pass(tokens + nodes) - costs.of_pass(tokens))
+
+
+def test_a_time_too_short_for_the_clock_is_no_measurement():
+    """A clock of coarse steps may say 0, of the first step too."""
+    costs = Costs()
+    for seconds in (0.0, -1e-9):
+        costs.learn_pass(seconds, 1)
+        assert not costs.known
+    costs.learn_pass(0.01, 1)
+    saved = costs.saved()
+    costs.learn_pass(0.0, 1)
+    assert costs.saved() == saved

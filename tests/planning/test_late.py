@@ -8,6 +8,8 @@ from benchmarks.planned import at_once, budgets
 from redrafter.planning import late as module
 from redrafter.planning.late import CLEAR, Action, LatePlanner, Load, beams
 from redrafter.runtime.flat_pass import padded_size
+from redrafter.runtime.launched import StepResult
+from redrafter.runtime.row import RowOutput
 from tests.helpers.late import DRAFT, PLAIN, TREE, LateWorld, gpu_pass, planner
 
 
@@ -35,7 +37,33 @@ def test_drafts_that_fail_are_tried_seldom_where_they_cost_much(cost: float) -> 
     plans, world = planner(), LateWorld(useless, draft=cost * PLAIN - gpu_pass(64))
     world.run(plans, 500)
     assert world.run(plans, 4000).slowdown < 1.02
-    assert world.launched[-4000:].count(world.actions[0]) < 250 / cost
+    assert 2 < world.launched[-4000:].count(world.actions[0]) < 250 / cost
+
+
+def test_no_draft_is_recorded_to_be_tried_where_drafts_fail() -> None:
+    """A recording takes seconds. Twin: what is recorded is tried."""
+    plans, plain = planner(), Action(None, 0, 1)
+    LateWorld(useless, draft=12 * PLAIN, recorded=True).run(plans, 600)
+    for recorded in (False, True):
+        world = LateWorld(useless, draft=12 * PLAIN, recorded=recorded)
+        world.recorded.add(plain)
+        world.run(plans, 4000)
+        assert (world.plain() < len(world.launched)) == recorded
+
+
+def test_the_price_of_a_pass_is_without_the_catching_up_of_eager_steps() -> None:
+    """Their wall clock counts it as part of the pass. Twin: recorded steps know what a pass takes."""
+    for tokens, learns in ((0, False), (64, True)):
+        plans, world = planner(), LateWorld(useless, recorded=True)
+        world.run(plans, 100)
+        before = plans.costs.saved()
+        output = RowOutput([7], steps=1, promised=[1.0])  # type: ignore[list-item]
+        given = [(row, output) for row in world.requests]
+        result = StepResult(TREE, given, 1, 1.0, tokens=tokens, parts=(2 * DRAFT, 1.0))
+        plans.steps = 0
+        plans.learn(world.load, world.actions[0], result, [63], resumed=True)
+        assert (plans.costs.saved()["passes"] != before["passes"]) == learns
+        assert plans.costs.saved()["drafts"] != before["drafts"]
 
 
 @pytest.mark.parametrize("cost", [1.15, 1.5])

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from redrafter import Engine, Shape
 from redrafter.drafters import NgramDrafter, WithNgrams
 from redrafter.planning.copying import MOST_COPIED
+from redrafter.planning.costs import ON_CPU, ON_GPU
+from redrafter.planning.late import LatePlanner
 from redrafter.planning.plan import Plan
 from redrafter.planning.planner import Planner
 from redrafter.planning.steps import PlannedSteps, planner_for
@@ -32,6 +35,14 @@ def test_nothing_is_copied_where_the_drafter_has_no_ngrams():
     alone = NgramDrafter()
     planner, guesses = planner_for(alone, SHAPE)
     assert (planner.copies, planner.shape, guesses) == (True, None, alone)
+
+
+@pytest.mark.parametrize(("device", "first"), [("cpu", ON_CPU), ("cuda", ON_GPU)])
+def test_prices_begin_with_those_of_the_device_under_every_rule(device, first):
+    """So a profile of this machine has prices of the same features."""
+    planner, _ = planner_for(NgramDrafter(), SHAPE, torch.device(device), 2, seeded=False)
+    assert isinstance(planner, LatePlanner)
+    assert planner.costs.first == first
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

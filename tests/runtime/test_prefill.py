@@ -12,6 +12,7 @@ from redrafter.config import SamplingParams
 from redrafter.planning.late import Action, LatePlanner, Load
 from redrafter.planning.late_steps import LateSteps
 from redrafter.planning.steps import FixedSteps, late_planner
+from redrafter.runtime import flat_pass
 from redrafter.runtime.batch import Batch
 from redrafter.runtime.flat_pass import AT_ONCE, FlatPasses
 from redrafter.runtime.recorded import visited, without_padding
@@ -207,6 +208,7 @@ def test_an_own_pass_for_log_probabilities_of_a_prompt(single: Target) -> None:
 
 def test_what_a_planner_may_choose_is_prepared_and_measured(single: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it then chooses, nothing more is recorded, and each row writes what it writes alone."""
+    monkeypatch.setattr(flat_pass, "LEAST", 4)  # smaller than most passes here, as passes of many nodes are
     batch, steps, draw = recorded(single, rows=3), LateSteps(late_planner(SHAPES[0], 2)), random.Random(8)
     assert batch.steps is not None
     warm_up(batch, steps, [SamplingParams()], chunk=16)

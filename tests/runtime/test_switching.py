@@ -14,7 +14,7 @@ from redrafter.planning.steps import late_planner
 from redrafter.runtime import batch as batch_module
 from redrafter.runtime import recorded
 from redrafter.runtime.batch import Batch
-from redrafter.runtime.flat_pass import PaddedStepPass
+from redrafter.runtime.flat_pass import FlatPasses, PaddedStepPass
 from redrafter.runtime.recorded import RecordedSteps
 from redrafter.runtime.row import Request
 from redrafter.runtime.state import BatchState, tensors_of
@@ -183,6 +183,35 @@ def test_the_time_of_a_step_is_without_its_recording(monkeypatch):
     batch.step(SHAPE)
     (first,) = batch.drain()
     assert first.seconds < 1
+
+
+def test_the_time_of_a_step_is_without_the_recording_of_another_pass(monkeypatch):
+    """Of more nodes than before. Its parts are measured too, and the text is that of plain decoding."""
+    target = load_target(make_model("llama", torch.float32))
+    want = Engine(target, NoDrafter()).generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
+    clock, record = Clock(), FlatPasses._record
+
+    def slow(self, *arguments):
+        clock.now += 10
+        return record(self, *arguments)
+
+    for module in (recorded, batch_module):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(FlatPasses, "_record", slow)
+    batch = Batch(target, recurrent_drafter(target), rows=1, context=60, shapes=[SHAPE], recorded=True)
+    row = batch.open(Request(prompt=PROMPTS[0], max_new_tokens=12, seed=1))
+    batch.read_all([row])
+    for budget in (1, 1, 3, 7, 1):
+        before, result = clock.now, None
+        if row.open:
+            batch.step(SHAPE, budget=budget)
+            (result,) = batch.drain()
+            assert (result.seconds < 1, len(result.parts)) == (True, 2), budget
+            assert (clock.now - before > 10) or budget == 1
+    while len(row.ids) < len(PROMPTS[0]) + 12:
+        batch.step(SHAPE, budget=3)
+        batch.drain()
+    assert row.ids[len(PROMPTS[0]) :] == want
 
 
 def test_a_step_promises_for_each_budget_what_the_host_may_choose(monkeypatch):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from redrafter import Engine
-from redrafter.drafters import WithNgrams
+from redrafter.drafters import NgramDrafter, WithNgrams
+from redrafter.errors import ConfigError
 from redrafter.planning.late import LatePlanner
 from redrafter.planning.planner import Planner
 from redrafter.planning.steps import late_planner
@@ -27,6 +28,13 @@ def test_tuning_measures_passes_and_drafts() -> None:
     assert profile.prices["passes"][0] > 0
     assert profile.target_name == target.name
     assert stages == [("writing texts", 0, 2), ("writing texts", 1, 2)]
+
+
+def test_texts_that_measure_nothing_make_no_profile() -> None:
+    """Which nothing could restore."""
+    engine = Engine(make_target(), NgramDrafter())
+    with pytest.raises(ConfigError, match="more than 1 tokens"):
+        tune(engine, tokens=1)
 
 
 @pytest.mark.parametrize("sweeps", [True, False])

@@ -9,6 +9,7 @@ import torch
 import redrafter
 from redrafter import RuleConfig
 from redrafter.cache_folder import read_json, write_json
+from redrafter.cli.doctor import describe_profile
 from redrafter.drafters import NgramDrafter
 from redrafter.errors import CacheUnavailable, ConfigError
 from redrafter.planning.costs import ON_GPU, Costs
@@ -119,6 +120,19 @@ def test_prices_that_cannot_be_are_ignored_with_one_line(profiles, caplog, wrong
         assert of_pass(redrafter.load(target.model, drafter)) is None
     assert len(caplog.records) == 1
     assert "run redrafter tune again" in caplog.text
+
+
+@pytest.mark.parametrize("prices", [{}, {"passes": (0.01, 1.0)}, {"passes": (0.01,), "drafts": (0.01, 1.0)}])
+def test_a_profile_without_its_prices_is_none(prices):
+    with pytest.raises(ConfigError, match="prices"):
+        make_profile(prices=prices)
+
+
+def test_doctor_says_what_a_token_costs():
+    """The unit times its price; twin: the unit alone."""
+    prices = {"passes": (0.01, 1.5, 1.0), "drafts": (0.01, 1.0)}
+    key = {"drafter": "ngram 3", "dtype": "float32", "device": "cpu"}
+    assert describe_profile(make_profile(prices=prices, key=key)).endswith(": 15 ms a token")
 
 
 def test_prices_of_another_kind_of_device_are_refused():

@@ -124,7 +124,8 @@ def describe_files(intact: dict[Path, bool], folder: Path) -> Finding:
 def describe_profile(profile: "Profile") -> str:
     drafter, *_ = profile.key["drafter"].split()
     where = f"{profile.key['dtype']} on {profile.key['device']}"
-    return f"{profile.target_name} with {drafter} in {where}: {1000 * profile.prices['passes'][0]:.3g} ms a token"
+    unit, first, *_ = profile.prices["passes"]  # `planning.linear.LinearPrice.saved`
+    return f"{profile.target_name} with {drafter} in {where}: {1000 * unit * first:.3g} ms a token"
 
 
 def run_findings(args: argparse.Namespace) -> list[Finding]:

@@ -125,7 +125,8 @@ class LatePlanner:
 
     def begin(self, texts: float) -> None:
         """So many texts begin, as a share of the rows: the drafter may suit them better than the last ones."""
-        self.trials = min(MOST_TRIALS * self.plain, self.trials + PER_TEXT * texts * self.plain)
+        most = max(self.trials, MOST_TRIALS * self.plain)  # a trial that costs more has been saved for
+        self.trials = min(most, self.trials + PER_TEXT * texts * self.plain)
         self._forget(1 - min(1.0, texts) * (1 - TEXT_KEEPS))
 
     def choose(self, load: Load, drafts: Sequence[Action], ready: Callable[[Action], bool]) -> Action:
@@ -157,8 +158,8 @@ class LatePlanner:
             if self.lost < PATIENCE * self.plain:
                 return draft
         if not self.drafting:
+            loss += self.resuming * self.plain + (0.0 if ready(draft) else RECORDING)
             self.trials = min(MOST_TRIALS * self.plain + loss, self.trials + TRIALS * self.plain)
-            loss += self.resuming * self.plain
             if self.trials >= loss:
                 self.trials -= loss
                 return draft
@@ -230,7 +231,8 @@ class LatePlanner:
         draft, rest = result.parts
         self.steps += 1
         learns = self.steps < LEARN_ALL or not self.steps % LEARN_EVERY or action.shape is None or resumed
-        if learns:
+        catches_up = resumed and not result.tokens  # the wall clock of an eager step does not tell it from the pass
+        if learns and not catches_up:
             self.costs.learn_pass(rest, action.tokens, load.slots, action.shape is not None)
         if action.shape is None:
             self.unmeasured = self.lost = 0.0
@@ -238,7 +240,7 @@ class LatePlanner:
         if learns:
             self.costs.learn_draft(draft, load.places, *_beam(action.shape), load.sampled)
         self.unmeasured += draft + rest
-        if resumed and self.plain:
+        if resumed and self.plain and not catches_up:
             late = max(0.0, result.seconds - draft - rest) / self.plain
             self.resuming += 0.2 * (min(late, 3.0) - self.resuming)
 
@@ -247,6 +249,7 @@ class LatePlanner:
         for trust in (self.usual, self.trust):
             trust.right *= keeps
             trust.expected *= keeps
+        self.trust.first = self.usual.ratio
 
 
 def _beam(shape: Shape) -> tuple[int, int]:

@@ -37,7 +37,8 @@ class LateSteps:
             self.kinds.use(batch, load.places)
             drafts = [a for shape in self.planner.shapes(load.places) for a in self.kinds.actions(shape)]
             action = self.planner.choose(load, drafts, self.kinds.ready)
-        behind = action.shape is not None and any(not flight.launched.follows for flight in batch.flights)
+        drafts_now = action.shape is not None and any(row.stepped for row in stepping)
+        behind = drafts_now and any(not flight.launched.follows for flight in batch.flights)
         self.postponed = (load, action) if behind else None
         results = batch.drain() if behind else batch.step(action.shape, pieces=pieces, budget=action.nodes)
         return self._learned(batch, results)
@@ -54,7 +55,8 @@ class LateSteps:
                 draft = min(result.draft_seconds, result.seconds)
                 result = replace(result, parts=(draft, result.seconds - draft))
             self.planner.learn(load, Action(shape, nodes, tokens), result, told, self.plain)
-            self.plain = shape is None and all(output.steps for _, output in result.rows)
+            if result.rows:  # else it only read prompts, or its rows were closed
+                self.plain = shape is None and all(output.steps for _, output in result.rows)
         return results
 
     def open(self, row: Row) -> None:  # noqa: ARG002

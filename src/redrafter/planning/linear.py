@@ -70,6 +70,8 @@ class LinearPrice:
 
     def learn(self, features: Sequence[float], seconds: float) -> None:
         """Lists and not arrays: for so few numbers these are faster."""
+        if seconds <= 0:  # shorter than the clock can tell
+            return
         parts = list(map(mul, self.first, features))
         if not self.unit:
             self.unit = seconds / sum(parts)

@@ -9,6 +9,7 @@ import torch
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters.traits import copies, network_of
+from redrafter.planning.costs import ON_CPU, ON_GPU, Costs
 from redrafter.planning.late import LatePlanner, beams
 from redrafter.planning.late_steps import LateSteps
 from redrafter.planning.plan import Plan
@@ -114,14 +115,14 @@ def planner_for(
     the tree, there may be `count` beams for each number of rows.
     """
     if device.type != "cpu" or not seeded:
-        return late_planner(shape, count), drafter
+        return late_planner(shape, count, Costs(ON_CPU if device.type == "cpu" else ON_GPU)), drafter
     network = network_of(drafter)
     return Planner(None if network is None else shape, copies=copies(drafter)), network or drafter
 
 
-def late_planner(shape: Shape, count: int = 1) -> LatePlanner:
-    """The planner of recorded steps, with so many beams for each number of rows."""
-    return LatePlanner(cache(lambda rows: beams(shape, rows, count)))
+def late_planner(shape: Shape, count: int = 1, costs: Costs | None = None) -> LatePlanner:
+    """The planner of recorded steps, with so many beams for each number of rows; by default at the prices of a GPU."""
+    return LatePlanner(cache(lambda rows: beams(shape, rows, count)), costs)
 
 
 def steps_of(planner: AnyPlanner) -> Steps:

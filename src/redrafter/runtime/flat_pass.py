@@ -95,10 +95,9 @@ class FlatPasses:
         self.flat.lines.copy_(Flat.empty(len(self.flat.lines), 0, self.places.device).lines)
         self.flat.runs.zero_()
 
-    def sizes(self, area: int, most: int) -> list[int]:
-        """All sizes of passes that read up to so many prompt tokens beside `area` lines of trees."""
-        last = max(LEAST, padded_size(area + most))
-        return sorted({max(LEAST, padded_size(n)) for n in range(area + 1, last + 1)})
+    def sizes(self, lines: Sequence[int], most: int) -> list[int]:
+        """All sizes of passes that read up to so many prompt tokens beside trees of so many `lines`."""
+        return sorted({max(LEAST, padded_size(n)) for n in range(min(lines) + 1, max(lines) + most + 1)})
 
     def graph(self, area: int, size: int, rows: int, reads: bool) -> Replays:
         """The pass of this size, recorded at its first use; `reads`: with pieces behind the lines of trees."""
@@ -163,6 +162,11 @@ class FlatStepPass:
     def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:
         return (self.area, self.size(trees, pieces), self.rows if pieces else -self.rows) in self.passes.graphs
 
+    def prepare(self, trees: int | None, pieces: Sequence[Piece]) -> None:
+        if not self.ready(trees, pieces):
+            self.passes.clear()
+            self.passes.graph(self.area, self.size(trees, pieces), self.rows, bool(pieces))
+
     def run(self, trees: int | None, pieces: Sequence[Piece]) -> None:
         self.passes.run(self.area, self.area if trees is None else trees, self.rows, pieces)
 
@@ -198,6 +202,9 @@ class PaddedStepPass:
 
     def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002
         return True
+
+    def prepare(self, trees: int | None, pieces: Sequence[Piece]) -> None:
+        """It is recorded with the step."""
 
     def _verify(self) -> None:
         lengths, done = self.rows.lengths[:, None], self.rows.done[:, None]

@@ -93,9 +93,9 @@ class RecordedSteps:
         step = self.steps[kind]
         if step is None:
             return None
+        step.prepare(budget, pieces)
         recording = time.perf_counter() - began
         step.limit(budget)
-        ready = step.ready(budget, pieces)  # else the pass is recorded within the step
         step.use(sampling, version)
         host = step.host(count)
         moments = Moments(self.target.device)
@@ -123,7 +123,7 @@ class RecordedSteps:
             tokens=step.tokens(budget, pieces),
             budget=None if step.parts.pooled is None else budget,
             promised=step.promised,
-            parts=moments.seconds if ready else list,
+            parts=list if kind.guided else moments.seconds,  # guides take time of the host between the marks
         )
 
     @torch.no_grad()
@@ -138,8 +138,10 @@ class RecordedSteps:
         for kind, step in self.steps.items():
             if step is not None and isinstance(step.parts.passes, FlatStepPass):
                 area = step.parts.passes.area
+                shares = kind.planned and step.parts.pooled is not None
+                lines = [kind.rows + nodes for nodes in self.budgets(kind)] if shares else [area]
                 most = MOST if kind.shape is None and kind.rows <= AT_ONCE else min(chunk, MOST)
-                for size in self.passes.sizes(area, most):
+                for size in self.passes.sizes(lines, most):
                     self.passes.graph(area, size, kind.rows, reads=True)
 
     def kind(
@@ -222,10 +224,12 @@ class RecordedSteps:
     def _parts(self, kind: StepKind, sampling: Sampling, pools: bool = True) -> Parts:
         state, rule, device = self.state, self.rules(kind.shape or NoDrafter.default_shape), self.target.device
         pooled, nodes = None, 0 if kind.shape is None else kind.rows * rule.nodes
+        area = kind.rows + nodes
         budgets = put(self.budgets(kind), device) if kind.planned else None
         if kind.shape is not None and isinstance(rule, SeededRule) and pools and self._pools(kind, rule):
             pooled = put(nodes, device)
-            nodes = nodes if budgets is None else max(self.budgets(kind))
+            if budgets is not None:  # with the padding of its largest pass: all beams share recorded passes
+                area = padded_size(kind.rows + max(self.budgets(kind)))
             rule = replace(rule, shape=replace(kind.shape, nodes=visited(kind.shape)))
         elif budgets is not None:
             budgets = budgets[-1:]
@@ -242,7 +246,7 @@ class RecordedSteps:
         if self.passes is None:
             passes = PaddedStepPass(self.verifier, state, rows, self.drafter.layers)
         else:
-            passes = FlatStepPass(self.passes, kind.rows, kind.rows + nodes)
+            passes = FlatStepPass(self.passes, kind.rows, area)
         return Parts(rows, state.cache.part(0, kind.rows), sampling, rule, drafter, passes, pooled, budgets)
 
     def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,6 +52,9 @@ class StepPass(Protocol):
     def ready(self, trees: int | None, pieces: Sequence[Piece]) -> bool:
         """Whether that pass was recorded."""
 
+    def prepare(self, trees: int | None, pieces: Sequence[Piece]) -> None:
+        """Record that pass, if it was not. What was packed is lost."""
+
     def run(self, trees: int | None, pieces: Sequence[Piece]) -> None:
         """Launch the pass over what was packed and over pieces of prompts, recorded at its first use."""
 
@@ -166,6 +169,10 @@ class RecordedStep:
     def ready(self, budget: int | None, pieces: Sequence[Piece] = ()) -> bool:
         """Whether that pass was recorded."""
         return self.parts.passes.ready(self.used(budget), pieces)
+
+    def prepare(self, budget: int | None, pieces: Sequence[Piece]) -> None:
+        """Record that pass, if it was not: before the draft, and not within the time of the step."""
+        self.parts.passes.prepare(self.used(budget), pieces)
 
     def record(self, memory: Any) -> None:
         """Record all parts, and the pass over trees alone, where a pass that fails is noticed."""

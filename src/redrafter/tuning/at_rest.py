@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from redrafter.bounds import Bounds, Count, NotNegative, checked
-from redrafter.config import SamplingParams
+from redrafter.config import SamplingParams, require
 from redrafter.errors import ConfigError
 from redrafter.planning.costs import Costs
 from redrafter.planning.late import Action, LatePlanner, Load
@@ -119,6 +119,7 @@ def tune(
                 """Each step is measured."""
     finally:
         engine.planner = planner
+    require(planner.costs.known, f"no step was measured: write texts of more than {tokens} tokens")
     key = profile_key(target, engine.drafter, engine.runtime)
     return Profile(key=key, target_name=target.name, prices=planner.costs.saved())
 

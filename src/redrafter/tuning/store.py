@@ -13,6 +13,7 @@ import torch
 
 from redrafter.bounds import check
 from redrafter.cache_folder import PROFILES, cache_folder, read_json, write_json
+from redrafter.config import require
 from redrafter.core.step import Drafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.drafters.traits import identity_of
@@ -41,6 +42,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         check(self)
+        known = {"passes", "drafts"} == self.prices.keys() and all(len(each) > 1 for each in self.prices.values())
+        require(known, "its prices are not those of passes and drafts")
 
 
 def profile_key(target: Target, drafter: Drafter, runtime: str) -> dict[str, str]:
