@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console()
     with waiting(console, "loading"):
-        # A profile could replace the drafter by plain decoding, and then there would be nothing to evaluate.
+        # Planned steps may decode plainly, and then there would be nothing to evaluate.
         engine = load_engine(args, adapts=False)
     shapes = shapes or [engine.shape]
     prompts = [as_prompt(engine, question.text, args.raw) for question in questions]

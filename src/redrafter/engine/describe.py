@@ -25,13 +25,14 @@ from redrafter.engine.resolve import resolve_drafter
 from redrafter.interop.find import WITH_NGRAMS
 from redrafter.kernels import runs_triton
 from redrafter.kernels.cpu import library
+from redrafter.planning.costs import costs_on
 from redrafter.targets import Target, load_target
 from redrafter.targets.cpu import packed_load
 from redrafter.targets.cpu.packed_target import PackedTarget
 from redrafter.targets.default import FOLDER, NAME
 from redrafter.targets.load import parse_device, parse_dtype
 from redrafter.targets.quantised.nearest import SCHEMES
-from redrafter.tuning.store import find_profile, resolve_runtime, saved_profiles
+from redrafter.tuning.store import resolve_runtime, saved_profiles, use_profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class RunDescription:
     shape: Shape | None
     """None is plain decoding."""
     tuned: bool
-    """Whether `redrafter tune` has measured what its steps cost."""
+    """Whether `redrafter tune` has measured what its steps cost, and the prices can be used."""
     runtime: str
     device: torch.device
     dtype: torch.dtype
@@ -87,7 +88,7 @@ def describe(
         return _description(NAME, found, found.default_shape, False, runtime, where, kind, None, packed)
     target = load_target(model, dtype=dtype, device=device)
     found = resolve_drafter(drafter, target)
-    tuned = drafts(found) and find_profile(target, found, runtime) is not None
+    tuned = drafts(found) and use_profile(costs_on(target.device.type), target, found, runtime)
     return _description(target.name, found, found.default_shape, tuned, runtime, target.device, target.dtype, target)
 
 

@@ -108,5 +108,10 @@ class Costs:
         return [1.0, tokens - 1, *beyond, slots / SLOTS, float(drafted)]
 
 
+def costs_on(device_type: str) -> Costs:
+    """The prices to begin with on this kind of device."""
+    return Costs(ON_CPU if device_type == "cpu" else ON_GPU)
+
+
 def _draft(rows: int, width: int, levels: float, sampled: int) -> list[float]:
     return [1.0, levels, levels * (rows * width - 1), levels * sampled]

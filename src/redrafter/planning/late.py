@@ -51,7 +51,12 @@ recording is then cheap in comparison, so drafting must clearly pay to go on wit
 LEARN_ALL, LEARN_EVERY = 64, 3
 """Prices are learned from the first steps and from one of so many later ones: the host has other work."""
 RECORDING = 2.0
-"""Seconds that steps must seem to lose by the nodes for which a pass was recorded, until another pass is recorded."""
+"""Seconds that a recording seems to cost: steps must lose so many by the nodes for which a pass was recorded, until
+another one is, and a trial pays for its own."""
+
+MOST_GUESSES, MOST_TOKENS, FEW_ROWS = 640, 128, 8
+"""Guesses of all rows that a draft makes at most, tokens of a pass where each row has nodes of its own, and rows up to
+which paths are as long as for one."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class LatePlanner:
         self.usual, self.trust = Trust(USUAL_WEIGHT, USUAL_KEEPS), Trust(WEIGHT, KEEPS)
         self.promises: dict[Shape, Promise] = {}
         self.resuming = RESUMING  # in plain steps
-        self.plain = 0.0  # seconds of a plain step of the last load
+        self.plain_seconds = 0.0  # of a plain step of the last load
         self.trials = 0.0  # seconds that drafts in vain may take
         self.lost = 0.0  # seconds that drafts seem to have lost while no plain step was recorded
         self.missed = 0.0  # seconds that other nodes than the recorded ones would have saved
@@ -125,19 +130,19 @@ class LatePlanner:
 
     def begin(self, texts: float) -> None:
         """So many texts begin, as a share of the rows: the drafter may suit them better than the last ones."""
-        most = max(self.trials, MOST_TRIALS * self.plain)  # a trial that costs more has been saved for
-        self.trials = min(most, self.trials + PER_TEXT * texts * self.plain)
+        most = max(self.trials, MOST_TRIALS * self.plain_seconds)  # a trial that costs more has been saved for
+        self.trials = min(most, self.trials + PER_TEXT * texts * self.plain_seconds)
         self._forget(1 - min(1.0, texts) * (1 - TEXT_KEEPS))
 
     def choose(self, load: Load, drafts: Sequence[Action], ready: Callable[[Action], bool]) -> Action:
         """The next step. drafts: what may be drafted; ready: whether such a step was recorded."""
         plain = Action(None, 0, load.tokens)
-        self.plain = self.seconds(plain, load) / (1 + min(1.0, self.unmeasured / DOUBTFUL))
+        self.plain_seconds = self.seconds(plain, load) / (1 + min(1.0, self.unmeasured / DOUBTFUL))
         rates = {action: self.tokens(action, load) / self.seconds(action, load) for action in drafts}
         best = max(drafts, key=rates.__getitem__)
         recorded = [action for action in drafts if ready(action)]
         usable = max(recorded, key=rates.__getitem__) if recorded else best
-        rate = (load.rows + load.others) / self.plain
+        rate = (load.rows + load.others) / self.plain_seconds
         if rates[best] < rate * (1 if self.drafting else 1 + MARGIN):
             chosen = self._unless_plain(usable, plain, load, rate, ready)
         elif rates[best] < CLEAR * rate and self.since_plain >= COMPARE_EVERY and ready(plain):
@@ -155,11 +160,11 @@ class LatePlanner:
         loss = self.seconds(draft, load) - self.tokens(draft, load) / rate
         if not ready(plain) and ready(draft):
             self.lost = max(0.0, self.lost + loss)
-            if self.lost < PATIENCE * self.plain:
+            if self.lost < PATIENCE * self.plain_seconds:
                 return draft
         if not self.drafting:
-            loss += self.resuming * self.plain + (0.0 if ready(draft) else RECORDING)
-            self.trials = min(MOST_TRIALS * self.plain + loss, self.trials + TRIALS * self.plain)
+            loss += self.resuming * self.plain_seconds + (0.0 if ready(draft) else RECORDING)
+            self.trials = min(MOST_TRIALS * self.plain_seconds + loss, self.trials + TRIALS * self.plain_seconds)
             if self.trials >= loss:
                 self.trials -= loss
                 return draft
@@ -190,7 +195,7 @@ class LatePlanner:
         return load.rows * self.promises.setdefault(action.shape, Promise())(action.nodes / max(1, load.rows))
 
     def learn(self, load: Load, action: Action, result: StepResult, budgets: Sequence[int], resumed: bool) -> None:
-        """A step of this kind gave this result. budgets: those whose promises it tells, if it tells any."""
+        """A step of this kind gave this result. budgets: those that it has promises for, if any."""
         rows = [(row, output) for row, output in result.rows if output.steps and row.drafts]
         if action.shape is not None and rows:
             self._learn_promises(load, action, rows, budgets, resumed)
@@ -209,15 +214,15 @@ class LatePlanner:
     ) -> None:
         assert action.shape is not None
         promises = [output.promised for _, output in rows]
-        told = len(budgets) > 0 and all(len(each) == len(budgets) for each in promises)
-        if told:
+        known = len(budgets) > 0 and all(len(each) == len(budgets) for each in promises)
+        if known:
             sums = [sum(column) for column in zip(*promises, strict=True)]
             promise = self.promises.setdefault(action.shape, Promise())
             promise.learn([n / len(rows) for n in budgets], [total / len(rows) for total in sums])
         usual, ratio = self.promised(action, load) / max(1, load.rows), self.trust.ratio
         expected = right = 0.0
         for row, output in rows:
-            said = output.promised[min(bisect_left(budgets, action.nodes), len(budgets) - 1)] if told else usual
+            said = output.promised[min(bisect_left(budgets, action.nodes), len(budgets) - 1)] if known else usual
             output.expected = ratio * said
             if not output.done and row.processor is None:  # a grammar drops guesses and forces tokens
                 expected, right = expected + said, right + output.drafted
@@ -240,8 +245,8 @@ class LatePlanner:
         if learns:
             self.costs.learn_draft(draft, load.places, *_beam(action.shape), load.sampled)
         self.unmeasured += draft + rest
-        if resumed and self.plain and not catches_up:
-            late = max(0.0, result.seconds - draft - rest) / self.plain
+        if resumed and self.plain_seconds and not catches_up:
+            late = max(0.0, result.seconds - draft - rest) / self.plain_seconds
             self.resuming += 0.2 * (min(late, 3.0) - self.resuming)
 
     def _forget(self, keeps: float) -> None:
@@ -267,11 +272,6 @@ def _between(at: float, known: Sequence[float], values: Sequence[float]) -> floa
     return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-BEAMS, VERIFIED, FEW_ROWS = 640, 128, 8
-"""Guesses of all rows that a draft makes at most, tokens of a pass where each row has nodes of its own, and rows up to
-which paths are as long as for one."""
-
-
 def beams(shape: Shape, rows: int, count: int = 1) -> list[Shape]:
     """The beams for this many rows, the widest first: the given one for few rows, narrower ones for more.
 
@@ -281,8 +281,8 @@ def beams(shape: Shape, rows: int, count: int = 1) -> list[Shape]:
     ['16x5:63', '8x5:40', '16x5:15', '8x5:15', '4x4:3', '2x4:3']
     """
     width, length = shape.width, shape.length if rows <= FEW_ROWS else min(shape.length, 4)
-    while width > 1 and rows * width * length > BEAMS:
+    while width > 1 and rows * width * length > MOST_GUESSES:
         width //= 2
-    nodes = max(1, VERIFIED // rows - 1)
+    nodes = max(1, MOST_TOKENS // rows - 1)
     widths = [width >> i for i in range(count) if width >> i]
     return [Shape(width=w, length=length, nodes=min(shape.budget, w * length, nodes)) for w in widths]

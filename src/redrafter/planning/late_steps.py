@@ -18,8 +18,8 @@ class LateSteps:
         self.planner = planner
         self.fresh = 0  # rows that began since the last step
         self.postponed: tuple[Load, Action] | None = None  # chosen, and not launched before all results are known
-        self.plain = False  # whether the last result was that of a plain step
-        self.kinds = Kinds()
+        self.after_plain = False  # whether the last result was that of a plain step
+        self.choices = Choices()
 
     def step(self, batch: Batch, rows: Sequence[Row], pieces: Mapping[Row, int] | None = None) -> list[StepResult]:
         """A step of all rows of the batch, planned for these. Results are those of the step before."""
@@ -34,9 +34,9 @@ class LateSteps:
         if self.postponed is not None and self.postponed[0].places == load.places:
             action = self.postponed[1]
         else:
-            self.kinds.use(batch, load.places)
-            drafts = [a for shape in self.planner.shapes(load.places) for a in self.kinds.actions(shape)]
-            action = self.planner.choose(load, drafts, self.kinds.ready)
+            self.choices.look_at(batch, load.places)
+            drafts = [a for shape in self.planner.shapes(load.places) for a in self.choices.actions(shape)]
+            action = self.planner.choose(load, drafts, self.choices.ready)
         drafts_now = action.shape is not None and any(row.stepped for row in stepping)
         behind = drafts_now and any(not flight.launched.follows for flight in batch.flights)
         self.postponed = (load, action) if behind else None
@@ -47,16 +47,16 @@ class LateSteps:
         for result in results:
             rows = [row for row, _ in result.rows if row.drafts]
             load, shape = load_of(batch, rows, len(result.rows) - len(rows), result.size), result.shape
-            self.kinds.use(batch, batch.places(result.size))
+            self.choices.look_at(batch, batch.places(result.size))
             tokens = result.tokens or load.places * (1 if shape is None else shape.budget + 1)
             nodes = 0 if shape is None else load.places * shape.budget if result.budget is None else result.budget
-            told = [] if shape is None else [action.nodes for action in self.kinds.actions(shape)]
+            budgets = [] if shape is None else [action.nodes for action in self.choices.actions(shape)]
             if not result.tokens:  # an eager step: the wall clock
                 draft = min(result.draft_seconds, result.seconds)
                 result = replace(result, parts=(draft, result.seconds - draft))
-            self.planner.learn(load, Action(shape, nodes, tokens), result, told, self.plain)
+            self.planner.learn(load, Action(shape, nodes, tokens), result, budgets, self.after_plain)
             if result.rows:  # else it only read prompts, or its rows were closed
-                self.plain = shape is None and all(output.steps for _, output in result.rows)
+                self.after_plain = shape is None and all(output.steps for _, output in result.rows)
         return results
 
     def open(self, row: Row) -> None:  # noqa: ARG002
@@ -80,42 +80,45 @@ def load_of(batch: Batch, rows: Sequence[Row], others: int, size: int = 0) -> Lo
     return Load(len(rows), others, places, tokens, slots, sampled)
 
 
-class Kinds:
-    """The steps that a batch may take with so many places, looked up again when its rows or recordings change."""
+class Choices:
+    """What the planner may choose among: the steps of a batch with so many places.
+
+    They are looked up again when its rows or recordings change.
+    """
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
         self.places = 0
         self.known: tuple[object, ...] = ()
-        self.found: dict[Shape | None, StepKind | None] = {}
-        self.choices: dict[Shape, list[Action]] = {}
+        self.kinds: dict[Shape | None, StepKind | None] = {}
+        self.drafts: dict[Shape, list[Action]] = {}
 
-    def use(self, batch: Batch, places: int) -> None:
-        """Speak of this batch and of so many places."""
+    def look_at(self, batch: Batch, places: int) -> None:
+        """Answer for this batch and for so many places from now on."""
         known = (id(batch), places, batch.version, 0 if batch.steps is None else len(batch.steps.steps))
         if known != self.known:
-            self.batch, self.places, self.known, self.found, self.choices = batch, places, known, {}, {}
+            self.batch, self.places, self.known, self.kinds, self.drafts = batch, places, known, {}, {}
 
     def kind(self, shape: Shape | None) -> StepKind | None:
         """None: steps of this batch are not recorded."""
         assert self.batch is not None
         if self.batch.steps is None:
             return None
-        if shape not in self.found:
+        if shape not in self.kinds:
             sampling = self.batch.sampling(self.places)
-            self.found[shape] = self.batch.steps.kind(self.places, shape, shape is not None, sampling, planned=True)
-        return self.found[shape]
+            self.kinds[shape] = self.batch.steps.kind(self.places, shape, shape is not None, sampling, planned=True)
+        return self.kinds[shape]
 
     def actions(self, shape: Shape) -> list[Action]:
         """All that a step may do with this beam."""
-        if shape not in self.choices:
+        if shape not in self.drafts:
             kind, places = self.kind(shape), self.places
             steps = None if self.batch is None else self.batch.steps
             if kind is None or steps is None:
-                self.choices[shape] = [Action(shape, places * shape.budget, places * (shape.budget + 1))]
+                self.drafts[shape] = [Action(shape, places * shape.budget, places * (shape.budget + 1))]
             else:
-                self.choices[shape] = [Action(shape, n, steps.tokens(places + n)) for n in steps.budgets(kind)]
-        return self.choices[shape]
+                self.drafts[shape] = [Action(shape, n, steps.tokens(places + n)) for n in steps.budgets(kind)]
+        return self.drafts[shape]
 
     def ready(self, action: Action) -> bool:
         """Whether such a step needs no recording before it."""

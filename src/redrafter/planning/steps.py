@@ -9,7 +9,7 @@ import torch
 from redrafter.config import Shape
 from redrafter.core.step import Drafter
 from redrafter.drafters.traits import copies, network_of
-from redrafter.planning.costs import ON_CPU, ON_GPU, Costs
+from redrafter.planning.costs import Costs, costs_on
 from redrafter.planning.late import LatePlanner, beams
 from redrafter.planning.late_steps import LateSteps
 from redrafter.planning.plan import Plan
@@ -115,7 +115,7 @@ def planner_for(
     the tree, there may be `count` beams for each number of rows.
     """
     if device.type != "cpu" or not seeded:
-        return late_planner(shape, count, Costs(ON_CPU if device.type == "cpu" else ON_GPU)), drafter
+        return late_planner(shape, count, costs_on(device.type)), drafter
     network = network_of(drafter)
     return Planner(None if network is None else shape, copies=copies(drafter)), network or drafter
 

@@ -22,7 +22,7 @@ from redrafter.serve.past_answers import PastAnswers
 from redrafter.serve.scheduler import Limits, Scheduler
 from redrafter.tuning.store import use_profile
 
-BEAMS = 2
+BEAMS_PER_SIZE = 2
 """For each number of rows, among which the planner of a GPU chooses."""
 
 
@@ -33,7 +33,7 @@ def build_planned(engine: Engine, config: ServeConfig) -> Served:
         batch = make_batch(engine, config, [] if shape is None else [shape])
         return build(engine, batch, FixedSteps(shape), config)
     seeded = engine.rule_config.name == "seeded"
-    planner, drafter = planner_for(engine.drafter, engine.shape, engine.target.device, BEAMS, seeded)
+    planner, drafter = planner_for(engine.drafter, engine.shape, engine.target.device, BEAMS_PER_SIZE, seeded)
     use_profile(planner.costs, engine.target, engine.drafter, engine.runtime)
     return build(engine, make_batch(engine, config, engine.shapes, drafter), steps_of(planner), config)
 
