@@ -4,6 +4,7 @@ golden.safetensors holds small random layers as compressed-tensors 0.20.0, AutoA
 transformers 5.19 packed them, and the weights and rounded activations that they gave back for these, in fp32.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from redrafter.errors import CorruptCheckpoint, UnsupportedTarget
+from redrafter.targets.quantised import compressed_tensors
 from redrafter.targets.quantised.files import WeightFiles
 from redrafter.targets.quantised.linear import RoundedLinear, Rounding
 from redrafter.targets.quantised.load import FORMATS
@@ -150,10 +152,47 @@ def test_an_order_of_inputs_is_refused_by_name(tmp_path):
         read(tmp_path, LAYOUTS["gptq v2"][1] | {"group_size": SIZE}, parts)
 
 
-@pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:" + ".*" * 20, "re:(", "re:" + "a" * 500])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "re:(a+)+$",
+        "re:.*a.*a.*a.*b",
+        "re:" + "a?" * 30 + "a" * 30,
+        "re:" + "(a|a)" * 30 + "b",
+        "re:" + "|" * 100,
+        "re:a{99999999999}",
+        "re:(",
+        "re:" + "a" * 500,
+    ],
+)
 def test_patterns_that_could_take_for_ever_are_refused(pattern, tmp_path):
     parts = golden("int-8-sym-tensor")
     parts.pop("result")
     config = compressed("int-quantized", {"num_bits": 8}) | {"ignore": [pattern]}
     with pytest.raises(CorruptCheckpoint, match="pattern"):
         read(tmp_path, config, parts)
+    with pytest.raises(CorruptCheckpoint, match="pattern"):  # before a layer is tried
+        FORMATS[config["quant_method"]](config, {})
+
+
+def test_patterns_that_models_use_are_read():
+    for used in ("re:.*mlp.gate$", r"re:.*layers\.\d+\.mlp\.(gate|up|down)_proj", "re:vision.*", "re:.*(q|k|v)_proj.*"):
+        assert compressed_tensors.Targets.of([used]).patterns
+    with pytest.raises(CorruptCheckpoint, match="at most 64"):
+        compressed_tensors.Targets.of(["re:a"] * 65)
+    with pytest.raises(CorruptCheckpoint, match="a name of 129 characters"):
+        compressed_tensors.Targets.of(["re:.*a.*a.*b"]).match("a" * 129)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "too large"])
+def test_an_index_that_is_no_file(kind, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    if kind == "a pipe":
+        os.mkfifo(index)
+    elif kind == "a folder":
+        index.mkdir()
+    else:
+        with index.open("wb") as file:
+            file.truncate(2**26 + 1)
+    with pytest.raises(CorruptCheckpoint, match="it is no file of at most 64 MiB"):
+        WeightFiles(tmp_path)

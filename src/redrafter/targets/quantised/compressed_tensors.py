@@ -31,8 +31,11 @@ PACKED = "pack-quantized"
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """Formats whose weights are one byte each."""
 ENDS = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale")
-MOST_PATTERN, MOST_NAME, MOST_REPEATS = 200, 256, 6
-"""Characters of a pattern and of a name, and repetitions in a pattern: matching more could take for ever."""
+MOST_PATTERN, MOST_NAME, MOST_PATTERNS = 200, 128, 64
+"""Characters of a pattern and of a name, and patterns of a configuration."""
+MOST_REPEATS, MOST_ALTERNATIVES, MOST_GROUPS = 3, 8, 2
+"""In a pattern. The time of a match grows with the length of the name to the power of the repeats, and doubles with
+each choice: more could take for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,43 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """The layers that a configuration means, by their names and by patterns."""
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+
+    @classmethod
+    def of(cls, given: list[str]) -> "Targets":
+        """
+        >>> targets = Targets.of(["lm_head", "re:.*mlp.gate$"])
+        >>> [targets.name(x) or targets.match(x) for x in ("lm_head", "model.layers.0.mlp.gate", "a")]
+        [True, True, False]
+        """
+        patterns = [each for each in given if each.startswith("re:")]
+        if len(patterns) > MOST_PATTERNS:
+            raise CorruptCheckpoint(
+                f"its quantization_config has {len(patterns)} patterns; at most {MOST_PATTERNS} are read"
+            )
+        return cls(frozenset(given) - frozenset(patterns), tuple(map(_pattern, patterns)))
+
+    def name(self, layer: str) -> bool:
+        return layer in self.names
+
+    def match(self, layer: str) -> bool:
+        if self.patterns and len(layer) > MOST_NAME:
+            raise CorruptCheckpoint(
+                f"the layer {shown(layer)} has a name of {len(layer)} characters; patterns are tried on at most "
+                f"{MOST_NAME}"
+            )
+        return any(pattern.match(layer) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
 class Group:
     """Layers that are quantised alike."""
 
-    targets: list[str]
+    targets: Targets
     weights: Weights
     rounding: Rounding | None
 
@@ -81,31 +117,30 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> list[Store
         if given and given.get("format") != "dense":
             raise refuse(f"a {name}")
     groups = [_group(each, config) for each in value(config, "config_groups", dict).values()]
-    ignored = names(config, "ignore")
+    ignored = Targets.of(names(config, "ignore"))
     found = []
     for layer in layers(tensors, ("weight_packed", "weight_scale"), ENDS):
-        if any(matches(layer.name, name) for name in ignored):
+        if ignored.name(layer.name) or ignored.match(layer.name):
             raise CorruptCheckpoint(f"the layer {shown(layer.name)} is quantised, and its configuration ignores it")
         found.append(_layer(layer, _group_of(layer.name, groups)))
     return found
 
 
-def matches(name: str, target: str) -> bool:
-    """Whether a target means this layer: by its name or by a pattern.
-
-    >>> matches("model.layers.0.mlp.gate", "re:.*mlp.gate$"), matches("lm_head", "lm_head"), matches("a", "b")
-    (True, True, False)
-    """
-    if not target.startswith("re:"):
-        return name == target
+def _pattern(target: str) -> re.Pattern[str]:
+    """A pattern that is matched in a bounded time."""
     pattern = target.removeprefix("re:")
-    repeats = len(re.findall(r"[*+{]", pattern))
-    nested = re.search(r"\)[*+?{]|\\[1-9]|\(\?", pattern)
-    if len(pattern) > MOST_PATTERN or len(name) > MOST_NAME or repeats > MOST_REPEATS or nested:
+    repeats = len(re.findall(r"[*+?{]+", pattern))
+    hard = (
+        repeats > MOST_REPEATS
+        or pattern.count("|") > MOST_ALTERNATIVES
+        or pattern.count("(") > MOST_GROUPS
+        or re.search(r"\)[*+?{]|\\[1-9]|\(\?", pattern)  # a repeated group, a reference to one, an extension
+    )
+    if len(pattern) > MOST_PATTERN or hard:
         raise CorruptCheckpoint(f"its quantization_config has the pattern {shown(target)}, which is too complex")
     try:
-        return re.match(pattern, name) is not None
-    except re.error as error:
+        return re.compile(pattern)
+    except (re.error, OverflowError) as error:
         raise CorruptCheckpoint(
             f"its quantization_config has the pattern {shown(target)}, which is none ({error})"
         ) from None
@@ -113,13 +148,10 @@ def matches(name: str, target: str) -> bool:
 
 def _group_of(name: str, groups: list[Group]) -> Group:
     """A name goes before a pattern, and a pattern before a class of modules."""
-    for kind in (lambda t: not t.startswith("re:"), lambda t: t.startswith("re:")):
+    for means in (Targets.name, Targets.match, lambda targets, _: targets.name("Linear")):
         for group in groups:
-            if any(matches(name, target) for target in group.targets if kind(target)):
+            if means(group.targets, name):
                 return group
-    for group in groups:
-        if "Linear" in group.targets:
-            return group
     raise CorruptCheckpoint(f"the layer {shown(name)} is quantised, and no group of its configuration means it")
 
 
@@ -132,7 +164,7 @@ def _group(given: Any, config: Mapping[str, Any]) -> Group:
     if given.get("output_activations") is not None:
         raise refuse("rounded outputs of layers")
     weights, inputs = value(given, "weights", dict), value(given, "input_activations", dict, {})
-    return Group(names(given, "targets"), _weights(weights, layout), _rounding(inputs) if inputs else None)
+    return Group(Targets.of(names(given, "targets")), _weights(weights, layout), _rounding(inputs) if inputs else None)
 
 
 def _strategy(given: Mapping[str, Any]) -> tuple[str, int | None]:

@@ -14,6 +14,8 @@ from redrafter.bounds import shown
 from redrafter.errors import CorruptCheckpoint, ModelNotFound, first_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_INDEX = 2**26
+"""Bytes of an index."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -79,8 +81,10 @@ def shards(folder: Path) -> list[Path]:
     names = [SINGLE]
     if index.exists():
         try:
+            if not index.is_file() or index.stat().st_size > MOST_INDEX:  # a pipe would never end
+                raise ValueError(f"it is no file of at most {MOST_INDEX >> 20} MiB")
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpoint(f"{index} is no index of weights ({first_line(error)}); copy it again") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
