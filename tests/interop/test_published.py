@@ -1,8 +1,10 @@
 """Published drafters: our outputs are the originals', texts are exact, and what does not fit is refused by name."""
 
 import json
+import os
 import pickle
 import random
+import zipfile
 from collections import Counter
 
 import pytest
@@ -104,6 +106,17 @@ def test_an_embedding_of_masks_in_a_file_of_its_own(mask, tmp_path, target):
     for damaged in (torch.zeros(31), [1], {"a": torch.ones(32), "b": torch.ones(32)}, torch.full((32,), torch.nan)):
         torch.save(damaged, tmp_path / "mask_embedding.pt")
         assert "mask_embedding.pt" in refused(tmp_path, target)
+    torch.save(mask, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain:
+        parts = {name: plain.read(name) for name in plain.namelist()}
+    for compression, pickled in (
+        (zipfile.ZIP_DEFLATED, None),
+        (zipfile.ZIP_STORED, b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."),  # 2 GiB
+    ):
+        with zipfile.ZipFile(tmp_path / "mask_embedding.pt", "w", compression) as packed:
+            for name, part in parts.items():
+                packed.writestr(name, pickled if pickled and name.endswith("data.pkl") else part)
+        assert "it has parts that torch.save does not write" in refused(tmp_path, target)
     (tmp_path / "mask_embedding.pt").write_bytes(pickle.dumps(Runs(tmp_path)))
     assert "mask_embedding.pt" in refused(tmp_path, target)
     assert not (tmp_path / "ran").exists()
@@ -124,6 +137,7 @@ class Runs:
     [
         ("DFlash", {"block_size": 10**9}, "does not describe a drafter"),
         ("DFlash", {"block_size": 1}, "does not describe a drafter"),
+        ("DFlash", {"num_hidden_layers": 2**31 - 1, "layer_types": None}, "num_hidden_layers must be"),
         ("DFlash", {"dflash_config": {"target_layer_ids": [1, 3, 5]}}, "mask_token_id must be"),
         ("DFlash", {"dflash_config": {"mask_token_id": 40, "target_layer_ids": [1, 3, 5]}}, "mask token 40 is not in"),
         ("DFlash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 8]}}, "names layer 8 of 8"),
@@ -241,8 +255,10 @@ def test_another_vocabulary_or_width_is_refused_with_both_numbers(tmp_path, targ
     [
         ({"hidden_size": 10**12}, "hidden_size must be"),
         ({"intermediate_size": 2**20}, "has the shape"),
-        ({"num_attention_heads": 2**19}, "does not describe a drafter|has the shape"),
-        ({"num_hidden_layers": 10**6}, "does not describe a drafter"),
+        ({"num_attention_heads": 2**19}, "head_dim must be"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be a whole number from 1 to 64"),
+        ({"head_dim": 2**30}, "head_dim must be a whole number from 1 to 4096"),
+        ({"num_key_value_heads": 2**30}, "does not describe a drafter|has the shape"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type must be"),
@@ -250,6 +266,11 @@ def test_another_vocabulary_or_width_is_refused_with_both_numbers(tmp_path, targ
         ({"rope_scaling": [1]}, "must be an object"),
         ({"rope_theta": "x"}, "rope_theta must be a number"),
         ({"rms_norm_eps": -1}, "does not describe a drafter"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a number, got None"),
+        (
+            {"partial_rotary_factor": 1, "rope_scaling": {"rope_type": "linear", "partial_rotary_factor": 2**30}},
+            "a part of a head",
+        ),
         ({"draft_vocab_size": "x"}, "draft_vocab_size must be"),
         ({"norm_before_residual": "x"}, "must be true or false"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 99]}, "must be a list of whole numbers from 0 to 8"),
@@ -264,6 +285,14 @@ def test_configurations_that_are_refused(changes, message, tmp_path, target):
         published.read(tmp_path, target)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+def test_a_pipe_in_place_of_the_weights(tmp_path, target):
+    """Opening it would wait for ever."""
+    tiny("EAGLE-3, EAGLE", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "it is no file" in refused(tmp_path, target)
 
 
 def test_pickles_are_not_opened(tmp_path, target):

@@ -26,7 +26,7 @@ MOST_CONFIG = 2**24
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        _check_regular(path)
+        check_regular(path)
         if path.stat().st_size > MOST_CONFIG:
             raise ValueError(f"it is larger than {MOST_CONFIG >> 20} MiB")
         config = json.loads(path.read_text(), object_pairs_hook=_distinct)
@@ -59,7 +59,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors. Floats are finite and in fp32, matrices that were stored in int8 too."""
     path = folder / WEIGHTS_FILE
     try:
-        _check_regular(path)
+        check_regular(path)
         tensors = int8.unpack(load_file(path))
     except FileNotFoundError as error:
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}") from error
@@ -101,7 +101,7 @@ def check_token_ids(ids: Tensor | None, count: int | None, vocab_size: int, wher
         raise CorruptCheckpoint(f"{where}: token_ids must be different token ids from 0 to {vocab_size - 1}")
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """A pipe or a device would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no file")

@@ -1,6 +1,7 @@
 """Block drafters: DFlash, DSpark and JetSpec, in their own layouts and in the container of `speculators`."""
 
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,10 @@ def _mask(folder: Path, width: int) -> Tensor | None:
     try:
         if not path.is_file() or path.stat().st_size > MOST_MASK:
             raise ValueError(f"it is no file of at most {MOST_MASK >> 20} MiB")
+        with zipfile.ZipFile(path) as parts:
+            for part in parts.infolist():  # compressed ones unpack to any size, and an array of bytes has any
+                if part.compress_type != zipfile.ZIP_STORED or b"bytearray" in parts.read(part):
+                    raise ValueError("it has parts that torch.save does not write for a tensor")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about versions of the pickle
             found = torch.load(path, map_location="cpu", weights_only=True)

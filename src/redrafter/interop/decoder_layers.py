@@ -34,6 +34,8 @@ LAYER = {
 }
 """Our module of a layer -> theirs."""
 EXACT = ("default", None)
+MOST_LAYERS, MOST_HEAD = 64, 4096
+"""Of a published drafter, and numbers of a head: lists of these lengths are made before tensors are compared."""
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -56,20 +58,23 @@ def layer_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if config.get("hidden_act", "silu") != "silu":
         raise CorruptCheckpoint(f"{where}: hidden_act must be silu, got {shown(config['hidden_act'])}")
     heads = number(config, "num_attention_heads", folder)
-    width = number(config, "hidden_size", folder)
+    head_size = number(config, "head_dim", folder, number(config, "hidden_size", folder) // heads, MOST_HEAD)
+    eps = config.get("rms_norm_eps", 1e-6)
+    if type(eps) not in (int, float):  # null would be torch's default
+        raise CorruptCheckpoint(f"{where}: rms_norm_eps must be a number, got {shown(eps)}")
     return {
-        "blocks": number(config, "num_hidden_layers", folder, 1),
+        "blocks": number(config, "num_hidden_layers", folder, 1, MOST_LAYERS),
         "heads": heads,
         "kv_heads": number(config, "num_key_value_heads", folder, heads),
-        "head_size": number(config, "head_dim", folder, width // max(1, heads)),
+        "head_size": head_size,
         "exit_size": number(config, "intermediate_size", folder),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "norm_eps": eps,
         "scaled_norms": True,
-        **_rotary(config, where, width, heads),
+        **_rotary(config, where, head_size),
     }
 
 
-def _rotary(config: Mapping[str, Any], where: Path, width: int, heads: int) -> dict[str, Any]:
+def _rotary(config: Mapping[str, Any], where: Path, head_size: int) -> dict[str, Any]:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise CorruptCheckpoint(f"{where}: rope_parameters must be an object, got {shown(given)}")
@@ -77,7 +82,7 @@ def _rotary(config: Mapping[str, Any], where: Path, width: int, heads: int) -> d
     kind = given.get("rope_type", given.get("type", "default"))
     if type(base) not in (int, float):
         raise CorruptCheckpoint(f"{where}: rope_theta must be a number, got {shown(base)}")
-    if config.get("partial_rotary_factor", given.get("partial_rotary_factor", 1)) not in (1, None):
+    if any(each.get("partial_rotary_factor") not in (1, None) for each in (config, given)):
         raise CorruptCheckpoint(f"{where}: rotary positions of a part of a head are not read")
     if kind in EXACT:
         return {"rotary_base": float(base)}
@@ -88,9 +93,9 @@ def _rotary(config: Mapping[str, Any], where: Path, width: int, heads: int) -> d
 
     try:
         described = LlamaConfig(
-            hidden_size=width,
-            num_attention_heads=heads,
-            head_dim=config.get("head_dim") or width // heads,
+            hidden_size=head_size,
+            num_attention_heads=1,
+            head_dim=head_size,
             max_position_embeddings=config.get("max_position_embeddings", 2048),
             rope_parameters={**given, "rope_type": kind, "rope_theta": float(base)},
         )
@@ -190,14 +195,16 @@ def check_width(theirs: int, target: TargetInfo, folder: Path) -> None:
         )
 
 
-def number(config: Mapping[str, Any], name: str, folder: Path, default: int | None = None) -> int:
+def number(
+    config: Mapping[str, Any], name: str, folder: Path, default: int | None = None, most: int = 2**31 - 1
+) -> int:
     """A whole number of a configuration; the default where it is missing or null."""
     value = config.get(name)
     if value is None and default is not None:
-        return default
-    if type(value) is not int or not 0 < value < 2**31:
+        value = default
+    if type(value) is not int or not 0 < value <= most:
         raise CorruptCheckpoint(
-            f"{folder / files.CONFIG_FILE}: {name} must be a whole number from 1 to {2**31 - 1}, got {shown(value)}"
+            f"{folder / files.CONFIG_FILE}: {name} must be a whole number from 1 to {most}, got {shown(value)}"
         )
     return value
 

@@ -75,6 +75,7 @@ _EAGLE_MARKS = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
 def _tensor_names(folder: Path) -> frozenset[str]:
     """The names in the header of the weights' file; none where it cannot be read."""
     try:
+        files.check_regular(folder / files.WEIGHTS_FILE)
         with safe_open(folder / files.WEIGHTS_FILE, "pt") as file:
             return frozenset(file.keys())
     except Exception:  # whoever reads the file says what is wrong with it
