@@ -83,6 +83,52 @@ def test_the_verdict_is_kept(target, checkpoint, monkeypatch):
         redrafter.load(target.model, drafter=str(checkpoint))
 
 
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        ["x"],
+        "x",
+        3,
+        {},
+        {"reading": ["x"]},
+        {"reading": "BEST", "right": 1, "likely": 1},
+        {"reading": "BEST", "right": []},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_verdict_is_measured_again(target, checkpoint, verdict, monkeypatch):
+    found = published.read(checkpoint, target)
+    if isinstance(verdict, dict) and verdict.get("reading") == "BEST":
+        verdict = verdict | {"reading": found.readings[0].label}
+    verdicts.forget()
+    conventions.choose(found, target)
+    [path] = [path for path in verdicts.kept() if "reading" in path.read_text()]
+    verdicts.write(path, verdict)
+    monkeypatch.setattr(conventions, "_agreement", lambda *_: pytest.fail("measured again"))
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        conventions.choose(found, target)
+
+
+def test_a_choice_on_a_text_that_repeats_itself_is_not_kept(target, checkpoint, monkeypatch, caplog):
+    verdicts.forget()
+    monkeypatch.setattr(conventions, "_written", lambda _: ([1, 2, 3] + [4] * 40, 3))
+    conventions.choose(published.read(checkpoint, target), target)
+    assert "repeats itself" in caplog.text
+    assert not any("reading" in path.read_text() for path in verdicts.kept())
+
+
+def test_a_context_without_room_for_a_text_is_refused(target, checkpoint, monkeypatch):
+    verdicts.forget()
+    found = published.read(checkpoint, target)
+    monkeypatch.setattr(target, "max_positions", 8 + conventions.DEPTH)
+    with pytest.raises(UnsupportedDrafter, match="its context of 11 tokens leaves no room") as caught:
+        conventions.choose(found, target)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(target, "max_positions", 8 + conventions.DEPTH + 1)
+    text, first = conventions._written(target)
+    assert len(text) - first > conventions.DEPTH
+
+
 def test_twin_a_wrong_reading_alone_guesses_worse(target, checkpoint):
     found = published.read(checkpoint, target)
     text, first = conventions._written(target)

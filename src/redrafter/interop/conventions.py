@@ -7,6 +7,7 @@ disk. The text stays exact whatever is chosen here.
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity
 from redrafter.drafters.load import bind_own
 from redrafter.errors import UnsupportedDrafter
-from redrafter.interop.readings import Published
+from redrafter.interop.readings import Published, Reading
 from redrafter.runtime.bulk import write_texts
 from redrafter.runtime.row import Request
 from redrafter.targets import Target, verdicts
@@ -60,20 +61,29 @@ def choose(published: Published, target: Target) -> NetDrafter[Any]:
         "readings": [repr(reading) for reading in published.readings],
     }
     path = verdicts.file_for(key)
-    known = verdicts.read(path)
-    if known is not None and known["reading"] in tried:
-        label, found = known["reading"], Agreement(tuple(known["right"]), known["likely"])
+    kept = _kept(verdicts.read(path), tried)
+    if kept is not None:
+        label, found = kept
     else:
         text, first = _written(target)
         found_by = {label: _agreement(drafter, reading.config, target, text, first) for label, reading in tried.items()}
         label = max(found_by, key=lambda name: found_by[name].likely)
         found = found_by[label]
-        _judge(published, target, found_by, label, text[first:])
-        verdicts.write(path, {"reading": label} | asdict(found))
+        if _judge(published, target, found_by, label, text[first:]):
+            verdicts.write(path, {"reading": label} | asdict(found))
         _log_choice(published, found_by, label)
     _use(drafter, tried[label].config)
     drafter.about = _about(published, drafter, label, found)
     return drafter
+
+
+def _kept(verdict: Any, tried: Mapping[str, Reading]) -> tuple[str, Agreement] | None:
+    """The reading and its agreement of a kept verdict; None for what is none."""
+    try:
+        label, found = verdict["reading"], Agreement(tuple(map(float, verdict["right"])), float(verdict["likely"]))
+    except (TypeError, KeyError, ValueError):
+        return None
+    return (label, found) if isinstance(label, str) and label in tried and found.right else None
 
 
 def _use(drafter: NetDrafter[Any], config: Any) -> None:
@@ -96,6 +106,11 @@ def _written(target: Target) -> tuple[list[int], int]:
             except Exception as error:  # the template is a program that came with the model
                 log.debug("%s: the text begins without the chat template: %s", target.name, error)
     request = Request(prompt=prompt, max_new_tokens=TOKENS, seed=0, sampling=SamplingParams(), eos=())
+    if len(prompt) + DEPTH >= target.max_positions:
+        raise UnsupportedDrafter(
+            f"whether the drafter suits {target.name} cannot be measured: its context of {target.max_positions} tokens "
+            f"leaves no room for a text behind a prompt of {len(prompt)}; use a drafter made by `redrafter train`"
+        )
     [new] = write_texts(target, [request], rows=1)
     return [*prompt, *new], len(prompt)
 
@@ -166,8 +181,8 @@ def _agreement(drafter: NetDrafter[Any], config: Any, target: Target, text: list
     return Agreement(tuple(right.mean(0).tolist()), float(odds.cumprod(1).sum(1).mean()))
 
 
-def _judge(published: Published, target: Target, tried: dict[str, Agreement], best: str, text: list[int]) -> None:
-    """Refuse a drafter that knows nothing of the text; warn of one that knows little."""
+def _judge(published: Published, target: Target, tried: dict[str, Agreement], best: str, text: list[int]) -> bool:
+    """Refuse a drafter that knows nothing of the text; warn of one that knows little. Whether the text tells."""
     right = tried[best].right[0]
     frequent = Counter(text).most_common(1)[0][1] / len(text)
     if frequent > TELLING:
@@ -185,6 +200,7 @@ def _judge(published: Published, target: Target, tried: dict[str, Agreement], be
             "usual: it may have been made for another version of the model",
             published.format, 100 * right, target.name, 100 * published.usual,
         )  # fmt: skip
+    return frequent <= TELLING
 
 
 def _log_choice(published: Published, tried: dict[str, Agreement], best: str) -> None:
