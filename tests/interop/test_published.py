@@ -140,7 +140,7 @@ class Runs:
         ("DFlash", {"num_hidden_layers": 2**31 - 1, "layer_types": None}, "num_hidden_layers must be"),
         ("DFlash", {"dflash_config": {"target_layer_ids": [1, 3, 5]}}, "mask_token_id must be"),
         ("DFlash", {"dflash_config": {"mask_token_id": 40, "target_layer_ids": [1, 3, 5]}}, "mask token 40 is not in"),
-        ("DFlash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 8]}}, "names layer 8 of 8"),
+        ("DFlash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 8]}}, "whole numbers from 0 to 7"),
         ("DFlash", {"dflash_config": [1]}, "must be objects"),
         ("DFlash", {"layer_types": ["full_attention"]}, "layer_types must name 2 layers"),
         ("DFlash", {"layer_types": ["sliding_attention"] * 2}, "sliding_window must be"),
@@ -201,6 +201,10 @@ def test_nested_layers_and_unsaid_conventions_are_readings(tmp_path, target):
     found = published.read(TINY["EAGLE-3, NVIDIA"]().write(tmp_path), target)
     assert {reading.config.layers for reading in found.readings} == {(1, 3, 4), (2, 4, 5)}
     assert len(found.readings) == 2 * 2 * 2
+    nested = {"eagle_aux_hidden_state_layer_ids": [1, 3, LAYERS - 1]}
+    tiny("EAGLE-3, NVIDIA", tmp_path, eagle_config=nested)
+    read = published.read(tmp_path, target).readings
+    assert {reading.config.layers for reading in read} == {(1, 3, 7)}, "the last state is normalised"
     assert len(published.read(TINY[MIXED]().write(tmp_path / "said"), target).readings) == 1
 
 
@@ -273,7 +277,7 @@ def test_another_vocabulary_or_width_is_refused_with_both_numbers(tmp_path, targ
         ),
         ({"draft_vocab_size": "x"}, "draft_vocab_size must be"),
         ({"norm_before_residual": "x"}, "must be true or false"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 99]}, "must be a list of whole numbers from 0 to 8"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, LAYERS]}, "must be a list of whole numbers from 0 to 7"),
         ({"eagle_config": [1]}, "eagle_config must be an object"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "reads one hidden state"),
     ],

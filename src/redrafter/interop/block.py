@@ -16,21 +16,17 @@ from redrafter.drafters.block import BlockConfig
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch, first_line
 from redrafter.interop.decoder_layers import (
     build,
-    check_vocabulary,
-    check_width,
-    drop_known_embedding,
     flag,
     hidden_states,
     layer_config,
     layer_names,
     made,
     number,
+    target_fields,
     tensors_of,
-    token_ids,
 )
 from redrafter.interop.readings import Published, Reading
 from redrafter.targets import TargetInfo
-from redrafter.targets.embedding import embedding_shape
 
 IGNORED = ("verifier_", "rotary_emb.", "confidence_head.")
 """What a draft does not need; the confidence head says how far to guess, which the planner learns by itself."""
@@ -48,23 +44,9 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
         )
     said = {**config, **nested}
     tensors = {RENAMED.get(k, k): v for k, v in tensors_of(folder).items() if not k.startswith(IGNORED)}
-    vocab_size = number(described, "vocab_size", folder)
-    check_vocabulary(vocab_size, target, folder)
-    width = number(described, "hidden_size", folder)
-    target_size = number(said, "target_hidden_size", folder, width)
-    check_width(target_size, target, folder)
-    guessable = number(config, "draft_vocab_size", folder, vocab_size)
-    ids = token_ids(tensors, guessable, vocab_size, folder)
-    if ids is not None:
-        tensors["token_ids"] = ids
-    if (mask := _mask(folder, width)) is not None:
+    target_size, fields = target_fields(described, said, tensors, target, folder)
+    if (mask := _mask(folder, fields["width"])) is not None:
         tensors["mask"] = mask
-    own_embedding = drop_known_embedding(tensors, "embed_tokens.weight", target)
-    if not own_embedding and embedding_shape(target.input_embedding)[1] != width:
-        raise DrafterMismatch(
-            f"the drafter {folder} has no input embedding, and reads embeddings of {width} numbers, but those of the "
-            f"target {target.name} have {embedding_shape(target.input_embedding)[1]}"
-        )
     sizes = layer_config(described, folder)
     markov = _markov(said, tensors, folder)
     slots = number(said, "block_size", folder)
@@ -76,13 +58,10 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     whole = made(
         BlockConfig,
         folder,
-        vocab_size=vocab_size,
+        **fields,
         context_size=target_size * len(layers[0]),
-        embedding_size=embedding_shape(target.input_embedding)[1],
-        draft_vocab_size=None if ids is None else guessable,
         layers=layers[0],
         **sizes,
-        width=width,
         slots=slots,
         mask_token=_mask_token(said, folder),
         from_last=from_last or shifted,
@@ -93,7 +72,6 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
         markov=markov,
         markov_rank=number(said, "markov_rank", folder) if markov != "none" else 1,
         head="own" if "lm_head.weight" in tensors else "tied",
-        own_embedding=own_embedding,
         own_mask=mask is not None,
         attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
         out_bias="layers.0.self_attn.o_proj.bias" in tensors,
@@ -138,14 +116,9 @@ def _layers(
             raise DrafterMismatch(f"{folder / files.CONFIG_FILE} has no {name}, and {target.name} has {count} layers")
         found = tuple(round(1 + i * (count - 4) / (blocks - 1)) for i in range(blocks)) if blocks > 1 else (count // 2,)
     later = tuple(layer + 1 for layer in found)
-    fits = max(later) <= target.layer_count
-    if contained:  # some exporters wrote their own layout's numbers
-        return [found, later] if fits else [found]
-    if not fits:
-        raise CorruptCheckpoint(
-            f"{folder / files.CONFIG_FILE}: {name} names layer {max(found)} of {target.layer_count}"
-        )
-    return [later]
+    if not contained:  # as the original counts, the last layer's output is the one after the final norm
+        return [later]
+    return [found, later] if max(later) < target.layer_count else [found]  # some wrote their own layout's numbers
 
 
 def _markov(said: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> Any:

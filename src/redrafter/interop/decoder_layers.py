@@ -163,7 +163,10 @@ def token_ids(tensors: dict[str, Tensor], guessable: int, vocab_size: int, folde
 
 
 def drop_known_embedding(tensors: dict[str, Tensor], name: str, target: TargetInfo) -> bool:
-    """Remove an input embedding that is the target's; whether there is another one."""
+    """Remove an input embedding that is the target's; whether there is another one.
+
+    What the target's module gives is compared, since that is what is read instead: it may scale its weights.
+    """
     weight = tensors.get(name)
     if weight is None:
         return False
@@ -179,20 +182,44 @@ def drop_known_embedding(tensors: dict[str, Tensor], name: str, target: TargetIn
     return True
 
 
-def check_vocabulary(theirs: int, target: TargetInfo, folder: Path) -> None:
-    if theirs != target.vocab_size:
+def target_fields(
+    described: Mapping[str, Any], said: Mapping[str, Any], tensors: dict[str, Tensor], target: TargetInfo, folder: Path
+) -> tuple[int, dict[str, Any]]:
+    """The width of the target's hidden states, and the fields of a configuration that vocabulary and embedding decide.
+
+    `described` is the configuration of the layers, `said` that of the drafter. Another target is refused. The tensors
+    get the token ids, and lose an embedding that is the target's.
+    """
+    vocab_size, width = number(described, "vocab_size", folder), number(described, "hidden_size", folder)
+    if vocab_size != target.vocab_size:
         raise DrafterMismatch(
-            f"the drafter {folder} was made for a vocabulary of {theirs}, but the target {target.name} has one of "
+            f"the drafter {folder} was made for a vocabulary of {vocab_size}, but the target {target.name} has one of "
             f"{target.vocab_size}"
         )
-
-
-def check_width(theirs: int, target: TargetInfo, folder: Path) -> None:
-    if theirs != target.hidden_size:
+    reads = number(said, "target_hidden_size", folder, number(described, "target_hidden_size", folder, width))
+    if reads != target.hidden_size:
         raise DrafterMismatch(
-            f"the drafter {folder} reads hidden states of {theirs} numbers, but those of the target {target.name} "
+            f"the drafter {folder} reads hidden states of {reads} numbers, but those of the target {target.name} "
             f"have {target.hidden_size}"
         )
+    guessable = number(said, "draft_vocab_size", folder, vocab_size)
+    ids = token_ids(tensors, guessable, vocab_size, folder)
+    if ids is not None:
+        tensors["token_ids"] = ids
+    own_embedding = drop_known_embedding(tensors, "embed_tokens.weight", target)
+    embedding_size = embedding_shape(target.input_embedding)[1]
+    if not own_embedding and embedding_size != width:
+        raise DrafterMismatch(
+            f"the drafter {folder} has no input embedding, and reads embeddings of {width} numbers, but those of the "
+            f"target {target.name} have {embedding_size}"
+        )
+    return reads, {
+        "vocab_size": vocab_size,
+        "width": width,
+        "draft_vocab_size": None if ids is None else guessable,
+        "embedding_size": embedding_size,
+        "own_embedding": own_embedding,
+    }
 
 
 def number(
@@ -218,8 +245,8 @@ def flag(config: Mapping[str, Any], name: str, folder: Path) -> bool | None:
 
 
 def hidden_states(value: Any, name: str, target: TargetInfo, folder: Path) -> tuple[int, ...]:
-    """A list of the target's hidden states."""
-    most = target.layer_count
+    """A list of the target's layers. As a hidden state each is a layer's input: the last one is normalised already."""
+    most = target.layer_count - 1
     if not isinstance(value, list) or not value or not all(type(x) is int and 0 <= x <= most for x in value):
         raise CorruptCheckpoint(
             f"{folder / files.CONFIG_FILE}: {name} must be a list of whole numbers from 0 to {most}, the layers of "

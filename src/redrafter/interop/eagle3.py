@@ -15,21 +15,16 @@ from redrafter.drafters import EagleConfig, files
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch
 from redrafter.interop.decoder_layers import (
     build,
-    check_vocabulary,
-    check_width,
-    drop_known_embedding,
     flag,
     hidden_states,
     layer_config,
     layer_names,
     made,
-    number,
+    target_fields,
     tensors_of,
-    token_ids,
 )
 from redrafter.interop.readings import Published, Reading
 from redrafter.targets import TargetInfo
-from redrafter.targets.embedding import embedding_shape
 
 OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 """Names that `fc_norm.0` to `fc_norm.2` have in older checkpoints."""
@@ -46,22 +41,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     for i, old in enumerate(OLD_NORMS):
         if f"{old}.weight" in tensors:
             tensors[f"fc_norm.{i}.weight"] = tensors.pop(f"{old}.weight")
-    vocab_size = number(described, "vocab_size", folder)
-    check_vocabulary(vocab_size, target, folder)
-    width = number(described, "hidden_size", folder)
-    target_size = number(config, "target_hidden_size", folder, number(described, "target_hidden_size", folder, width))
-    check_width(target_size, target, folder)
-    guessable = number(config, "draft_vocab_size", folder, vocab_size)
-    ids = token_ids(tensors, guessable, vocab_size, folder)
-    if ids is not None:
-        tensors["token_ids"] = ids
-    own_embedding = drop_known_embedding(tensors, "embed_tokens.weight", target)
-    embedding_size = embedding_shape(target.input_embedding)[1]
-    if not own_embedding and embedding_size != width:
-        raise DrafterMismatch(
-            f"the drafter {folder} has no input embedding, and reads embeddings of {width} numbers, but those of the "
-            f"target {target.name} have {embedding_size}"
-        )
+    target_size, fields = target_fields(described, config, tensors, target, folder)
     if config.get("logit_scale", 1) != 1:
         raise CorruptCheckpoint(f"{folder / files.CONFIG_FILE}: logit_scale must be 1")
     if "sliding_attention" in str(described.get("layer_types")):
@@ -72,19 +52,15 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     sizes = made(
         EagleConfig,
         folder,
-        vocab_size=vocab_size,
+        **fields,
         context_size=target_size * len(chosen[0][1]),
-        embedding_size=embedding_size,
-        draft_vocab_size=None if ids is None else guessable,
         layers=chosen[0][1],
         **layer_config(described, folder),
-        width=width,
         projected=True,
         context_norm="each" if each else "whole" if "input_norm.weight" in tensors else "none",
         joined=True,
         last_norm=True,
         head="own" if "lm_head.weight" in tensors else "tied",
-        own_embedding=own_embedding,
         attention_bias=f"{first}self_attn.q_proj.bias" in tensors,
         out_bias=f"{first}self_attn.o_proj.bias" in tensors,
         head_norms=f"{first}self_attn.q_norm.weight" in tensors,
@@ -138,7 +114,7 @@ def _layers(config: Mapping[str, Any], target: TargetInfo, folder: Path) -> list
         if nested.get(LAYERS) is not None:  # some engines read these as layers' outputs, others as their inputs
             found = hidden_states(nested[LAYERS], f"eagle_config.{LAYERS}", target, folder)
             later = tuple(layer + 1 for layer in found)
-            either = [found, later] if max(later) <= target.layer_count else [found]
+            either = [found, later] if max(later) < target.layer_count else [found]
             return [(f"hidden states {_listed(layers)}", layers) for layers in either]
     elif nested is not None:
         raise CorruptCheckpoint(f"{folder / files.CONFIG_FILE}: eagle_config must be an object, got {shown(nested)}")
