@@ -11,6 +11,7 @@ from benchmarks.tiny_configs import tiny_config, tiny_model
 from redrafter.engine.encode import check_message
 from redrafter.errors import ConfigError, CorruptCheckpoint, UnsupportedTarget
 from redrafter.targets import load_target
+from redrafter.targets.media_tokens import media_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS = {"qwen2_5_vl": "visual", "gemma3": "vision_tower", "mistral3": "vision_tower", "llama4": "vision_model"}
@@ -115,3 +116,11 @@ def test_it_is_not_quantised(seeing, scheme):
         UnsupportedTarget, match="quantised models that also read images are not read; use the model in 16"
     ):
         load_target(seeing[1], dtype=scheme, device="cpu")
+
+
+def test_media_tokens_of_a_configuration_inside_another():
+    config = tf.Qwen2_5OmniConfig()
+    inner = config.thinker_config
+    wanted = {inner.image_token_id: "image", inner.video_token_id: "video", inner.audio_token_id: "audio"}
+    assert media_tokens(config) == media_tokens(inner) == wanted
+    assert media_tokens(config.get_text_config()) == {}

@@ -11,10 +11,17 @@ FIELD = re.compile(r"(image|video|audio)_token_(id|index)")
 
 def media_tokens(config: Any) -> dict[int, str]:
     """By the configuration of a model that reads more than text: the id -> what it stands for."""
-    if config is config.get_text_config():
+    text = config.get_text_config()
+    if config is text:
         return {}
-    fields = ((FIELD.fullmatch(name), value) for name, value in vars(config).items())
-    return {value: field[1] for field, value in fields if field and isinstance(value, int)}
+    ids: dict[int, str] = {}
+    for name, value in vars(config).items():
+        field = FIELD.fullmatch(name)
+        if field and isinstance(value, int):
+            ids[value] = field[1]
+        elif hasattr(value, "get_text_config") and value.get_text_config() is text:  # between this one and the text's
+            ids |= media_tokens(value)
+    return ids
 
 
 def check_text_only(prompt: Sequence[int], media: Mapping[int, str], name: str) -> None:

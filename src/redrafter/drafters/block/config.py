@@ -31,7 +31,7 @@ class BlockConfig(DecoderConfig):
     causal: bool = False
     """Whether a slot sees the slots before it alone."""
     windows: tuple[CountOrZero, ...] = ()
-    """For each layer how many tokens before the last one it sees; 0: all."""
+    """For each layer how many tokens before the last one all slots see, as `speculators` trains it; 0: all."""
     causal_windows: bool = True
     """Whether layers with a window are causal within the block."""
     markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
