@@ -52,6 +52,11 @@ def _config(kind: str) -> Any:
             )
         case "phi3":
             return tf.Phi3Config(**COMMON)
+        case "granite":
+            scales = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0}
+            return tf.GraniteConfig(**COMMON, **scales, attention_multiplier=0.3)
+        case "smollm3":  # the second layer has no rotary embedding
+            return tf.SmolLM3Config(**COMMON, no_rope_layer_interval=2)
         case "olmo2":
             return tf.Olmo2Config(**COMMON)
         case "mixtral":

@@ -31,7 +31,7 @@ from tests.helpers.zoo import PROMPTS, VOCAB, make_model, recurrent_drafter
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler here")
 
-KINDS = ("llama", "qwen2", "qwen2-mixed", "qwen3", "mistral", "gemma3")
+KINDS = ("llama", "qwen2", "qwen2-mixed", "qwen3", "mistral", "gemma3", "granite", "phi3", "smollm3")
 LAYERS = (0, 1, -1)
 
 
@@ -451,7 +451,7 @@ def test_the_decoder_of_a_multimodal_model():
 
 
 def test_unknown_models_are_refused():
-    with pytest.raises(UnsupportedTarget, match="phi3 is none of llama"):
-        from_module(make_model("phi3", torch.float32), None, "phi3", 8, lambda: None)
+    with pytest.raises(UnsupportedTarget, match="olmo2 is none of llama"):
+        from_module(make_model("olmo2", torch.float32), None, "olmo2", 8, lambda: None)
     with pytest.raises(UnsupportedTarget, match="head size 8"):
         from_module(make_model("llama", torch.float32), None, "llama", 8, lambda: None)

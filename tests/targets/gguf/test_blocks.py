@@ -22,6 +22,8 @@ def random_bytes(kind, rows=ROWS, columns=COLUMNS, seed=0):
     halves = {"F16": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
     if layout.name in ("F32", "BF16"):
         return data.view(np.uint8).reshape(rows, -1) & np.uint8(0xBF)
+    if layout.name == "MXFP4":
+        data[:, 0] = np.minimum(data[:, 0], 250)  # no weight overflows
     for at in halves.get(layout.name, [0]):
         data[:, at + 1] &= 0xBF  # an exponent below the largest
     return data.reshape(rows, -1)
@@ -65,7 +67,7 @@ def test_weights_are_those_of_the_gguf_package(every_type, kind):
     order = np.array([3, 0, 4])
     assert np.array_equal(matrix.select(order).dequantise(), made[order])
     if isinstance(matrix, Quantised):
-        assert matrix.group == (16 if kind.name == "Q6_K" else 32)
+        assert matrix.group == (16 if kind.name in ("Q6_K", "MXFP4") else 32)  # random exponents of MXFP4 need fp32
         assert matrix.bits == (4 if kind.name.startswith("Q4") else 8)
         assert matrix.values.dtype == (np.uint8 if matrix.bits == 4 else np.int8)
         assert matrix.bits == 8 or matrix.values.max() == 15
@@ -112,8 +114,8 @@ def test_damaged_files(every_type, tmp_path):
     with pytest.raises(CorruptCheckpoint, match="claims"):
         opened(whole[:8] + b"\xff" * 8 + whole[16:])
     kind = whole.index(b"Q4_1") + 4 + 4 + 16
-    with pytest.raises(UnsupportedTarget, match="type 39"):
-        opened(whole[:kind] + b"\x27" + whole[kind + 1 :])
+    with pytest.raises(UnsupportedTarget, match="type 40"):
+        opened(whole[:kind] + b"\x28" + whole[kind + 1 :])
 
 
 def test_tensors_off_the_alignment_and_twice(tmp_path):
@@ -157,3 +159,14 @@ def test_mutated_headers_give_one_line_or_a_model(every_type, tmp_path):
     refused = len(said)
     assert not any("\n" in text for text in said)
     assert 300 < refused < 1000
+
+
+def test_scales_of_mxfp4_take_two_bytes_where_fp16_holds_them(tmp_path):
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for exponents, wanted in (((104, 142), np.float16), ((0, 250), np.float32)):
+        data = random_bytes(kind).reshape(-1, 17)
+        data[:, 0] = np.linspace(*exponents, len(data)).astype(np.uint8)
+        data = data.reshape(ROWS, -1)
+        matrix = read(GGUFFile(write(tmp_path / "x.gguf", {"x": (data, kind)})).tensors["x"])
+        assert matrix.scales.dtype == wanted
+        assert np.array_equal(matrix.dequantise(), gguf.quants.dequantize(data, kind))

@@ -18,7 +18,7 @@ struct Model {
   long layer_count, hidden, heads, kv_heads, size, middle, gate;
   Matrix embedding, head;
   const float* final_norm;
-  float eps, scale, embedding_scale;
+  float eps, scale, embedding_scale, residual_scale, logit_scale;
 };
 
 // Columns of a token's line, as in tree_attention/naive.py: its id; its rotary position; how many tokens of its text come

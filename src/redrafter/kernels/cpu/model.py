@@ -48,7 +48,7 @@ class _Model(ctypes.Structure):
         *fields(LONG, "layer_count", "hidden", "heads", "kv_heads", "size", "middle", "gate"),
         *fields(library.Matrix, "embedding", "head"),
         ("final_norm", POINTER),
-        *fields(FLOAT, "eps", "scale", "embedding_scale"),
+        *fields(FLOAT, "eps", "scale", "embedding_scale", "residual_scale", "logit_scale"),
     ]
 
 
@@ -93,6 +93,9 @@ class Sizes:
     scale: float
     """Of queries times keys."""
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what attention and the MLP add to the residual stream."""
+    logit_scale: float = 1.0
 
 
 def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:

@@ -64,7 +64,7 @@ class Runner {
       std::vector<float> part(4 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
-      member.share(kept.tokens, [&](long i) { kept.fill(i, &out[p.kept[i] * m.hidden], m.hidden); });
+      member.share(kept.tokens, [&](long i) { keep_for_head(i); });
       member.share(groups(m.head), [&](long g) {
         outputs(m.head, g, kept, {0, kept.tokens}, nullptr, p.logits, part.data(), p.into);
       });
@@ -168,6 +168,15 @@ class Runner {
         memcpy(p.hidden + (t * p.wanted_count + i) * m.hidden, from, m.hidden * sizeof(float));
   }
 
+  // The final norm of a token whose logits are wanted. The head's weights keep their scale: its input is scaled instead.
+  void keep_for_head(long i) {
+    float* last = &out[p.kept[i] * m.hidden];
+    if (m.logit_scale == 1.0f) return kept.fill(i, last, m.hidden);
+    float* scaled = &x[p.kept[i] * m.hidden];  // x has served its purpose
+    for (long d = 0; d < m.hidden; d++) scaled[d] = last[d] * m.logit_scale;
+    kept.fill(i, scaled, m.hidden);
+  }
+
   // The norm of a token's x, for the next product. `out` has served its purpose when a norm is due.
   void norm(long t, const float* weight) {
     rms_norm(&x[t * m.hidden], weight, m.eps, &out[t * m.hidden], m.hidden);
@@ -178,7 +187,7 @@ class Runner {
   void add(long t, const float* weight) {
     float *own = &x[t * m.hidden], *made = &out[t * m.hidden];
     if (weight) rms_norm(made, weight, m.eps, made, m.hidden);
-    for (long d = 0; d < m.hidden; d++) own[d] += made[d];
+    for (long d = 0; d < m.hidden; d++) own[d] += made[d] * m.residual_scale;
   }
 
   // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.

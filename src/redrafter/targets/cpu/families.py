@@ -10,7 +10,7 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.kernels.cpu.model import GELU, SILU, Sizes
 from redrafter.targets.attention import FULL, SLIDING
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "granite", "phi3", "smollm3")
 """Model types in transformers' words."""
 GATES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -69,16 +69,33 @@ def sizes_of(config: Any) -> Sizes:
         middle=config.intermediate_size,
         gate=GATES[_activation(config)],
         eps=config.rms_norm_eps,
-        scale=float(getattr(config, "query_pre_attn_scalar", size)) ** -0.5,
-        embedding_scale=math.sqrt(config.hidden_size) if is_gemma(config) else 1.0,
+        scale=_attention_scale(config),
+        embedding_scale=_embedding_scale(config),
+        residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
+        logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
     )
+
+
+def _attention_scale(config: Any) -> float:
+    """What queries times keys are multiplied with."""
+    if config.model_type == "granite":
+        return float(config.attention_multiplier)
+    return math.pow(getattr(config, "query_pre_attn_scalar", head_size(config)), -0.5)
+
+
+def _embedding_scale(config: Any) -> float:
+    return math.sqrt(config.hidden_size) if is_gemma(config) else float(getattr(config, "embedding_multiplier", 1.0))
 
 
 def layer_kinds(config: Any) -> list[tuple[int, int]]:
     """For each layer: which rotations it uses (an index into `rotation_tables`), and its window, 0 if it has none."""
     window = getattr(config, "sliding_window", None) or 0
     kinds = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
-    return [(int(is_gemma(config) and kind == SLIDING), window if kind == SLIDING else 0) for kind in kinds]
+    rotated = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    return [
+        (int(not turns or (is_gemma(config) and kind == SLIDING)), window if kind == SLIDING else 0)
+        for kind, turns in zip(kinds, rotated, strict=True)
+    ]
 
 
 def _rotations(config: Any) -> list[dict[str, Any]]:
@@ -117,6 +134,8 @@ class Rotations:
         self._frequencies = [_frequencies(config, kind) for kind in (_kinds(config) if is_gemma(config) else (None,))]
         if factors is not None:
             self._frequencies = [(found / factors, scale) for found, scale in self._frequencies]
+        if not all(getattr(config, "no_rope_layers", None) or (1,)):  # some layers turn nothing: by an angle of 0
+            self._frequencies.append((torch.zeros_like(self._frequencies[0][0]), 1.0))
 
     def up_to(self, position: int) -> Tables:
         """Tables that contain this position. A caller holds them while it uses them: other threads may replace them."""

@@ -1,6 +1,7 @@
 """Loads targets with packed weights: from a GGUF file as the file has them, or quantised from a transformers model."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,8 +129,18 @@ def from_module(
     return target
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 def _require_linear(name: str, module: Any) -> None:
     """A subclass, such as an adapter's, may compute something else."""
+    if type(module) is _Part:  # of a layer that was looked at
+        return
     if type(module) is not nn.Linear or module.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedTarget(f"{name} is {type(module).__name__}; only plain Linear layers can be packed")
     if getattr(module, "bias", None) is not None and name == "the output embedding":
@@ -137,9 +148,25 @@ def _require_linear(name: str, module: Any) -> None:
 
 
 def _linears(layer: Any) -> dict[str, Any]:
-    """The linear layers of a decoder layer, as the compiled pass names them."""
-    linears = {name: getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"}
-    return linears | {name: getattr(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")}
+    """The linear layers of a decoder layer, or parts of one, as the compiled pass names them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = {"o": attention.o_proj, "down": mlp.down_proj}
+    if hasattr(attention, "qkv_proj"):  # Phi-3 and Phi-4
+        joint, width = attention.qkv_proj, attention.o_proj.in_features
+        kv_width = (joint.out_features - width) // 2
+        linears |= dict(zip("qkv", _parts(joint, (width, kv_width, kv_width)), strict=True))
+        linears |= dict(zip(("gate", "up"), _parts(mlp.gate_up_proj, (mlp.down_proj.in_features,) * 2), strict=True))
+    else:
+        linears |= {name: getattr(attention, f"{name}_proj") for name in "qkv"}
+        linears |= {name: getattr(mlp, f"{name}_proj") for name in ("gate", "up")}
+    return linears
+
+
+def _parts(joint: Any, rows: tuple[int, ...]) -> list[Any]:
+    """Linear layers that one layer joins, as views of its rows."""
+    _require_linear("a joint projection", joint)
+    biases = [None] * len(rows) if joint.bias is None else joint.bias.split(rows)
+    return [_Part(weight, bias) for weight, bias in zip(joint.weight.split(rows), biases, strict=True)]
 
 
 def _norms(layer: Any, config: Any) -> dict[str, Any]:

@@ -67,6 +67,25 @@ def _q8_0(blocks: Array) -> Quantised:
     return Quantised(8, blocks[:, 2:].view(np.int8), _halves(blocks, 0))
 
 
+NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""What the 16 values of IQ4_NL stand for."""
+TINY_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""What those of MXFP4 stand for, in halves: floats with a sign, two bits of exponent and one of mantissa."""
+
+
+def _iq4_nl(blocks: Array) -> Quantised:
+    return Quantised(8, NONLINEAR[_nibbles(blocks[:, 2:])], _halves(blocks, 0))
+
+
+def _mxfp4(blocks: Array) -> Quantised:
+    """A byte e scales a block by 2^(e - 127). fp16 holds most scales, and takes half as many bytes as fp32."""
+    exponents = blocks[:, :1].astype(np.int32) - 128  # of halves
+    values, scales = TINY_FLOATS[_nibbles(blocks[:, 1:])], np.ldexp(np.float32(1), exponents)
+    if ((exponents >= -24) & (exponents <= 15)).all():
+        return Quantised(8, values, scales.astype(np.float16))
+    return Quantised(8, values, scales.repeat(2, axis=1))  # the kernels' groups with a scale in fp32 have 16 values
+
+
 def _k_scales(blocks: Array) -> tuple[Array, Array]:
     """Scales and minimums (n, 8) of the eight groups in blocks of Q4_K and Q5_K, in fp32.
 
@@ -114,4 +133,6 @@ READERS: dict[str, Callable[[Array], Quantised]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
 }

@@ -12,7 +12,10 @@ from redrafter.errors import UnsupportedTarget
 from redrafter.targets.attention import FULL, SLIDING
 from redrafter.targets.gguf.file import GGUFFile
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+ARCHITECTURES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "granite", "phi3", "smollm3")},
+    "gemma3": "gemma3_text",
+}
 """Architectures that redrafter reads, with their model types in transformers. Mistral's files say llama."""
 DIVIDED = ("llama", "gemma3_text")
 """Model types whose hidden size must be a multiple of the number of heads, as in transformers."""
@@ -25,7 +28,14 @@ KEYS = (
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
 )
 """Metadata that redrafter knows of every architecture."""
-GEMMA_KEYS = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
+OWN_KEYS = {
+    "gemma3": ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"),
+    "granite": ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+    "phi3": ("attention.sliding_window",),
+}
+"""Metadata that redrafter knows of one architecture."""
+SMOLLM3_PATTERN = 4
+"""Every so many layers of SmolLM3 have no rotary embedding; its files leave that out."""
 
 
 def config_of(file: GGUFFile) -> SimpleNamespace:
@@ -72,7 +82,29 @@ def config_of(file: GGUFFile) -> SimpleNamespace:
         }
     else:
         values |= {"hidden_act": "silu", "rope_parameters": rotation}
+    values |= _own_values(found, values)
     return SimpleNamespace(**values)
+
+
+def _own_values(found: "_Fields", values: dict[str, Any]) -> dict[str, Any]:
+    """What one architecture's configuration has beside the others'."""
+    if values["model_type"] == "granite":
+        return {
+            "attention_multiplier": found.real("attention.scale", values["head_dim"] ** -0.5),
+            "embedding_multiplier": found.real("embedding_scale", 1.0),
+            "residual_multiplier": found.real("residual_scale", 1.0),
+            "logits_scaling": found.real("logit_scale", 1.0),
+        }
+    if values["model_type"] == "smollm3":
+        return {"no_rope_layers": [int(i % SMOLLM3_PATTERN != 0) for i in range(1, values["num_hidden_layers"] + 1)]}
+    if values["model_type"] == "phi3":
+        # llama.cpp ignores the window, transformers does not: only a window that hides nothing is clear.
+        if found.values.get("phi3.attention.sliding_window") not in (None, 0):
+            least = values["max_position_embeddings"]
+            if found.number("attention.sliding_window") < least:
+                raise found.unsupported("attention.sliding_window", f"none, or the whole context of {least}")
+        return {"sliding_window": None}
+    return {}
 
 
 def transformers_config(config: SimpleNamespace, file: GGUFFile) -> Any:
@@ -148,7 +180,7 @@ class _Fields:
 
     def check_keys(self) -> None:
         """Refuse metadata that redrafter does not know, since it may change the arithmetic."""
-        known = {*KEYS, *(GEMMA_KEYS if self.architecture == "gemma3" else ())}
+        known = {*KEYS, *OWN_KEYS.get(self.architecture, ())}
         for key, value in self.values.items():
             own = key.removeprefix(f"{self.architecture}.")
             if own == key or own in known or (own in ("expert_count", "expert_used_count") and value == 0):

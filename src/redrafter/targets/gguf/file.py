@@ -48,7 +48,9 @@ LAYOUTS = {
     12: Layout("Q4_K", 256, 144),
     13: Layout("Q5_K", 256, 176),
     14: Layout("Q6_K", 256, 210),
+    20: Layout("IQ4_NL", 32, 18),
     30: Layout("BF16", 1, 2),
+    39: Layout("MXFP4", 32, 17),
 }
 """The tensor types that redrafter reads, by their number in the file."""
 

@@ -1,5 +1,7 @@
 """From a GGUF file's tensors to the weights of the compiled pass."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ MATRICES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+JOINT = {"phi3": {"attn_qkv": ("q", "k", "v"), "ffn_up": ("gate", "up")}}
+"""Matrices that an architecture's files hold as one, one behind the other."""
+PAIRED = ("llama", "granite", "smollm3")
+"""llama.cpp turns neighbouring pairs of these architectures' queries and keys, transformers turns halves."""
 VECTORS = {
     "q_bias": "attn_q.bias",
     "k_bias": "attn_k.bias",
@@ -38,7 +44,7 @@ VECTORS = {
 NORMS = ("before", "before_mlp")
 HEAD_NORMS = ("q_norm", "k_norm")
 REQUIRED = {
-    "llama": NORMS,
+    **dict.fromkeys(("llama", "granite", "phi3", "smollm3"), NORMS),
     "qwen2": (*NORMS, "q_bias", "k_bias", "v_bias"),
     "qwen3": (*NORMS, *HEAD_NORMS),
     "gemma3": (*NORMS, *HEAD_NORMS, "after_attention", "after_mlp"),
@@ -56,14 +62,16 @@ class GGUFWeights:
         self.file, self.config = file, config
         self._architecture = file.metadata["general.architecture"]
         self._shapes = shapes_of(sizes_of(config))
-        # llama.cpp turns neighbouring pairs of a Llama's queries and keys, transformers turns halves.
-        self._pairs = self._architecture == "llama"
+        self._pairs = self._architecture in PAIRED
+        self._joint = JOINT.get(self._architecture, {})
         self._check_names()
 
     def _check_names(self) -> None:
         """A tensor that the pass would not use means another model."""
         vectors = (*REQUIRED[self._architecture], *OPTIONAL.get(self._architecture, ()))
-        parts = [f"{theirs}.weight" for theirs in MATRICES.values()] + [VECTORS[name] for name in vectors]
+        joined = {name for names in self._joint.values() for name in names}
+        matrices = [*(theirs for name, theirs in MATRICES.items() if name not in joined), *self._joint]
+        parts = [f"{theirs}.weight" for theirs in matrices] + [VECTORS[name] for name in vectors]
         known = {"token_embd.weight", "output.weight", "output_norm.weight"}
         known |= {f"blk.{i}.{part}" for i in range(self.config.num_hidden_layers) for part in parts}
         if self._architecture == "llama":
@@ -76,10 +84,13 @@ class GGUFWeights:
                 )
 
     def layer(self, index: int) -> LayerWeights:
-        matrices = {}
+        matrices: dict[str, Matrix] = {}
+        for theirs, names in self._joint.items():
+            matrices |= self._divided(f"blk.{index}.{theirs}.weight", names)
         for name, theirs in MATRICES.items():
-            matrix = self._read(f"blk.{index}.{theirs}.weight", self._shapes[name])
-            matrices[name] = self._in_halves(matrix) if self._pairs and name in "qk" else matrix
+            if name not in matrices:
+                matrix = self._read(f"blk.{index}.{theirs}.weight", self._shapes[name])
+                matrices[name] = self._in_halves(matrix) if self._pairs and name in "qk" else matrix
         vectors = {}
         for name in (*REQUIRED[self._architecture], *OPTIONAL.get(self._architecture, ())):
             theirs = f"blk.{index}.{VECTORS[name]}"
@@ -119,6 +130,13 @@ class GGUFWeights:
             raise self.file.corrupt(f"the tensor {name} has the shape {tensor.shape}, and its metadata say {shape}")
         found = read(tensor)
         return Floats(found.dequantise().reshape(shape)) if len(shape) == 1 else found
+
+    def _divided(self, tensor: str, names: Sequence[str]) -> dict[str, Matrix]:
+        """The matrices that a tensor joins."""
+        ends = list(accumulate(self._shapes[name][0] for name in names))
+        joint = self._read(tensor, (ends[-1], self._shapes[names[0]][1]))
+        rows = np.split(np.arange(ends[-1]), ends[:-1])
+        return {name: joint.select(part) for name, part in zip(names, rows, strict=True)}
 
     def _in_halves(self, matrix: Matrix) -> Matrix:
         """Rows of each head from the order a0 b0 a1 b1 ... to a0 a1 ... b0 b1 ..."""
