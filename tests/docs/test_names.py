@@ -15,6 +15,7 @@ PACKAGE = ROOT / "src" / "redrafter"
 PAGES = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(PACKAGE.rglob("README.md")),
 ]
@@ -76,7 +77,8 @@ def test_options_without_a_command_exist() -> None:
     """Pages that speak of no other program name only our own options."""
     known = set().union(*(known_options(verb) for verb in VERBS))
     scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
-    for page in (ROOT / "README.md", ROOT / "docs" / "guide.md"):
+    ours = ("README", "docs/serve", "docs/train", "docs/training-options", "docs/tune", "docs/cpu", "docs/exactness")
+    for page in (ROOT / f"{name}.md" for name in ours):
         spans = re.findall(r"`(--[a-z][\w-]*)", page.read_text())
         assert [name for name in spans if name not in known and f'"{name}"' not in scripts] == []
 

@@ -16,7 +16,7 @@ EPILOG = """examples:
   redrafter export my-drafter --to apple --out for-apple
 
 speculators: the format of vLLM's `speculators` library, with weights as safetensors.
-apple: the format of ml-recurrent-drafter, for the papers' drafter only (see "The drafter's options" in the guide).
+apple: the format of ml-recurrent-drafter, for the papers' drafter only (docs/training-options.md says how to train it).
 All commands read both formats back: --drafter exported."""
 
 
