@@ -10,9 +10,6 @@ rate falls to zero; `--at-once` trains all of them at the same time, in a proces
 holds the drafter with int8 matrices, like the drafter that comes with the package. tokens/step are simulated along the
 target's answers to the questions (see tuning/simulate.py). `held_out` is the accuracy of each depth on held-out texts,
 `learned_from` on training texts (arXiv v1, Figure 3). An interrupted run resumes.
-
-`--drafters family` instead trains recurrent drafters of several sizes, with and without the RNN (arXiv v1, Figure 4);
-benchmarks/family.py measures their speed.
 """
 
 import sys
@@ -48,20 +45,12 @@ from redrafter.train.trainer import Trained, train
 from redrafter.tuning.simulate import simulate_batches, text_batches
 
 DEPTH = 5
-STATE = 576
-"""State size of the family: without an RNN, the state has the size of the default model's embeddings."""
 RECIPES: dict[str, tuple[DrafterOptions, float]] = {
     "medusa": (DrafterOptions(drafter="medusa", heads=DEPTH, exit_size=1024, blocks=2), 2e-3),
     "eagle": (DrafterOptions(drafter="eagle", exit_size=8192), 1e-3),
     "recurrent": (DrafterOptions(), 2e-3),
 }
 """Options and learning rate of each drafter; each has about 16 million parameters."""
-FAMILY: dict[str, tuple[DrafterOptions, float]] = {
-    f"{cell}-{blocks}": (DrafterOptions(cell=cell, state_size=STATE, exit_size=STATE, blocks=blocks), 2e-3)
-    for cell in ("gated", "none")
-    for blocks in (1, 2, 4)
-} | {"wide-4": (DrafterOptions(), 2e-3)}
-"""Drafters that differ in the RNN and the number of residual blocks; the last is also wider."""
 SHAPES = ("16x5:63", "4x4:7", "1x5")
 NEVER = 10**9
 """Updates after which a run by time is evaluated and saved, besides at its end."""
@@ -78,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders of training texts")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters")
     parser.add_argument("--answers", type=Path, help="folder of the answers to the questions (default: --out)")
-    parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=[*RECIPES, *FAMILY, "family"])
+    parser.add_argument("--drafters", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--updates", type=int, default=1200)
     parser.add_argument("--minutes", type=float, help="train each drafter for this time, in place of --updates")
     parser.add_argument("--positions", type=int, default=8192)
@@ -89,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--at-once", action=argparse.BooleanOptionalAction, default=False, help="a process per drafter")
     args = parse(parser, argv, smoke)
     check_new(args.save, args.overwrite)
-    names = [n for chosen in args.drafters for n in (FAMILY if chosen == "family" else [chosen])]
+    names = args.drafters
     if args.at_once:
         parts = {name: ["--drafters", name] for name in names}
         words = sys.argv[1:] if argv is None else argv
@@ -140,7 +129,7 @@ def last_records(done: Trained) -> dict[str, Any]:
 
 def train_drafter(name: str, target: Target, texts: Texts, args: argparse.Namespace) -> dict[str, Any]:
     """Train one drafter and write it to `--out`."""
-    options, lr = (RECIPES | FAMILY)[name]
+    options, lr = RECIPES[name]
     if args.width:
         state = {"state_size": args.width} if options.drafter == "recurrent" else {}
         options = dataclasses.replace(options, exit_size=args.width, **state)
@@ -168,19 +157,18 @@ def train_drafter(name: str, target: Target, texts: Texts, args: argparse.Namesp
 
 
 def simulated(name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
-    """tokens/step along the answers; benchmarks/family.py measures the family's by decoding."""
+    """tokens/step along the answers."""
     row: dict[str, Any] = {}
-    for temperature in (0.0,) if name in FAMILY else (0.0, 1.0):
+    for temperature in (0.0, 1.0):
         answers = write_answers(target, args.questions, args.max_new_tokens, temperature, args.answers or args.out)
         drafter = load_drafter(args.out / name, target)
         batches = list(text_batches(target, drafter.layers, answers))
-        for label in SHAPES[:1] if name in FAMILY else SHAPES:
+        for label in SHAPES:
             found = simulate_batches(batches, drafter, Shape.of(label))
             row[f"{label}, T={temperature:g}"] = round(found.tokens_per_step, 4)
             row[f"reached {label}, T={temperature:g}"] = [r / found.steps for r in found.reached]
-        if name not in FAMILY:
-            found = simulate_batches(batches, WithNgrams(drafter), Shape.of(SHAPES[0]))
-            row[f"{SHAPES[0]}, n-grams, T={temperature:g}"] = round(found.tokens_per_step, 4)
+        found = simulate_batches(batches, WithNgrams(drafter), Shape.of(SHAPES[0]))
+        row[f"{SHAPES[0]}, n-grams, T={temperature:g}"] = round(found.tokens_per_step, 4)
     return row
 
 

@@ -1,12 +1,14 @@
 """Which block of which page shows which results files: {block: (files, the function that writes the block)}."""
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.tables import (
     architectures,
     decoding,
     drafters,
     engines,
+    front,
     quantised,
     redrafter_paper,
     sampling,
@@ -15,8 +17,14 @@ from benchmarks.tables import (
 
 Block = tuple[tuple[str, ...], Callable[..., str]]
 
-# Blocks that name their results files themselves; all others end with the command, machine and commit.
+EXPECT = ("cpu.json", "gpu_7b.json", "gpu_13b.json", "gpu_33b.json", "sglang_gpu.json", "vllm_gpu.json")
+TRAINING = ("training_h200.json", "peers.json")
+
+# Blocks without the command, machine and commit under them: they link to the results page or to the results files.
 MAPS: dict[str, Block] = {
+    "expect": (EXPECT, partial(front.expect, "docs/benchmarks.md")),
+    "expect_here": (EXPECT, partial(front.expect, "")),
+    "training": (TRAINING, front.training),
     "map_redrafter": (
         (
             "table1_gpu.json",
@@ -38,8 +46,6 @@ MAPS: dict[str, Block] = {
             "table1_gpu.json",
             "rnn.json",
             "peers.json",
-            "family.json",
-            "lengths.json",
             "rules.json",
             "gpu_7b_batch.json",
         ),
@@ -58,7 +64,6 @@ MAPS: dict[str, Block] = {
 }
 
 BLOCKS: dict[str, Block] = {
-    "summary": (("cpu.json", "gpu_7b.json"), decoding.summary),
     "cpu_demo": (("cpu_demo.json",), decoding.cpu_demo),
     "cpu": (("cpu.json",), decoding.cpu),
     "gpu": (("gpu_7b.json", "gpu_13b.json", "gpu_33b.json"), decoding.gpu),
@@ -67,8 +72,6 @@ BLOCKS: dict[str, Block] = {
     "packing": (("packing.json", "gpu_7b.json"), decoding.packing),
     "equality": (("equality_cpu.json",), decoding.equality),
     "exact_gpu": (("exact_gpu.json",), decoding.exact_gpu),
-    "refactor": (("refactor.json",), decoding.refactor),
-    "bf16": (("bf16_divergence.json",), decoding.bf16_divergence),
     "serve_equality": (("serve_equality.json",), decoding.serve_equality),
     "past_answers": (("past_answers.json",), decoding.past_answers),
     "structured": (("structured.json",), decoding.structured),
@@ -87,11 +90,9 @@ BLOCKS: dict[str, Block] = {
     "table1_cpu": (("table1_cpu.json",), drafters.table1),
     "ablations_gpu": (("ablations_gpu.json",), drafters.ablations),
     "peers": (("peers.json",), drafters.peers),
-    "family": (("family.json",), drafters.family),
     "formats": (("formats.json",), drafters.formats),
     "ngram_odds": (("ngram_odds.json",), drafters.ngram_odds),
     "rules": (("rules.json",), drafters.rules),
-    "lengths": (("lengths.json",), drafters.lengths),
     "verify_kernel": (("verify_kernel.json",), sampling.verify_kernel),
     "verify_parity": (("verify_parity.json",), sampling.parity),
     "summaries": (("summaries.json",), sampling.sampling),

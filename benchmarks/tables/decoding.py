@@ -5,24 +5,6 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def summary(cpu: Result, gpu: Result) -> str:
-    """The README's table: one CPU speedup and one GPU speedup, both with prompts included."""
-    head = cpu["headline"]
-    setup = f"{cpu['hardware']['threads']} cores of a Xeon"
-    setting = cpu_setting(cpu)
-    run = part(gpu, "speed")[0]
-    beams = [str(shape).replace("x", "×") for shape in (setting["shape"], run["beam"])]
-    lines = [
-        "| machine | target | beam width×length:nodes | tokens/step | speedup |",
-        "|---|---|---|---|---|",
-        f"| {setup} | SmolLM2-135M, {setting.get('weights', 'fp32')} | {beams[0]} | {head['tokens_per_step']:.2f} "
-        f"| **{head['vs_own_plain']:.2f}×** |",
-        f"| {gpu['hardware']['gpu']} | {run['target']}, bf16 | {beams[1]} | {run['tokens_per_step']:.2f} "
-        f"| **{run['speedup_with_prompt']:.2f}×** |",
-    ]
-    return "\n".join(lines)
-
-
 def cpu_setting(result: Result) -> dict[str, Any]:
     """The row of `benchmarks/cpu.py` that names the shape. Older results name it in every row."""
     rows: list[dict[str, Any]] = result["rows"]
@@ -261,21 +243,6 @@ def equality(result: Result) -> str:
     return "\n".join(lines)
 
 
-def bf16_divergence(result: Result) -> str:
-    """One line per decoder and temperature, with the standard error of a count."""
-    whole = result["rows"][0]["texts"]
-    lines = [
-        f"| bf16, compared with plain decoding at batch size {whole} | T | texts that differ | per 1000 tokens |",
-        "|---|---|---|---|",
-    ]
-    for temperature, name in dict.fromkeys((r["temperature"], r["contender"]) for r in result["rows"]):
-        rows = [r for r in result["rows"] if (r["temperature"], r["contender"]) == (temperature, name)]
-        parted, texts, compared = (sum(r[k] for r in rows) for k in ("parted", "texts", "compared"))
-        rate, error = 1000 * parted / compared, 1000 * parted**0.5 / compared
-        lines.append(f"| {name} | {temperature:g} | {parted} of {texts} | {rate:.1f} ± {error:.1f} |")
-    return "\n".join(lines)
-
-
 def mlx(result: Result) -> str:
     """Texts compared with mlx-lm's own, by precision; then speed, where it was measured."""
     names = {"fp32": "fp32", "q4": "4-bit weights, fp32 activations", "bf16": "bf16"}
@@ -296,24 +263,6 @@ def mlx(result: Result) -> str:
                 "",
                 f"Speed over plain mlx-lm in fp32, one text at a time: {r['vs_plain']:.2f}× (a rough figure{busy}).",
             ]
-    return "\n".join(lines)
-
-
-def refactor(result: Result) -> str:
-    """The same work before and after a change of the code, both versions taking turns."""
-    names = {
-        "plain": "plain decoding, batch 1, ms/token",
-        "step": "speculative step, batch 1, beam 16x5:63, ms",
-        "serve": "server, 24 requests, 8 at once, ms in all",
-        "bulk": "bulk writing, 512 texts, 256 rows, ms in all",
-        "generate": "`generate`, the default model with its drafter, prompts included, ms in all",
-    }
-    lines = ["| work | device, model | before | after | before ÷ after |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {names[r['part']]} | {r['device']}, {r['model']} | {r['old_ms']:.2f} | {r['new_ms']:.2f} "
-        f"| {r['ratio']:.3f} |"
-        for r in result["rows"]
-    ]
     return "\n".join(lines)
 
 

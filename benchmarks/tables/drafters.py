@@ -135,29 +135,6 @@ def peers(result: Result) -> str:
     return "\n".join(lines)
 
 
-def family(result: Result) -> str:
-    """Accuracy against measured speed."""
-    rows = [r for r in result["rows"] if "speedup" in r]
-    last = len(rows[0]["accuracy"])
-    lines = [
-        f"| RNN | blocks | parameters | accuracy at depth 1 | at depth {last} | tokens/step | speedup | tokens/s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        right = f"{100 * r['accuracy'][0]:.1f} % | {100 * r['accuracy'][-1]:.1f} %"
-        lines.append(
-            f"| {'yes' if r['rnn'] else 'no'} | {r['blocks']} | {r['parameters'] / 1e6:.1f} M | {right} "
-            f"| {r['tokens_per_step']:.2f} | {speedup(r)} | {r['tokens_per_second']:.0f} |"
-        )
-    names = {"all": "all drafters", "rnn": "drafters with an RNN", "no_rnn": "drafters without"}
-    found = {names[k]: result["headline"].get(f"correlation_{k}") for k in names}
-    known = ", ".join(f"{v:.2f} for {k}" for k, v in found.items() if v is not None)
-    lines += ["", f"Each after {rows[0]['updates']} updates; beam {rows[0]['beam']}."]
-    if known:
-        lines[-1] += f" Correlation of the last depth's accuracy with tokens/s: {known}."
-    return "\n".join(lines)
-
-
 def rules(result: Result) -> str:
     """A line for each temperature and rule, as in the first paper's Table 2."""
     lines = [
@@ -172,22 +149,6 @@ def rules(result: Result) -> str:
             f"| {r['temperature']:g} | {name} | {r['tokens_per_step']:.2f} | {r['equal_to_plain']} of {r['texts']} "
             f"| {r['log_likelihood']:.3f} | {more} |"
         )
-    return "\n".join(lines)
-
-
-def lengths(result: Result) -> str:
-    """tokens/step of each drafter, the length of the answers across."""
-    rows = result["rows"]
-    every = sorted({r["length"] for r in rows})
-    found = {(r["drafter"], r["temperature"], r["beam"], r["length"]): r for r in rows}
-    lines = [
-        "| drafter | T | beam | " + " | ".join(f"{n} tokens" for n in every) + " |",
-        "|---" * (3 + len(every)) + "|",
-    ]
-    for name, temperature, beam in dict.fromkeys(key[:3] for key in found):
-        own = [found.get((name, temperature, beam, n)) for n in every]
-        values = [f"{r['tokens_per_step']:.2f}" if r else "" for r in own]
-        lines.append(f"| {name} | {temperature:g} | {beam} | " + " | ".join(values) + " |")
     return "\n".join(lines)
 
 

@@ -12,6 +12,8 @@ Line = tuple[str, str, str, str, str]  # what it is, their figures, ours, the co
 
 HEAD = "| in the paper | theirs | ours | command | results |\n|---|---|---|---|---|\n"
 FASTER = "speedup, tokens/step"
+STUDIES = "[studies that are not repeated](experiments.md#studies-that-are-not-repeated)"
+"""Where the figures and commits of removed scripts stand."""
 
 
 def table(*lines: Line) -> str:
@@ -171,15 +173,10 @@ def redrafter(
     )
 
 
-def first_version(
-    table1: Result, rnn: Result, peers: Result, family: Result, lengths: Result, rules: Result, batch: Result
-) -> str:
+def first_version(table1: Result, rnn: Result, peers: Result, rules: Result, batch: Result) -> str:
     """Recurrent Drafter, the first arXiv version."""
     accuracy = {r["drafter"]: r["held_out"]["accuracy"] for r in peers["rows"]}
     right = ", ".join(f"{name} {100 * a[0]:.0f} → {100 * a[-1]:.0f} %" for name, a in accuracy.items())
-    found = family["headline"]
-    by_length = [r["tokens_per_step"] for r in lengths["rows"] if r["drafter"] == "recurrent"]
-    spans = [r["length"] for r in lengths["rows"] if r["drafter"] == "recurrent"]
     plain = {r["rows"]: r["tokens_per_second"] for r in batch["rows"] if r["part"] == "batch" and r["width"] == 0}
     beams = [r for r in batch["rows"] if r["part"] == "batch" and r["width"] > 0]
     gains = {rows: max(r["tokens_per_second"] for r in beams if r["rows"] == rows) / own for rows, own in plain.items()}
@@ -199,11 +196,9 @@ def first_version(
         (
             "Figure 4, correlation of accuracy with speed",
             "0.91 without an RNN, 0.80 with (30 drafters)",
-            f"{found['correlation_no_rnn']:.2f} without, {found['correlation_rnn']:.2f} with "
-            f"({len([r for r in family['rows'] if 'speedup' in r])} drafters, briefly trained: too few to confirm or "
-            "refute)",
-            "`benchmarks/family.py`",
-            json("family"),
+            "0.21 without, -0.40 with (7 drafters, briefly trained: too few to confirm or refute)",
+            "a script that is no longer kept",
+            STUDIES,
         ),
         (
             "Figure 4, with and without the RNN",
@@ -229,9 +224,9 @@ def first_version(
         (
             "Figure 5a, tokens/step by length of the answer",
             "a plot: constant",
-            f"{min(by_length):.2f}–{max(by_length):.2f} from {min(spans)} to {max(spans)} tokens",
-            "`benchmarks/lengths.py`",
-            json("lengths"),
+            "2.05–2.31 from 16 to 128 tokens",
+            "a script that is no longer kept",
+            STUDIES,
         ),
         ("Figure 5b, packing", "a plot", "Figure 6 left of the final version", "", ""),
         (

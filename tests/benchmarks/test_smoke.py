@@ -19,18 +19,14 @@ pytestmark = [
 MEASURING = (
     "ablations",
     "attention",
-    "bf16_divergence",
     "cpu",
     "drafter",
     "engines_gpu",
     "equality",
     "exact_gpu",
-    "family",
     "formats",
     "gather",
     "gpu",
-    "gpu_small",
-    "lengths",
     "ngram_odds",
     "own_gpu",
     "packing",
@@ -51,7 +47,7 @@ TABLES = {"ablations": drafters.ablations, "peers": drafters.peers, "table1": dr
 """Tables of results whose columns depend on the options of a run."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
-SLOW = ("architectures", "cpu_demo", "serve", "serve_start", "server_attack", "versions")
+SLOW = ("architectures", "cpu_demo", "serve", "serve_start", "server_attack")
 """Scripts that start another process."""
 ELSEWHERE = ("mlx_cpu", "originals", "readme", "vllm_cpu")
 """Tested by tests/docs/test_readme.py; where MLX or vLLM is installed by redrafter-mlx/tests/test_benchmark.py and
@@ -135,7 +131,6 @@ def test_trains_a_layer_drafter(tmp_path: Path) -> None:
 
 def test_every_script_is_listed() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
-    scripts.remove("versions_worker")  # started by versions.py only
     assert scripts == {*MEASURING, *TRAINING, *SLOW, *ELSEWHERE}
 
 

@@ -34,8 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         tuple[InputFile, ...],
         default=[],
         metavar="JSON",
-        help="results of scripts in benchmarks/ to plot too: gpu.py (part batch), packing.py, peers.py, family.py, "
-        "lengths.py, rules.py",
+        help="results of scripts in benchmarks/ to plot too: gpu.py (part batch), packing.py, peers.py, rules.py",
     )
 
 
