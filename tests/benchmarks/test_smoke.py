@@ -4,10 +4,13 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import step_picture
 from benchmarks.common import HERE
 from benchmarks.tables import drafters
 
@@ -47,6 +50,8 @@ TABLES = {"ablations": drafters.ablations, "peers": drafters.peers, "table1": dr
 """Tables of results whose columns depend on the options of a run."""
 TRAINING = ("layers_drafter", "speech_drafter")
 """Scripts that write a drafter."""
+DRAWING = ("step_picture",)
+"""Scripts that draw a picture."""
 SLOW = ("architectures", "cpu_demo", "serve", "serve_start", "server_attack")
 """Scripts that start another process."""
 ELSEWHERE = ("mlx_cpu", "originals", "readme", "vllm_cpu")
@@ -129,9 +134,27 @@ def test_trains_a_layer_drafter(tmp_path: Path) -> None:
     assert (tmp_path / "drafter" / "model.safetensors").stat().st_size
 
 
+def test_draws_a_step(tmp_path: Path) -> None:
+    run("step_picture", "--out", tmp_path / "step.svg")
+    for file in (tmp_path / "step.svg", HERE.parent / "docs" / "step.svg"):
+        assert ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+def test_a_drawn_step_keeps_what_it_says() -> None:
+    """A tree of two branches: `b` and `d` are kept, `c` is dropped and sees the root alone besides itself."""
+    step = step_picture.Step("so far", ["a", "b", "c", "d"], [0, 0, 0, 1], [0, 1, 3], "e")
+    assert [step.ancestors(node) for node in range(4)] == [{0}, {0, 1}, {0, 2}, {0, 1, 3}]
+    assert (step.depths, step_picture.places(step)) == ([0, 1, 1, 2], [0, 0, 1, 0])
+    assert "checks 3 guesses" in step_picture.summary(step)
+    assert "keeps the 2 that" in step_picture.summary(step)
+    picture = step_picture.drawn(step)
+    assert picture.count(f'fill="{step_picture.KEPT}" stroke') == 2
+    assert step_picture.drawn(replace(step, path=[0, 2])).count(f'fill="{step_picture.KEPT}" stroke') == 1
+
+
 def test_every_script_is_listed() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
-    assert scripts == {*MEASURING, *TRAINING, *SLOW, *ELSEWHERE}
+    assert scripts == {*MEASURING, *TRAINING, *DRAWING, *SLOW, *ELSEWHERE}
 
 
 def test_packing_counts_the_nodes_of_real_trees(tmp_path: Path) -> None:
@@ -171,7 +194,7 @@ def test_a_script_runs_as_a_file(tmp_path: Path) -> None:
     check_results(tmp_path / "result.json")
 
 
-@pytest.mark.parametrize("name", [*MEASURING, *TRAINING, *SLOW, *ELSEWHERE])
+@pytest.mark.parametrize("name", [*MEASURING, *TRAINING, *DRAWING, *SLOW, *ELSEWHERE])
 def test_every_script_finds_the_package(name: str) -> None:
     """Python puts only the script's own folder on the path."""
     assert "if not __package__:" in (HERE / f"{name}.py").read_text()
