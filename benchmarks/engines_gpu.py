@@ -58,8 +58,8 @@ RATES = (1.0, 4.0, 16.0)
 TEXTS = 4
 """Texts of a level for each concurrent request: with two, a level is mostly its beginning and its end."""
 MOST_PARTINGS = 50
-"""Of 1000 tokens. In bf16 a correct engine's texts begin to differ at ties about 14 times (docs/experiments.md), a wrong
-mask's or position's within a few tokens of each text."""
+"""Of 1000 tokens. In bf16 a correct engine's texts begin to differ at ties about 14 times (docs/experiments.md); with a
+wrong mask or position they do within a few tokens of each text."""
 
 
 class EnginesBenchmark:

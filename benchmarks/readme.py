@@ -24,6 +24,8 @@ PAGES = [
     ROOT / "docs/benchmarks.md",
     ROOT / "docs/drafters.md",
     ROOT / "docs/engines.md",
+    ROOT / "docs/sglang.md",
+    ROOT / "docs/vllm.md",
     ROOT / "docs/models.md",
     ROOT / "docs/mlx.md",
     ROOT / "docs/quantised.md",

@@ -79,7 +79,7 @@ def quoted_figures() -> dict[str, list[str]]:
             f"{speed['speed']['step_ms']:.1f} ms",
         ],
         "docs/decisions/9-exactness.md": [str(sum(equal)), *times],
-        "docs/engines.md": [f"{plain} of {texts}", str(drafted)],
+        "docs/sglang.md": [f"{plain} of {texts}", str(drafted)],
         "docs/faq.md": [f"{served['ratio_at_1']:.2f}×", f"{served['ratio_at_32']:.2f}×", f"{minutes} minutes"],
         "docs/train.md": [f"{minutes} minutes"],
     }

@@ -216,8 +216,8 @@ def free_port() -> int:
 
 
 def served(model: Path, port: int) -> list[str]:
-    """The guide's first command, with a model and a port; eager, for it saves a minute."""
-    page = (ROOT / "docs" / "engines.md").read_text()
+    """The page's first command, with a model and a port; eager, for it saves a minute."""
+    page = (ROOT / "docs" / "vllm.md").read_text()
     command = re.search(r"^vllm (serve MODEL.*?)\n```", page, flags=re.DOTALL | re.MULTILINE)
     assert command is not None
     words = shlex.split(command.group(1).replace("\\\n", " "))
@@ -225,7 +225,7 @@ def served(model: Path, port: int) -> list[str]:
     return [str(model) if w == "MODEL" else w for w in words] + usual
 
 
-def test_served_as_the_guide_says(own, prompts, plain):
+def test_served_as_the_page_says(own, prompts, plain):
     port = free_port()
     command = [*CLI, *served(default_model(), port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

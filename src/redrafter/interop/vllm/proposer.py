@@ -80,7 +80,7 @@ class Proposer:
             if config.graphs and target.device.type == "cuda":
                 self.chains.follow = RecordedChains(self.chains, recorded_batches(slots))
         if target.device.type == "cuda":
-            log.warning("redrafter: drafts in vLLM's first runner; the second is faster (docs/engines.md says when)")
+            log.warning("redrafter: drafts in vLLM's first runner; the second is faster (docs/vllm.md says when)")
         # This runner records one number of tokens per request, so a step has all guesses or none.
         self.depths = MeasuredDepths(depth) if config.adaptive else None
         self.timing = Timing(config.timing, target.device)
