@@ -94,7 +94,7 @@ def causal_lm(target):
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(not_recorded, "on a CPU"), (causal_lm, "causal LM as drafter")],
+    [(not_recorded, "on a CPU"), (causal_lm, "a causal LM or an MTP module as drafter")],
 )
 def test_only_ties_whatever_the_verdict(target, tried, make, words):
     engine = make(target)

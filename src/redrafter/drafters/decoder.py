@@ -176,7 +176,7 @@ def attend(query: Tensor, *parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     shares = weights.split([keys.shape[2] for keys, _, _ in parts], -1)
     attended = [share @ values for share, (_, values, _) in zip(shares, parts, strict=True)]
     whole = torch.stack(attended).sum(0) if len(attended) > 1 else attended[0]
-    return whole.reshape(batch, heads, n, size)
+    return whole.reshape(batch, heads, n, whole.shape[-1])
 
 
 def attend_causally(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def longest_chain(drafter: "Drafter") -> int:
 
 
 def keeps_cache(drafter: "Drafter") -> bool:
-    """Whether its state holds a KV cache, which keeps its steps from being recorded: `keeps_cache`, or False."""
+    """Whether its KV cache or its layers keep its steps from being recorded: `keeps_cache`, or False."""
     return getattr(drafter, "keeps_cache", False) is True
 
 

@@ -91,7 +91,7 @@ def why_ties(target: Target, drafter: Drafter, *, recorded: bool, compiles: bool
     if not recorded:
         return unrecorded(target.device)
     if keeps_cache(drafter):
-        return "steps with a causal LM as drafter are not recorded"
+        return "steps with a causal LM or an MTP module as drafter are not recorded"
     from redrafter.targets.cuda.verifier import has_same_bits, verifier  # imports much of transformers
 
     found = verifier(target, compiles)

@@ -1,5 +1,6 @@
 """From what the user says about a drafter to one bound to the target."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
 from redrafter.drafters.load import bind_own
 from redrafter.drafters.traits import gives_probabilities, network_of
-from redrafter.errors import ConfigError, ModelNotFound
-from redrafter.interop import folders, published
+from redrafter.errors import ConfigError, ModelNotFound, RedrafterError
+from redrafter.interop import folders, mtp, published
 from redrafter.interop.find import WITH_NGRAMS, find
+from redrafter.interop.readings import Published
 from redrafter.targets import Target, load_target
+
+log = logging.getLogger(__name__)
 
 PARTS = ("begin", "draft", "advance", "keep", "layers", "default_shape")
 """Of `core.step.Drafter`."""
@@ -21,11 +25,12 @@ PARTS = ("begin", "draft", "advance", "keep", "layers", "default_shape")
 def resolve_drafter(
     drafter: Any, target: Target, gamma: Gamma | str | None = None, *, trust_remote_code: bool = False
 ) -> Drafter:
-    """None or "none", "auto", "recurrent", "ngram", a folder or Hub id (of a drafter or a causal LM), or a drafter.
+    """None, "none", "auto", "recurrent", "mtp", "ngram", a folder or Hub id (of a drafter or causal LM), or a drafter.
 
-    "recurrent" is the drafter that comes with the package. A name that ends in "+ngram" mixes n-grams into that
-    drafter. "auto" is "recurrent+ngram" where a drafter comes with the package for this target, otherwise "ngram". A
-    folder may be a published drafter of another project, whose conventions are then measured.
+    "recurrent" is the drafter that comes with the package, "mtp" the module in the target's own checkpoint. A name that
+    ends in "+ngram" mixes n-grams into that drafter. "auto" is "recurrent+ngram" where a drafter comes with the package
+    for this target, "mtp+ngram" where the target's checkpoint has a module that loads, otherwise "ngram". A folder may
+    be a published drafter of another project, whose conventions are then measured.
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     `trust_remote_code` lets a causal LM's folder run Python code of its own.
     """
@@ -50,7 +55,9 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
     if drafter == "none":
         return NoDrafter()
     if drafter in ("auto", "auto" + WITH_NGRAMS):
-        drafter = "ngram" if shipped.find(target) is None else "recurrent" + WITH_NGRAMS
+        if shipped.find(target) is None:
+            return _with_module(target, gamma, trusts) or NgramDrafter()
+        drafter = "recurrent" + WITH_NGRAMS
     if isinstance(drafter, str) and drafter.endswith(WITH_NGRAMS):
         inner = WithNgrams(_resolve(drafter.removesuffix(WITH_NGRAMS), target, gamma, trusts))
         if not gives_probabilities(inner.inner):
@@ -65,16 +72,34 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
         raise ModelNotFound(
             f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
         )
+    if drafter == mtp.MTP:
+        return _measured(mtp.read_from(target), target)
     folder = find(str(drafter))
     if found := published.read(folder, target):
-        from redrafter.interop import conventions  # imports transformers, which packed weights do not need
-
-        return conventions.choose(found, target)
+        return _measured(found, target)
     if net := folders.read_for(folder, target):
         return bind_own(net, target)
     options = {"trust_remote_code": True} if trusts else {}
     model = load_target(str(folder), dtype=target.dtype, device=str(target.device), **options)
     return ModelDrafter(model, target, gamma=gamma)
+
+
+def _measured(found: Published, target: Target) -> Drafter:
+    """A published drafter with the reading of its conventions that guesses best."""
+    from redrafter.interop import conventions  # imports transformers, which packed weights do not need
+
+    return conventions.choose(found, target)
+
+
+def _with_module(target: Target, gamma: Gamma | None, trusts: bool) -> Drafter | None:
+    """The MTP module of the target's checkpoint, with n-grams; None where there is none that loads."""
+    if not mtp.exists(target):
+        return None
+    try:
+        return _resolve(mtp.MTP + WITH_NGRAMS, target, gamma, trusts)
+    except RedrafterError as error:
+        log.warning("%s is drafted for with n-grams alone: %s", target.name, error)
+        return None
 
 
 def check_drafter(drafter: Any) -> None:

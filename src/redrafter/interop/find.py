@@ -7,7 +7,7 @@ from redrafter.errors import ModelNotFound
 
 WITH_NGRAMS = "+ngram"
 """At the end of a drafter's name: mix the text's own n-grams into what this drafter guesses."""
-BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "ngram", "none")
+BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "mtp", "mtp" + WITH_NGRAMS, "ngram", "none")
 """Names that stand for no folder."""
 
 

@@ -22,6 +22,7 @@ from redrafter.core.sampling import Sampling
 from redrafter.core.step import Drafter
 from redrafter.core.transfer import put
 from redrafter.drafters import NoDrafter
+from redrafter.drafters.traits import keeps_cache
 from redrafter.kernels import compile_kernels
 from redrafter.kernels.tree_attention.naive import DEEPEST
 from redrafter.runtime.flat_pass import AT_ONCE, MOST, FlatPasses, FlatStepPass, PaddedStepPass, padded_size
@@ -186,8 +187,8 @@ class RecordedSteps:
     def _record(self, kind: StepKind, sampling: Sampling, budget: int | None = None) -> RecordedStep | None:
         log.info("recording a step of %s for %d rows", self.target.name, kind.rows)
         try:
-            if kind.follows and holds_cache(self.state.rows.state):
-                raise RuntimeError("the drafter has a KV cache of its own")
+            if kind.follows and (holds_cache(self.state.rows.state) or keeps_cache(self.drafter)):
+                raise RuntimeError("the drafter has a KV cache or layers of its own")
             parts = self._parts(kind, map_tensors(sampling, lambda x: x.clone()))
             if parts.pooled is not None and drafted(parts)[0].scores is None:  # nothing to compare nodes by
                 parts = self._parts(kind, parts.sampling, pools=False)

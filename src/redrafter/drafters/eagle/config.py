@@ -39,6 +39,10 @@ class EagleConfig(DecoderConfig):
     """`tied` to the target's output embedding, or `own` weights."""
     own_embedding: bool = False
     """Whether it has an input embedding of its own."""
+    value_size: Size | None = None
+    """Width of each head's values (that of its keys when not given)."""
+    first_embedding: bool = True
+    """Whether the text's first pair has the embedding of its token. Otherwise that is zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from redrafter.core.tree import Tree
 from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.decoder import attend, attend_causally
 from redrafter.drafters.eagle.network import EagleNet
+from redrafter.drafters.eagle.target_layer import TargetLayer
 from redrafter.targets import TargetInfo
 
 
@@ -19,7 +20,7 @@ class EagleState:
     """What the drafter keeps of the text. `advance` writes keys and values in place."""
 
     keys: Tensor  # (B, layers, heads, S, size) of every decided pair
-    values: Tensor  # (B, layers, heads, S, size)
+    values: Tensor  # (B, layers, heads, S, value size)
     lengths: Tensor  # (B,) how many pairs they hold
     output: Tensor  # (B, width) of the last layer, for the last pair
 
@@ -43,11 +44,17 @@ class EagleDrafter(NetDrafter[EagleNet]):
         if self.net.embedding is not None:
             self.embed = self.net.embedding
 
+    @property
+    def keeps_cache(self) -> bool:
+        """Layers of transformers may wait for the host (experts do), which no recording can."""
+        return any(isinstance(layer, TargetLayer) for layer in self.net.blocks)
+
     def begin(self, tokens: Tensor, lengths: Tensor, hidden: Tensor, slots: int) -> EagleState:
         batch, width = tokens.shape
         config = self.net.config
-        shape = (batch, config.blocks, config.key_heads, slots, config.head_size)
-        keys, values = hidden.new_zeros(shape), hidden.new_zeros(shape)
+        shape = (batch, config.blocks, config.key_heads, slots)
+        keys = hidden.new_zeros(*shape, config.head_size)
+        values = hidden.new_zeros(*shape, config.value_size or config.head_size)
 
         def read(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
             keys[:, layer, :, : width - 1], values[:, layer, :, : width - 1] = key, value
@@ -83,8 +90,8 @@ class EagleDrafter(NetDrafter[EagleNet]):
         def advance(beams: EagleBeams | None, tokens: Tensor, parents: Tensor) -> tuple[Tensor, EagleBeams]:
             batch, width = tokens.shape
             if beams is None:  # `advance` has already read the pair of the last token
-                none = state.keys[:, :, :, :0]
-                beams = EagleBeams(state.output[:, None], none, none, committed[:, None, :0], depth=0)
+                none = state.keys[:, :, :, :0], state.values[:, :, :, :0]
+                beams = EagleBeams(state.output[:, None], *none, committed[:, None, :0], depth=0)
                 return self.logits(self.net.for_head(beams.output)), beams
             own = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
             paths = torch.cat([_rows(beams.paths, parents), own], 2)

@@ -5,6 +5,7 @@ a head makes logits of it. To guess further, the network reads its own guesses.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,21 @@ from torch import Tensor, nn
 from redrafter.drafters.base import DrafterNet
 from redrafter.drafters.decoder import DecoderLayer, Norm, Rotary
 from redrafter.drafters.eagle.config import EagleConfig
+from redrafter.drafters.eagle.target_layer import TargetLayer
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 """(layer, queries, keys, values) -> what attention gives (B, heads, n, size); None ends the pass."""
 
 
 class EagleNet(DrafterNet):
-    """The layers' weights. The caller keeps the keys and values of the pairs so far."""
+    """The layers' weights. The caller keeps the keys and values of the pairs so far.
+
+    `layers` stand in place of our own where they are of the kind that the target has.
+    """
 
     config: EagleConfig
 
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(self, config: EagleConfig, layers: Iterable[TargetLayer] = ()) -> None:
         super().__init__(config)
         width, pair = config.features, config.features + config.embedded
         states = {"none": 0, "whole": 1, "each": len(config.layers)}[config.context_norm]
@@ -33,7 +38,7 @@ class EagleNet(DrafterNet):
         self.feature_norm, self.embedding_norm = Norm(width, config), Norm(config.embedded, config)
         self.fuse = None if config.joined else nn.Linear(pair, width)
         self.rotary = Rotary(config)
-        self.blocks = nn.ModuleList(
+        self.blocks = nn.ModuleList(layers) or nn.ModuleList(
             DecoderLayer(config, width, pair if config.joined and i == 0 else None) for i in range(config.blocks)
         )
         self.norm = Norm(width, config) if config.last_norm else None
@@ -51,6 +56,8 @@ class EagleNet(DrafterNet):
 
     def run(self, feature: Tensor, embedding: Tensor, positions: Tensor, attend: Attend) -> Tensor | None:
         """Pairs (B, n, ·) at positions (B, n) -> the last layer's output (B, n, width); None if `attend` ended it."""
+        if not self.config.first_embedding:
+            embedding = embedding.masked_fill((positions == 0)[..., None], 0)
         normed = self.feature_norm(feature)
         pair = torch.cat([self.embedding_norm(embedding), normed], -1)
         stream = normed if self.config.residual == "normed" else feature
@@ -59,11 +66,15 @@ class EagleNet(DrafterNet):
         turn = self.rotary(positions, pair.dtype)
         layers: Iterable[Any] = self.blocks
         for i, layer in enumerate(layers):
-            x = pair if i == 0 and self.config.joined else layer.norm(stream)
-            attended = attend(i, *layer.attention(x, turn))
-            if attended is None:
+            if isinstance(layer, TargetLayer):
+                after = layer(stream, positions, partial(attend, i))
+            else:
+                x = pair if i == 0 and self.config.joined else layer.norm(stream)
+                attended = attend(i, *layer.attention(x, turn))
+                after = None if attended is None else layer.finish(stream, attended)
+            if after is None:
                 return None
-            stream = layer.finish(stream, attended)
+            stream = after
         return stream
 
     def next_features(self, output: Tensor) -> Tensor:
