@@ -24,10 +24,10 @@ from torch import Tensor
 
 from benchmarks.common import HERE, bare_arguments, parse
 from benchmarks.smoke import TinyFiles
-from benchmarks.tiny_drafters import PROMPT, TEXT, TINY, TinyTarget, states, text
+from benchmarks.tiny_drafters import MODULES, PROMPT, TEXT, TINY, TinyTarget, states, text
 from redrafter.core.accept import Accepted
 from redrafter.drafters.load import bind
-from redrafter.interop import published
+from redrafter.interop import mtp, published
 from redrafter.interop.conventions import Follow
 from redrafter.results import check_new, write_results
 
@@ -40,8 +40,7 @@ TOLERANCE = 1e-3
 def drafted(folder: Path, steps: int = 3) -> Tensor:
     """(steps, V') our logits for the tokens behind the prompt; the first reading of the folder."""
     target = TinyTarget()
-    found = published.read(folder, target)
-    assert found is not None, "it is recognised"
+    found = published.read(folder, target) or mtp.read(folder, target)
     found.net.config = found.readings[0].config
     drafter = bind(found.net, target)
     hidden, tokens = states(len(drafter.layers)), text()
@@ -65,7 +64,7 @@ def compared() -> list[dict[str, Any]]:
     golden = json.loads(GOLDEN.read_text())
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for i, (name, make) in enumerate(TINY.items()):
+        for i, (name, make) in enumerate((TINY | MODULES).items()):
             ours = drafted(make().write(Path(scratch) / str(i)))
             known = golden.get(name)
             rows.append(

@@ -16,18 +16,32 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from benchmarks.common import bare_arguments
 from benchmarks.formats import GOLDEN
-from benchmarks.tiny_drafters import DRAFT_VOCAB, PROMPT, TINY, VOCAB, WIDTH, Tiny, TinyTarget, states, text
+from benchmarks.tiny_drafters import (
+    DRAFT_VOCAB,
+    LAYERS,
+    MODULES,
+    PROMPT,
+    TINY,
+    VOCAB,
+    WIDTH,
+    Tiny,
+    TinyTarget,
+    states,
+    text,
+)
 
 STEPS = 3
 checkouts = Path()
@@ -206,6 +220,83 @@ def _speculator(model: Any, config: Any, tiny: Tiny) -> Any:
     return made
 
 
+def medusa(tiny: Tiny) -> Tensor:
+    """Medusa, medusa/model/medusa_model.py: `MedusaModelABC.medusa_head`."""
+    module = _imported("medusa.model.medusa_model")
+    block = module.ResBlock
+    count = 1 + max(int(name.split(".")[0]) for name in tiny.tensors)
+    heads = torch.nn.ModuleList(
+        torch.nn.Sequential(block(WIDTH), torch.nn.Linear(WIDTH, VOCAB, bias=False)) for _ in range(count)
+    )  # as its constructor puts them together, which also loads a base model
+    heads.load_state_dict(tiny.tensors)
+    return torch.stack([head(states(1)[0, PROMPT - 1]) for head in heads])
+
+
+def transformers_mtp(tiny: Tiny) -> Tensor:
+    """transformers, modeling_layers.py: `MtpModel`."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_layers import MtpModel
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = AutoConfig.from_pretrained(tiny.write(Path(scratch)))
+        AutoModelForCausalLM.from_config(config).save_pretrained(scratch)
+        path = Path(scratch) / tiny.file
+        save_file(load_file(path) | tiny.tensors, path, metadata={"format": "pt"})
+        main_model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, attn_implementation="sdpa")
+        main_model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}.*"]
+        model = MtpModel.from_pretrained(main_model).float().eval()
+    layer = model.layers[0]
+
+    def run(embedded: Tensor, hidden: Tensor, turn: Any) -> Tensor:
+        found: Tensor = layer(embedded, hidden, turn, None, None, None)
+        return found
+
+    return _unrolled(run, model.rotary_emb)
+
+
+def speculators_mtp(tiny: Tiny) -> Tensor:
+    """speculators, src/speculators/models/mtp/model_definitions.py: `Qwen35MTPLayer`."""
+    module = _imported("speculators.models.mtp.model_definitions")
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
+
+    config = AutoConfig.for_model(**tiny.config)
+    config._attn_implementation = "sdpa"
+    layer = module.Qwen35MTPLayer(config).float().eval()
+    names = {
+        "mtp.layers.0.": "",
+        "mtp.fc.": "input_proj.",
+        "mtp.norm.": "final_layernorm.",
+        "mtp.pre_fc_norm_embedding.": "token_layernorm.",
+        "mtp.pre_fc_norm_hidden.": "hidden_layernorm.",
+    }
+    tensors = {
+        name.replace(theirs, own): tensor
+        for name, tensor in tiny.tensors.items()
+        for theirs, own in names.items()
+        if name.startswith(theirs)
+    }
+    layer.load_state_dict(tensors)
+
+    def run(embedded: Tensor, hidden: Tensor, turn: Any) -> Tensor:
+        found: Tensor = layer(hidden, embedded, position_embeddings=turn)
+        return found
+
+    return _unrolled(run, Qwen3_5TextRotaryEmbedding(config))
+
+
+def _unrolled(run: Callable[[Tensor, Tensor, Any], Tensor], rotary: Any) -> Tensor:
+    """A module that guesses behind the prompt; each guess reads the output of the one before."""
+    hidden, tokens, target = states(1)[:, :PROMPT], text(), TinyTarget()
+    logits = []
+    for _ in range(STEPS):
+        count = hidden.shape[1]
+        embedded = target.input_embedding(tokens[:, 1 : count + 1])
+        out = run(embedded, hidden, rotary(hidden, torch.arange(count)[None]))[:, -1:]
+        logits.append(target.output_embedding(out[:, 0]))
+        hidden = torch.cat([hidden, out], 1)
+    return torch.cat(logits)
+
+
 def _imported(name: str) -> Any:
     return importlib.import_module(name)
 
@@ -227,31 +318,42 @@ ORIGINALS: dict[str, tuple[str, Callable[[Tiny], Tensor]]] = {
     "DSpark, recurrent Markov head": ("DeepSpec", dspark),
     "DSpark, speculators": ("speculators/src", speculators_dspark),
     "JetSpec": ("JetSpec", jetspec),
+    "Medusa": ("Medusa", medusa),
+    "MTP, DeepSeek-V3": (".", transformers_mtp),
+    "MTP, GLM-4.5": (".", transformers_mtp),
+    "MTP, Qwen3.5": ("speculators/src", speculators_mtp),
 }
 """Name of a format -> where in the checkouts its original is, and what runs it."""
 
 
 def _stand_in() -> None:
-    """For what `speculators` imports and a forward pass does not need: its own metadata, and its data loaders."""
+    """For what originals import and a forward pass does not need: metadata, data loaders, models for older versions."""
     known = importlib.metadata.version
     stand_in: Any = lambda name: "0" if name == "speculators" else known(name)  # noqa: E731
     importlib.metadata.version = stand_in
     for name in ("datasets", "hs_connectors"):
         sys.modules.setdefault(name, MagicMock())
+    base: Any = SimpleNamespace(**dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM"), torch.nn.Identity))
+    for name in ("llama", "mistral"):
+        sys.modules.setdefault(f"medusa.model.modeling_{name}_kv", base)
 
 
 @torch.no_grad()
 def main() -> None:
     parser = bare_arguments(__doc__)
     parser.add_argument("--checkouts", type=Path, required=True, help="folder with the repositories")
+    parser.add_argument(
+        "--only", nargs="*", default=list(ORIGINALS), help="formats to run; the others stay as they are"
+    )
     args = parser.parse_args()
     global checkouts
     checkouts = args.checkouts
     _stand_in()
-    golden = {}
-    for name, (folder, run) in ORIGINALS.items():
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    for name in args.only:
+        folder, run = ORIGINALS[name]
         sys.path.insert(0, str(args.checkouts / folder))
-        logits = run(TINY[name]())
+        logits = run((TINY | MODULES)[name]())
         sys.path.pop(0)
         assert logits.shape[0] == STEPS
         assert logits.shape[1] in (VOCAB, DRAFT_VOCAB, WIDTH)

@@ -79,11 +79,12 @@ class Tiny:
 
     config: dict[str, Any]
     tensors: Tensors
+    file: str = "model.safetensors"
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        save_file({k: v.contiguous() for k, v in self.tensors.items()}, folder / "model.safetensors")
+        save_file({k: v.contiguous() for k, v in self.tensors.items()}, folder / self.file)
         return folder
 
 
@@ -263,6 +264,98 @@ def speculators_dspark() -> Tiny:
     return Tiny(config, _block_tensors(3, more=OWN | _markov("vanilla", DRAFT_VOCAB)) | vocabulary())
 
 
+MEDUSA_HEADS = 3
+
+
+def medusa() -> Tiny:
+    """As its authors publish it: a configuration that names fewer networks than there are."""
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "a tiny target"}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(MEDUSA_HEADS):
+        shapes |= {f"{head}.0.linear.weight": (WIDTH, WIDTH), f"{head}.0.linear.bias": (WIDTH,),
+                   f"{head}.1.weight": (VOCAB, WIDTH)}  # fmt: skip
+    return Tiny(config, weights(shapes), "medusa_lm_head.safetensors")
+
+
+def vllm_medusa() -> Tiny:
+    """vLLM's layout: two blocks without biases, and fewer tokens."""
+    config = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": WIDTH, "vocab_size": VOCAB,
+              "truncated_vocab_size": DRAFT_VOCAB, "num_heads": MEDUSA_HEADS, "num_hidden_layers": 2}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(MEDUSA_HEADS):
+        shapes |= {f"blocks.{head}.layers.{block}.weight": (WIDTH, WIDTH) for block in range(2)}
+        shapes[f"lm_heads.{head}.weight"] = (DRAFT_VOCAB, WIDTH)
+    return Tiny(config, weights(shapes) | {"token_map": draft_tokens()})
+
+
+EXPERTS, EXPERT, RANK, ROTARY, VALUE = 4, 12, 16, 4, 10
+"""Experts and their width, the rank of latent attention, its rotary part, the width of its values."""
+
+
+def _experts(prefix: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"gate.weight": (EXPERTS, WIDTH), "gate.e_score_correction_bias": (EXPERTS,)}
+    for name in (*(f"experts.{i}" for i in range(EXPERTS)), "shared_experts"):
+        shapes |= {f"{name}.gate_proj.weight": (EXPERT, WIDTH), f"{name}.up_proj.weight": (EXPERT, WIDTH),
+                   f"{name}.down_proj.weight": (WIDTH, EXPERT)}  # fmt: skip
+    return {f"{prefix}mlp.{name}": shape for name, shape in shapes.items()}
+
+
+def deepseek_mtp() -> Tiny:
+    """The module of DeepSeek-V3: latent attention and experts."""
+    config = LAYER_CONFIG | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": LAYERS,
+        "num_key_value_heads": HEADS, "num_nextn_predict_layers": 1, "n_routed_experts": EXPERTS, "n_group": 2,
+        "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "q_lora_rank": RANK, "kv_lora_rank": RANK, "qk_nope_head_dim": SIZE,
+        "qk_rope_head_dim": ROTARY, "v_head_dim": VALUE, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "enorm.weight": (WIDTH,), "hnorm.weight": (WIDTH,), "eh_proj.weight": (WIDTH, 2 * WIDTH),
+        "shared_head.norm.weight": (WIDTH,), "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,), "self_attn.q_a_proj.weight": (RANK, WIDTH),
+        "self_attn.q_a_layernorm.weight": (RANK,), "self_attn.q_b_proj.weight": (HEADS * (SIZE + ROTARY), RANK),
+        "self_attn.kv_a_proj_with_mqa.weight": (RANK + ROTARY, WIDTH), "self_attn.kv_a_layernorm.weight": (RANK,),
+        "self_attn.kv_b_proj.weight": (HEADS * (SIZE + VALUE), RANK),
+        "self_attn.o_proj.weight": (WIDTH, HEADS * VALUE),
+    }  # fmt: skip
+    prefix = f"model.layers.{LAYERS}."
+    return Tiny(config, weights({prefix + name: shape for name, shape in shapes.items()} | _experts(prefix)))
+
+
+def glm_mtp() -> Tiny:
+    """The module of GLM-4.5: grouped keys, half of each head turned, experts."""
+    config = LAYER_CONFIG | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_hidden_layers": LAYERS,
+        "num_nextn_predict_layers": 1, "n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "head_dim": SIZE, "use_qk_norm": True, "partial_rotary_factor": 0.5, "attention_bias": False,
+        "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+    }  # fmt: skip
+    prefix = f"model.layers.{LAYERS}."
+    dense = {name: shape for name, shape in layer(prefix, head_norms=True).items() if ".mlp." not in name}
+    beside: dict[str, tuple[int, ...]] = {
+        f"{prefix}enorm.weight": (WIDTH,), f"{prefix}hnorm.weight": (WIDTH,),
+        f"{prefix}eh_proj.weight": (WIDTH, 2 * WIDTH), f"{prefix}shared_head.norm.weight": (WIDTH,),
+    }  # fmt: skip
+    return Tiny(config, weights(dense | beside | _experts(prefix)))
+
+
+def qwen_mtp() -> Tiny:
+    """The module of Qwen3.5: gated attention, a quarter of each head turned, norms as differences from 1."""
+    config = LAYER_CONFIG | {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_hidden_layers": LAYERS,
+        "head_dim": SIZE, "mtp_num_hidden_layers": 1, "attention_bias": False,
+        "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+    shapes = layer("mtp.layers.0.", head_norms=True) | {
+        "mtp.layers.0.self_attn.q_proj.weight": (2 * HEADS * SIZE, WIDTH), "mtp.fc.weight": (WIDTH, 2 * WIDTH),
+        "mtp.pre_fc_norm_embedding.weight": (WIDTH,), "mtp.pre_fc_norm_hidden.weight": (WIDTH,),
+        "mtp.norm.weight": (WIDTH,),
+    }  # fmt: skip
+    return Tiny(config, {k: v - 1 if v.dim() == 1 else v for k, v in weights(shapes).items()})
+
+
 TINY: dict[str, Callable[[], Tiny]] = {
     "EAGLE-3, EAGLE": eagle,
     "EAGLE-3, SpecForge": specforge,
@@ -274,5 +367,13 @@ TINY: dict[str, Callable[[], Tiny]] = {
     "DSpark, recurrent Markov head": dspark_rnn,
     "DSpark, speculators": speculators_dspark,
     "JetSpec": jetspec,
+    "Medusa": medusa,
+    "Medusa, vLLM": vllm_medusa,
 }
 """Name of a format and its layout -> a checkpoint of it."""
+MODULES: dict[str, Callable[[], Tiny]] = {
+    "MTP, DeepSeek-V3": deepseek_mtp,
+    "MTP, GLM-4.5": glm_mtp,
+    "MTP, Qwen3.5": qwen_mtp,
+}
+"""The same for modules in a target's checkpoint, of which the rest is left out."""

@@ -55,16 +55,21 @@ def read_number(config: dict[str, Any], name: str, folder: Path) -> int:
     return value
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors. Floats are finite and in fp32, matrices that were stored in int8 too."""
-    path = folder / WEIGHTS_FILE
+def read_tensors(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
+    """All tensors of this file. Floats are finite and in fp32, matrices that were stored in int8 too."""
+    path = folder / name
     try:
         check_regular(path)
         tensors = int8.unpack(load_file(path))
     except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS_FILE}") from error
+        raise CorruptCheckpoint(f"{folder} has no {name}") from error
     except Exception as error:  # safetensors raises many kinds
         raise CorruptCheckpoint(f"cannot read {path}: {first_line(error)}; copy it again") from error
+    return finite(tensors, path)
+
+
+def finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Floats in fp32; numbers that are not finite are refused."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
             tensors[name] = tensor = tensor.float()

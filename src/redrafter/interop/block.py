@@ -1,19 +1,17 @@
 """Block drafters: DFlash, DSpark and JetSpec, in their own layouts and in the container of `speculators`."""
 
-import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from redrafter.bounds import shown
 from redrafter.drafters import files
 from redrafter.drafters.block import BlockConfig
-from redrafter.errors import CorruptCheckpoint, DrafterMismatch, first_line
+from redrafter.errors import CorruptCheckpoint, DrafterMismatch
+from redrafter.interop import pickled
 from redrafter.interop.decoder_layers import (
     build,
     flag,
@@ -159,22 +157,7 @@ def _mask(folder: Path, width: int) -> Tensor | None:
     path = folder / MASK_FILE
     if not path.exists():
         return None
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_MASK:
-            raise ValueError(f"it is no file of at most {MOST_MASK >> 20} MiB")
-        with zipfile.ZipFile(path) as parts:
-            for part in parts.infolist():  # compressed ones unpack to any size, and an array of bytes has any
-                if part.compress_type != zipfile.ZIP_STORED or b"bytearray" in parts.read(part):
-                    raise ValueError("it has parts that torch.save does not write for a tensor")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about versions of the pickle
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        values = list(found.values()) if isinstance(found, dict) else [found]
-        if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].numel() != width:
-            raise ValueError(f"it must hold one tensor of {width} numbers")
-        mask = values[0].detach().float().flatten()
-        if not bool(mask.isfinite().all()):
-            raise ValueError("it has numbers that are not finite")
-    except Exception as error:  # torch raises many kinds
-        raise CorruptCheckpoint(f"cannot read {path}: {first_line(error)}") from error
-    return mask
+    values = list(pickled.read(path, MOST_MASK).values())
+    if len(values) != 1 or values[0].numel() != width:
+        raise CorruptCheckpoint(f"cannot read {path}: it must hold one tensor of {width} numbers")
+    return values[0].flatten()

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from redrafter.drafters import files
 from redrafter.errors import UnsupportedDrafter
-from redrafter.interop import block, eagle3
+from redrafter.interop import block, eagle3, medusa
 from redrafter.interop.readings import Published
 from redrafter.targets import TargetInfo
 
@@ -18,6 +18,7 @@ READERS: dict[str, Read] = {
     "DFlash": block.read,
     "DSpark": block.read,
     "JetSpec": block.read,
+    "Medusa": medusa.read,
 }
 """Name of a format -> what reads it."""
 
@@ -62,7 +63,8 @@ def recognise(config: Mapping[str, Any], tensors: frozenset[str]) -> str | None:
         "MTP in a folder of its own": kind == "mtp",
         "EAGLE-3": kind == "eagle3" or "eagle3" in architecture
         or ("fc.weight" in names and not names.isdisjoint(_EAGLE_MARKS)),
-        "Medusa": "medusa_num_heads" in config or "medusa" in architecture or config.get("model_type") == "medusa",
+        "Medusa": "medusa_num_heads" in config or "medusa" in architecture or config.get("model_type") == "medusa"
+        or any(name.startswith(("medusa_head.", "medusa_heads.")) for name in names),
         "MLPSpeculator": "mlpspeculator" in architecture or config.get("model_type") == "mlp_speculator",
         "EAGLE (1 or 2)": kind == "eagle" or "eagle" in architecture,
     }  # fmt: skip

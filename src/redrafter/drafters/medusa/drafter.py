@@ -1,6 +1,7 @@
 """Medusa at work: all depths in one pass, in a tree that is chosen once from the measured accuracies."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -47,8 +48,13 @@ class MedusaDrafter(NetDrafter[MedusaNet]):
 
     def draft(self, state: MedusaState, last: Tensor, search: Search) -> Tree:
         tree = self.tree(search.shape)
-        logits = self.logits(self.net.features(state.context).transpose(0, 1))  # (B, heads, V')
-        return search.fixed(logits, tree, last, self.net.token_ids)
+        features = self.net.features(state.context)  # (heads, B, F)
+        logits = self.logits(features) if self.net.own is None else torch.bmm(features, self.net.own.transpose(1, 2))
+        return search.fixed(logits.transpose(0, 1), tree, last, self.net.token_ids)
+
+    def use_int8(self) -> Self:
+        """Vocabularies of the networks' own stay as they are."""
+        return super().use_int8() if self.net.own is None else self
 
     def advance(self, state: MedusaState, accepted: Accepted, hidden: Tensor) -> MedusaState:
         return MedusaState(last_accepted(hidden, accepted))
