@@ -5,15 +5,19 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import redrafter
 from benchmarks.formats import GOLDEN, TOLERANCE, difference, drafted
 from benchmarks.tiny_drafters import DRAFT_VOCAB, TINY, VOCAB, WIDTH, Tiny, draft_tokens
+from redrafter import Shape
+from redrafter.cli.main import main
 from redrafter.drafters.files import write_files
-from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError
-from redrafter.interop import published
+from redrafter.errors import CorruptCheckpoint, DrafterMismatch, RedrafterError, UnsupportedDrafter
+from redrafter.interop import conventions, published
 from redrafter.interop.published import recognise
-from redrafter.targets import load_target
-from tests.helpers.zoo import make_model
+from redrafter.targets import load_target, verdicts
+from tests.helpers.zoo import PROMPTS, make_model
 
 AUTHORS, VLLM = "Medusa", "Medusa, vLLM"
 
@@ -149,3 +153,52 @@ def test_a_folder_without_weights_is_named(tmp_path, target):
     write_files(tmp_path, TINY[AUTHORS]().config, {"x": torch.ones(1)})
     (tmp_path / "model.safetensors").unlink()
     assert "has no model.safetensors" in refused(tmp_path, target, RedrafterError)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return load_target(make_model(dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def trained(small, tmp_path_factory):
+    """A drafter whose output embeddings have learned the text that the target writes at load."""
+    made = TINY[AUTHORS]()
+    net = read(made, tmp_path_factory.mktemp("before"), small).net
+    text, first = conventions._written(small)
+    tokens = torch.tensor(text)
+    with torch.no_grad():
+        features = net.features(small.states(tokens[None], (-1,))[0, first - 1 : -4])
+    truth = torch.stack([tokens[first + 1 + h :][: features.shape[1]] for h in range(3)])
+    optimiser = torch.optim.Adam([net.own], lr=0.05)
+    for _ in range(60):
+        loss = F.cross_entropy((features @ net.own.transpose(1, 2)).flatten(0, 1), truth.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    heads = {f"{h}.1.weight": net.own[h].detach().clone() for h in range(3)}
+    return Tiny(made.config, made.tensors | heads, made.file).write(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.parametrize("end", ["", "+ngram"])
+def test_it_is_measured_and_loaded(end, small, trained):
+    verdicts.forget()
+    engine = redrafter.load(small.model, drafter=f"{trained}{end}", shape=Shape(width=3, length=3, nodes=7))
+    for how in ({}, {"temperature": 1.0, "seed": 5}):
+        done = engine.generate(PROMPTS, max_new_tokens=12, **how)
+        plain = engine.plain().generate(PROMPTS, max_new_tokens=12, **how)
+        assert [c.tokens for c in done] == [c.tokens for c in plain]
+    assert sum(c.stats.nodes for c in done) > 0
+
+
+def test_one_that_knows_nothing_is_refused(small, tmp_path):
+    TINY[AUTHORS]().write(tmp_path)
+    with pytest.raises(UnsupportedDrafter, match=r"Medusa in the layout of its authors.*the most frequent one"):
+        redrafter.load(small.model, drafter=str(tmp_path))
+
+
+def test_doctor_says_what_it_is(small, trained, tmp_path, capsys):
+    small.model.save_pretrained(tmp_path)
+    assert main(["doctor", "--model", str(tmp_path), "--drafter", str(trained), "--device", "cpu"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Medusa in the layout of its authors: 3 networks; guesses among all of 40 tokens" in out

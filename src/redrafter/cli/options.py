@@ -51,8 +51,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         default="auto",
-        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, else 'ngram'), "
-        "'recurrent' (that drafter alone), 'ngram' (needs no training), 'none', or a folder or Hugging Face id of a "
+        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, 'mtp+ngram' if "
+        "its checkpoint has a module that loads, else 'ngram'), 'recurrent' (the package's drafter alone), 'mtp' (the "
+        "module alone), 'ngram' (needs no training), 'none', or a folder or Hugging Face id of a "
         "trained drafter or of a smaller causal LM; with '+ngram' at the end, the drafter also guesses what followed "
         "the same words earlier in the text",
     )

@@ -68,9 +68,10 @@ def load(
         their own quantised weights; "q8" and "q4" quantise any other model of a known family, and "stored" keeps the
         weights of a bf16 or fp16 checkpoint as they are and computes in fp32. On any device, "int4" and "fp8" round the
         weights as `redrafter quantize` does.
-    drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, else "ngram");
-        "recurrent" (that drafter alone); "ngram"; a folder or Hub id of a recurrent drafter (ours or Apple's) or of a
-        smaller causal LM; a drafter object; None for plain decoding. "+ngram" after a name mixes the text's n-grams in.
+    drafter: "auto" ("recurrent+ngram" if a drafter comes with the package for this model, "mtp+ngram" if the model's
+        checkpoint has a module that loads, else "ngram"); "recurrent" or "mtp" (those alone); "ngram"; a folder or Hub
+        id of a drafter (ours or published) or of a smaller causal LM; a drafter object; None for plain decoding.
+        "+ngram" after a name mixes the text's n-grams in.
     shape: beam width, length and node budget, as a `Shape` or as "8x4:15". A given shape is drafted in every step. By
         default each step is planned: what suits the drafter is the most that is drafted, and steps decode plainly where
         drafts cost more time than they save. Prices that `redrafter tune` measured are known from the first step on.
