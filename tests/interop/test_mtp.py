@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import redrafter
 from benchmarks.formats import GOLDEN, TOLERANCE, difference, drafted
@@ -58,6 +59,16 @@ def test_texts_are_those_of_plain_decoding(kind, tmp_path):
         assert sum(c.stats.nodes for c in done) > 0
         if how:
             assert sum(c.stats.accepted for c in done) > 3, "else no guess was right"
+
+
+def test_a_users_model_in_fp64(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model.set_experts_implementation("eager")  # the fused ones have no fp64
+    target = load_target(model)
+    done = Engine(target, drafter_of(target, mtp.folder_of(target)), shape=SHAPE).generate(
+        PROMPTS[:2], max_new_tokens=8
+    )
+    assert sum(c.stats.nodes for c in done) > 0
 
 
 def test_its_steps_are_not_recorded(target, folder, caplog):
