@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from redrafter.drafters.load import bind
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch, ModelNotFound, RedrafterError, UnsupportedDrafter
 from redrafter.interop import conventions, mtp
 from redrafter.targets import load_target, verdicts
+from tests.fuzz.drafter_folders import damaged_config, damaged_weights
 from tests.helpers.mtp import LAYERS, change, write
 from tests.helpers.zoo import PROMPTS, make_model
 
@@ -262,3 +264,23 @@ def test_a_module_in_fp8_is_dequantised(tmp_path, target):
     [layer] = mtp.read(tmp_path, target).net.blocks
     spread = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
     assert torch.allclose(layer.layer.self_attn.q_proj.weight, rounded.float() * spread)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_damaged_modules_are_refused_in_one_line_or_used(name, tmp_path):
+    """The damage of the fuzz tests, a few of each layout."""
+    made = MODULES[name]()
+    made.write(tmp_path)
+    files = [tmp_path / "config.json", tmp_path / made.file]
+    whole = [file.read_bytes() for file in files]
+    rng, refusals = random.Random(1), []
+    for _ in range(24):
+        at = rng.randrange(2)
+        files[at].write_bytes((damaged_config, damaged_weights)[at](whole[at], rng))
+        files[1 - at].write_bytes(whole[1 - at])
+        try:
+            drafted(tmp_path)
+        except RedrafterError as error:
+            refusals.append(str(error))
+    assert 5 < len(refusals) < 24
+    assert not any("\n" in refusal or len(refusal) > 700 for refusal in refusals)

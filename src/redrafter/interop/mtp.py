@@ -20,6 +20,7 @@ from torch import Tensor
 
 from redrafter.bounds import shown
 from redrafter.drafters import EagleConfig, EagleNet
+from redrafter.drafters.decoder import attend_causally
 from redrafter.drafters.eagle.target_layer import NAME, TargetLayer, attention
 from redrafter.errors import (
     CorruptCheckpoint,
@@ -352,11 +353,17 @@ def _cache_sizes(layer: TargetLayer, target: TargetInfo, folder: Path) -> dict[s
     """Heads of queries, and of keys and values with their widths, as a pass over one token shows them."""
     sizes: dict[str, Any] = {}
 
-    def look(query: Tensor, key: Tensor, value: Tensor) -> None:
+    def look(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         sizes.update(heads=query.shape[1], kv_heads=key.shape[1], head_size=key.shape[3], value_size=value.shape[3])
+        return attend_causally(query, key, value)
 
     stream = torch.zeros(1, 1, target.hidden_size, dtype=target.dtype)
-    layer(stream, torch.zeros(1, 1, dtype=torch.long), look)
+    try:
+        layer(stream, torch.zeros(1, 1, dtype=torch.long), look)
+    except RedrafterError:
+        raise
+    except Exception as error:  # whatever the numbers of its configuration make of it
+        raise CorruptCheckpoint(f"the MTP module in {folder} does not run: {first_line(error)}") from error
     if not sizes:
         raise UnsupportedDrafter(
             f"the MTP module in {folder} has a kind of attention that redrafter does not draft with"
