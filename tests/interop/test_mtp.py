@@ -152,6 +152,7 @@ def test_the_name_finds_the_module(name, trained, caplog):
 def test_doctor_says_what_it_is(trained, capsys):
     assert main(["doctor", "--model", str(trained), "--drafter", "mtp", "--dtype", "fp32", "--device", "cpu"]) == 0
     out = " ".join(capsys.readouterr().out.split())
+    assert "drafter mtp, W=" in out
     assert "MTP in the layout of DeepSeek and GLM: " in out
     assert "guesses among all of 40 tokens" in out
 

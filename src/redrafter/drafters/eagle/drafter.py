@@ -45,6 +45,10 @@ class EagleDrafter(NetDrafter[EagleNet]):
             self.embed = self.net.embedding
 
     @property
+    def name(self) -> str:
+        return "mtp" if self.keeps_cache else super().name
+
+    @property
     def keeps_cache(self) -> bool:
         """Layers of transformers may wait for the host (experts do), which no recording can."""
         return any(isinstance(layer, TargetLayer) for layer in self.net.blocks)
