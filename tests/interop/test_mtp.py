@@ -168,6 +168,17 @@ def test_auto_copies_alone_where_the_module_knows_nothing(folder, caplog):
         redrafter.load(str(folder), drafter="mtp", dtype="fp32", device="cpu")
 
 
+def test_auto_copies_alone_where_the_module_does_not_run(trained, caplog, monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(mtp, "read", fails)
+    engine = redrafter.load(str(trained), dtype="fp32", device="cpu")
+    assert isinstance(engine.drafter, NgramDrafter)
+    assert "is drafted for with n-grams alone: " in caplog.text
+    assert "no room" in caplog.text
+
+
 def refused(folder, target, kind) -> str:
     with pytest.raises(kind) as caught:
         mtp.read(folder, target)

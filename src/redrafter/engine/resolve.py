@@ -10,10 +10,9 @@ from redrafter.core.step import Drafter
 from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
 from redrafter.drafters.load import bind_own
 from redrafter.drafters.traits import gives_probabilities, network_of
-from redrafter.errors import ConfigError, ModelNotFound, RedrafterError
+from redrafter.errors import ConfigError, ModelNotFound, RedrafterError, first_line
 from redrafter.interop import folders, mtp, published
 from redrafter.interop.find import WITH_NGRAMS, find
-from redrafter.interop.readings import Published
 from redrafter.targets import Target, load_target
 
 log = logging.getLogger(__name__)
@@ -73,22 +72,17 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
             f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
         )
     if drafter == mtp.MTP:
-        return _measured(mtp.read_from(target), target)
+        return mtp.make(target)
     folder = find(str(drafter))
     if found := published.read(folder, target):
-        return _measured(found, target)
+        from redrafter.interop import conventions  # imports transformers, which packed weights do not need
+
+        return conventions.choose(found, target)
     if net := folders.read_for(folder, target):
         return bind_own(net, target)
     options = {"trust_remote_code": True} if trusts else {}
     model = load_target(str(folder), dtype=target.dtype, device=str(target.device), **options)
     return ModelDrafter(model, target, gamma=gamma)
-
-
-def _measured(found: Published, target: Target) -> Drafter:
-    """A published drafter with the reading of its conventions that guesses best."""
-    from redrafter.interop import conventions  # imports transformers, which packed weights do not need
-
-    return conventions.choose(found, target)
 
 
 def _with_module(target: Target, gamma: Gamma | None, trusts: bool) -> Drafter | None:
@@ -97,8 +91,9 @@ def _with_module(target: Target, gamma: Gamma | None, trusts: bool) -> Drafter |
         return None
     try:
         return _resolve(mtp.MTP + WITH_NGRAMS, target, gamma, trusts)
-    except RedrafterError as error:
-        log.warning("%s is drafted for with n-grams alone: %s", target.name, error)
+    except (RedrafterError, RuntimeError) as error:  # the second of torch, which may have no memory for it
+        reason = error if isinstance(error, RedrafterError) else first_line(error)
+        log.warning("%s is drafted for with n-grams alone: %s", target.name, reason)
         return None
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from redrafter.bounds import shown
 from redrafter.drafters import EagleConfig, EagleNet
+from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.decoder import attend_causally
 from redrafter.drafters.eagle.target_layer import NAME, TargetLayer, attention
 from redrafter.errors import (
@@ -85,9 +86,11 @@ def exists(target: TargetInfo) -> bool:
         return False
 
 
-def read_from(target: Target) -> Published:
-    """The module in the target's own checkpoint."""
-    return read(folder_of(target), target)
+def make(target: Target) -> NetDrafter[Any]:
+    """The module in the target's own checkpoint, with the reading of its conventions that guesses best."""
+    from redrafter.interop import conventions  # imports transformers, which packed weights do not need
+
+    return conventions.choose(read(folder_of(target), target), target)
 
 
 def folder_of(target: TargetInfo) -> Path:
