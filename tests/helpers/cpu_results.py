@@ -4,7 +4,7 @@ Inputs come from numpy's integers, so they have the same bits on every machine.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -106,8 +106,20 @@ def attention() -> Results:
             yield f"attention, {name}", ops.attend(q.view(batch, n, heads, size), *seen, size**-0.5)
 
 
+def tree(place: int, length: int, parents: Sequence[int], slots: Sequence[int], newest: int = 24) -> Tensor:
+    """Lines of the nodes of a tree behind `length` tokens; a root's parent is -1, and parents come first."""
+    paths: list[list[int]] = []
+    for parent, slot in zip(parents, slots, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else range(length)), slot])
+    lines = [
+        [3 + 5 * node, len(path) - 1, len(path) - 1, 0, place, slots[node], *([-1] * newest + path)[-newest:]]
+        for node, path in enumerate(paths)
+    ]
+    return torch.tensor(lines)
+
+
 def passes() -> Results:
-    """A prompt of 37 tokens, then three tokens at once, by models of two layers."""
+    """A prompt of 37 tokens, then three tokens at once, then trees of 9 nodes and of 1, by models of two layers."""
     for size, gate, kind in ((64, SILU, 0), (128, GELU, 3), (16, SILU, 9)):
         sizes = Sizes(
             hidden=96, heads=6, kv_heads=2, size=size, middle=80 + 16 * (gate == GELU), gate=gate, eps=1e-5,
@@ -115,12 +127,12 @@ def passes() -> Results:
         )  # fmt: skip
         made = [_layer(sizes, kind, window) for window in (0, 9)]
         model = PassModel(sizes, made, matrices(VOCAB, 96)[kind], None, floats(96))
-        rotations = [(tensor(40, size // 2), tensor(40, size // 2))]
+        rotations = [(tensor(50, size // 2), tensor(50, size // 2))]
         tokens = torch.from_numpy(RNG.integers(0, VOCAB, (2, 40)))
         for dtype in (torch.float32, torch.float16, torch.int8):
             for bits in (0, 8, 16):
                 wide = size + SCALE_BYTES * (dtype is torch.int8)
-                cache = [tuple(torch.zeros(2, 2, 40, wide, dtype=dtype) for _ in range(2)) for _ in made]
+                cache = [tuple(torch.zeros(2, 2, 50, wide, dtype=dtype) for _ in range(2)) for _ in made]
                 for first, last in ((0, 37), (37, 40)):
                     pieces = [Piece(row, first, own[first:last]) for row, own in enumerate(tokens)]
                     logits, states = model.run(
@@ -129,6 +141,10 @@ def passes() -> Results:
                     name = f"pass of {first} to {last}, {size}, {dtype}, {bits} bits"
                     yield f"logits, {name}", logits
                     yield f"states, {name}", states
+                nodes = torch.cat([tree(0, 40, (-1, 0, 0, 1, 1, 2, 3, 5, 5), range(40, 49)), tree(1, 40, (-1,), (40,))])
+                logits, states = model.run(nodes, cache, rotations, wanted=(0, 1, 2), bits=bits)
+                yield f"logits, trees, {size}, {dtype}, {bits} bits", logits
+                yield f"states, trees, {size}, {dtype}, {bits} bits", states
                 for i, (keys, values) in enumerate(cache):
                     yield f"keys, layer {i}, {size}, {dtype}, {bits} bits", keys
                     yield f"values, layer {i}, {size}, {dtype}, {bits} bits", values

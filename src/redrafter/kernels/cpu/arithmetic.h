@@ -30,9 +30,15 @@ static inline void rms_norm(const float* x, const float* weight, float eps, floa
 
 // y = x · cos + rotate_half(x) · sin; y may be x. Angles of the second half begin at `second`: 0 if both halves share them.
 static inline void rotate(const float* x, const float* cos, const float* sin, long second, float* y, long size) {
-  long half = size / 2;
-  for (long d = 0; d < half; d++) {
-    float a = x[d], b = x[d + half];
+  const long half = size / 2;
+  long d = 0;
+  for (; d + LANES <= half; d += LANES) {
+    const vec a = load(x + d), b = load(x + d + half);
+    store(y + d, a * load(cos + d) - b * load(sin + d));
+    store(y + d + half, b * load(cos + d + second) + a * load(sin + d + second));
+  }
+  for (; d < half; d++) {
+    const float a = x[d], b = x[d + half];
     y[d] = a * cos[d] - b * sin[d];
     y[d + half] = b * cos[d + second] + a * sin[d + second];
   }

@@ -10,20 +10,23 @@
 
 #include "cache.h"
 
-// Visible slots: first, first + 1, ..., first + count - 1, and then the slots of `more`.
+// Visible positions: first to end - 1. Those before `straight` are in the slots of their own numbers plus `shift`, the others
+// in the slots of `more`.
 struct Seen {
-  long first = 0, count = 0;
-  long skipped = 0;  // numbers below 16 that no visible slot has, so that numbers and positions agree modulo 16
+  long first = 0, end = 0, straight = 0, shift = 0;
   std::vector<long> more;
-  long size() const { return skipped + count + (long)more.size(); }
-  long slot(long i) const {
-    i = i < skipped ? 0 : i - skipped;
-    return i < count ? first + i : more[i - count];
+  long base() const { return first / LANES * LANES; }  // where sums begin: their order goes by positions modulo 16
+  long size() const { return end - base(); }
+  long slot(long position) const { return position < straight ? position + shift : more[position - straight]; }
+  long reach() const {  // no slot is behind it
+    long most = straight + shift;
+    for (long slot : more) most = slot < most ? most : slot + 1;
+    return most;
   }
   void add(long slot) {
-    if (count == 0 && more.empty()) first = slot;
-    if (more.empty() && slot == first + count) count++;
+    if (more.empty() && slot == end + shift) straight++;
     else more.push_back(slot);
+    end++;
   }
 };
 
@@ -37,12 +40,11 @@ INLINE void add_values(const Number* values, long size, const Seen& seen, const 
   vec found[Q][COUNT];
   for (int h = 0; h < Q; h++)
     for (int c = 0; c < COUNT; c++) found[h][c] = zero();
-  long slot = seen.first;
-  for (long s = seen.skipped, total = seen.size(); s < total; s++, slot++) {
-    if (s >= seen.skipped + seen.count) slot = seen.slot(s);
-    const Slot<Number> value(values, slot, size);
+  const long base = seen.base();
+  for (long p = seen.first; p < seen.end; p++) {
+    const Slot<Number> value(values, seen.slot(p), size);
     for (int h = 0; h < Q; h++) {
-      const vec weight = all(weights[h * room + s]);
+      const vec weight = all(weights[h * room + p - base]);
       for (int c = 0; c < COUNT; c++) found[h][c] = fma(value(d + c * LANES), weight, found[h][c]);
     }
   }
@@ -53,12 +55,14 @@ INLINE void add_values(const Number* values, long size, const Seen& seen, const 
 template <int Q, typename Number>
 static void attend(const float* const* q, const Number* keys, const Number* values, long size, const Seen& seen,
                    float scale, float* scores, long room, float* const* out) {
-  long total = seen.size();
+  const long base = seen.base(), skipped = seen.first - base, total = seen.size();
   for (long s = 0; s < total; s += LANES) {
     vec dot[Q][LANES];
     long count = total - s < LANES ? total - s : LANES;
     for (long i = 0; i < LANES; i++) {
-      const Slot<Number> key(keys, seen.slot(i < count ? s + i : s), size);
+      const long p = base + (i < count ? s + i : s), slot = seen.slot(p < seen.first ? seen.first : p);
+      const Slot<Number> key(keys, slot, size);
+      prefetch(values, slot, size);
       vec own[Q];
       for (int h = 0; h < Q; h++) own[h] = zero();
       for (long d = 0; d < size; d += LANES) {
@@ -72,7 +76,7 @@ static void attend(const float* const* q, const Number* keys, const Number* valu
   float by[Q];
   for (int h = 0; h < Q; h++) {
     float* own = scores + h * room;
-    for (long s = 0; s < seen.skipped; s++) own[s] = -INFINITY;
+    for (long s = 0; s < skipped; s++) own[s] = -INFINITY;
     for (long s = total; s % LANES; s++) own[s] = -INFINITY;
     vec most = load(own);
     for (long s = LANES; s < total; s += LANES) most = max(most, load(own + s));
@@ -81,7 +85,7 @@ static void attend(const float* const* q, const Number* keys, const Number* valu
     for (long s = 0; s < total; s += LANES) {
       vec e = exp(load(own + s) - peak);
       store(own + s, e);
-      for (long i = s; i < seen.skipped; i++) own[i] = 0;
+      for (long i = s; i < skipped; i++) own[i] = 0;
       for (long i = total - s; i < LANES; i++) own[s + i] = 0;
       weight = weight + load(own + s);
     }

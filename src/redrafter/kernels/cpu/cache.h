@@ -29,6 +29,13 @@ struct Slot<int8_t> {
   INLINE_MEMBER vec operator()(long d) const { return bytes(at + d) * by; }
 };
 
+// Asks memory for a head of a slot in advance.
+template <typename Number>
+INLINE void prefetch(const Number* cache, long slot, long size) {
+  const long step = Slot<Number>::step(size) * sizeof(Number);
+  for (long i = 0; i < step; i += 64) __builtin_prefetch((const char*)cache + slot * step + i, 0, 2);
+}
+
 static inline void write_head(float* to, const float* from, long size) { memcpy(to, from, size * sizeof(float)); }
 static inline void write_head(uint16_t* to, const float* from, long size) {
   for (long d = 0; d < size; d += LANES) store(to + d, limited(load(from + d), 65504.0f));

@@ -67,7 +67,10 @@ std::vector<Seen> seen_in(const float* mask, long mask_row, long mask_step, long
   for (long t = 0; t < batch * n; t++) {
     const float* own = mask + t / n * mask_row + t % n * mask_step;
     for (long s = 0; s < slots; s++)
-      if (own[s] == 0) found[t].add(s);
+      if (own[s] == 0) {
+        if (found[t].end == 0) found[t].shift = s;
+        found[t].add(s);
+      }
     if (found[t].size() == 0) found[t].add(0);  // a token that nobody reads
   }
   return found;

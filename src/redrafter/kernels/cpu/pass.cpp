@@ -5,8 +5,8 @@
 
 #include "arithmetic.h"
 #include "attention.h"
+#include "joint_attention.h"
 #include "model.h"
-#include "prompt_attention.h"
 #include "team.h"
 
 namespace {
@@ -18,24 +18,22 @@ vec gated(vec x, long kind) {
   return x - x / (exp(u + u) + all(1.0f));
 }
 
-// The slots that a token sees; `window` limits them to the newest.
+// What a token sees; `window` limits it to the newest.
 Seen seen_by(const Pass& p, long token, long window) {
   const int64_t* newest = p.lines + token * p.columns + SLOTS;
-  const long all = p.at(token, INDEX) + 1, older = all - (p.columns - SLOTS);
-  Seen found;
-  found.first = window && all > window ? all - window : 0;
-  found.skipped = found.first % LANES;
-  found.count = std::max(older - found.first, 0L);
-  for (long i = found.first + found.count; i < all; i++) found.add(newest[i - older]);
-  return found;
+  const long end = p.at(token, INDEX) + 1, older = end - (p.columns - SLOTS);
+  Seen seen;
+  seen.first = window && end > window ? end - window : 0;
+  seen.end = seen.straight = std::max(seen.first, older);
+  while (seen.end < end) seen.add(newest[seen.end - older]);
+  return seen;
 }
 
-// Whether every key is in the slot of its index.
-bool straight(const Seen& seen) { return seen.first == 0 && seen.more.empty(); }
-
-// What a thread attends to at once: one token, and the heads that share a key head; or one head of tokens of a prompt.
+// What a thread attends to at once: pairs `from` to `to` of a token and a head, token by token, counted from a token and the
+// first head of a key head. Where there are too few for joint attention, those of one token.
 struct Unit {
-  long first, count, head;
+  long token, kv_head, from, to;
+  bool joint;
 };
 
 constexpr long FEW = 8;  // tokens
@@ -43,7 +41,7 @@ constexpr long FEW = 8;  // tokens
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
-      : m(model), p(pass), tokens(p.tokens), normed(tokens, m.hidden, p.bits, plain(model)),
+      : m(model), p(pass), tokens(p.tokens), group(m.heads / m.kv_heads), normed(tokens, m.hidden, p.bits, plain(model)),
         found(tokens, m.heads * m.size, p.bits, plain(model)), inner(tokens, m.middle, p.bits, plain(model)),
         kept(p.kept_count, m.hidden, p.bits, plain(model)), x(new float[tokens * m.hidden]), q(new float[tokens * m.heads * m.size]),
         k(new float[tokens * m.kv_heads * m.size]), v(new float[tokens * m.kv_heads * m.size]),
@@ -52,15 +50,13 @@ class Runner {
     for (long l = 0; l < m.layer_count; l++)
       if (m.layers[l].window && near.empty())
         for (long t = 0; t < tokens; t++) near.push_back(seen_by(p, t, m.layers[l].window));
-    for (auto& each : far) longest = std::max(longest, each.size());
     divide();
   }
 
   void run() {
     Team team(10 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
-      long room = QUERIES * (longest + LANES) + m.heads / m.kv_heads * m.size;
-      if (reads) room = std::max(room, prompt_room(reads, m.size) + 2 * (reads + LANES) * m.size * (p.cache != FP32));
+      const long room = std::max(QUERIES * (longest + LANES) + group * m.size, joint_room(reach, m.size));
       std::vector<float> part(4 * tokens * LANES), scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
@@ -74,7 +70,8 @@ class Runner {
  private:
   const Model& m;
   const Pass& p;
-  long tokens, longest = 0, reads = 0;  // most slots that a token sees, and that a token of a prompt sees
+  long tokens, group;           // group: heads that share a key head
+  long longest = 0, reach = 0;  // most slots that a token sees; joint attention reads no slot from `reach` on
   Rows normed, found, inner, kept;
   Numbers x, q, k, v, out;
   std::vector<Seen> far, near;  // visible slots of each token, in layers without and with a window
@@ -88,20 +85,24 @@ class Runner {
     return any;
   }
 
-  // Neighbouring tokens of a row are attended to together if they are enough, and see all slots before their own.
+  // Neighbouring tokens of a row are attended to together, if they are enough to fill half of a vector.
   void divide() {
-    const long group = m.heads / m.kv_heads;
+    for (auto& each : far) longest = std::max(longest, each.size());
     std::vector<Unit> parts;
     for (long t = 0, next; t < tokens; t = next) {
-      for (next = t; next < tokens && next - t < TOGETHER; next++)
-        if (!straight(far[next]) || p.at(next, PLACE) != p.at(t, PLACE)) break;
-      if (next - t < LANES) next = t + 1;
-      else for (long i = t; i < next; i++) reads = std::max(reads, far[i].size());
-      parts.push_back({t, next - t, 0});
+      for (next = t; next < tokens && p.at(next, PLACE) == p.at(t, PLACE) && joins(far[next]);) next++;
+      const long pairs = (next - t) * group;
+      const bool joint = next > t + 1 && 2 * pairs >= LANES;
+      if (joint) {
+        for (long i = t; i < next; i++) reach = std::max(reach, far[i].reach());
+        for (long i = 0; i < pairs; i += LANES) parts.push_back({t, 0, i, std::min(pairs, i + LANES), true});
+      } else {
+        next = t + 1;
+        parts.push_back({t, 0, 0, group, false});
+      }
     }
     for (long h = 0; h < m.kv_heads; h++)
-      for (auto& part : parts)
-        for (long i = 0; i < (part.count > 1 ? group : 1); i++) units.push_back({part.first, part.count, h * group + i});
+      for (Unit part : parts) part.kv_head = h, units.push_back(part);
   }
 
   // work(u) for every u below `count`, then each(i) for every i below `after`.
@@ -133,10 +134,7 @@ class Runner {
       else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
     };
     products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
-    auto attend = [&](long u) {
-      if (units[u].count == 1) attention(l, index, units[u], scores);
-      else prompt_attention(l, index, units[u], scores);
-    };
+    auto attend = [&](long u) { attention(l, index, units[u], scores); };
     share(member, units.size(), attend, whole_tiles() ? 0 : tokens, [&](long t) { fill_found(t, 0, m.heads); });
     auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
     products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
@@ -192,7 +190,7 @@ class Runner {
 
   // Rotated queries of one token and key head; the rotated key, and the value, in the KV cache.
   void store_keys(const Layer& l, long index, long u) {
-    long half = m.size / 2, group = m.heads / m.kv_heads, t = u / m.kv_heads, h = u % m.kv_heads;
+    const long half = m.size / 2, t = u / m.kv_heads, h = u % m.kv_heads;
     const long turn = p.at(t, POSITION) * half;
     const float *cos = p.cos[l.rotation] + turn, *sin = p.sin[l.rotation] + turn;
     for (long i = 0; i < group; i++) {
@@ -225,17 +223,31 @@ class Runner {
   // Where the keys and values of a token's row and a key head begin.
   long keys_of(long t, long kv_head) const { return p.at(t, PLACE) * p.row_step + kv_head * p.head_step; }
 
-  void attention(const Layer& l, long index, const Unit& unit, float* scores) {
-    const long group = m.heads / m.kv_heads, width = group * m.size, room = longest + LANES, t = unit.first;
-    const long at = keys_of(t, unit.head / group), own = (t * m.heads + unit.head) * m.size;
-    float* made = scores + QUERIES * room;
-    const Seen& seen = (l.window ? near : far)[t];
+  // The query of a pair. Those of a token's other heads follow.
+  float* query(const Unit& unit, long pair) const {
+    return &q[((unit.token + pair / group) * m.heads + unit.kv_head * group + pair % group) * m.size];
+  }
+
+  // Results take the places of their queries.
+  void attention(const Layer& l, long index, const Unit& unit, float* scratch) {
+    const std::vector<Seen>& seen = l.window ? near : far;
+    const long at = keys_of(unit.token, unit.kv_head), count = unit.to - unit.from;
     each_kind([&](auto number) {
       auto *keys = (const decltype(number)*)p.keys[index] + at, *values = (const decltype(number)*)p.values[index] + at;
-      attend_heads(&q[own], keys, values, group, m.size, seen, m.scale, scores, room, made);
+      if (unit.joint) {
+        Pair pairs[LANES];
+        for (long i = 0; i < count; i++)
+          pairs[i] = {query(unit, unit.from + i), &seen[unit.token + (unit.from + i) / group]};
+        attend_pairs(pairs, count, keys, values, m.size, m.scale, scratch);
+      } else {
+        const long room = longest + LANES;
+        float *own = query(unit, 0), *made = scratch + QUERIES * room;
+        attend_heads(own, keys, values, group, m.size, seen[unit.token], m.scale, scratch, room, made);
+        memcpy(own, made, group * m.size * sizeof(float));
+      }
     });
-    memcpy(&q[own], made, width * sizeof(float));  // the queries have served their purpose
-    if (whole_tiles()) fill_found(t, unit.head, group);
+    if (whole_tiles())
+      for (long i = unit.from; i < unit.to; i++) fill_found(unit.token + i / group, unit.kv_head * group + i % group, 1);
   }
 
   // Whether the results of every head are whole tiles of activations.
@@ -244,41 +256,6 @@ class Runner {
   // Some heads' results of a token, which lie where their queries were, for the next product.
   void fill_found(long t, long head, long count) {
     found.fill(t, &q[(t * m.heads + head) * m.size], count * m.size, head * m.size);
-  }
-
-  // Slots begin to end in fp32. The result points to where slot 0 would be.
-  template <typename Number>
-  const float* widened(const Number* from, long begin, long end, float* room) const {
-    begin = begin / LANES * LANES;  // attention reads whole blocks
-    for (long s = begin; s < end; s++) {
-      const Slot<Number> slot(from, s, m.size);
-      for (long d = 0; d < m.size; d += LANES) store(room + (s - begin) * m.size + d, slot(d));
-    }
-    return room - begin * m.size;
-  }
-
-  void prompt_attention(const Layer& l, long index, const Unit& unit, float* scratch) {
-    const long from = unit.first, count = unit.count, head = unit.head, width = m.heads * m.size;
-    const long at = keys_of(from, head / (m.heads / m.kv_heads));
-    long first[TOGETHER], last[TOGETHER];
-    for (long t = 0; t < count; t++) {
-      const Seen& seen = (l.window ? near : far)[from + t];
-      first[t] = seen.first, last[t] = seen.first + seen.count - 1;
-    }
-    const float *keys = (const float*)p.keys[index] + at, *values = (const float*)p.values[index] + at;
-    if (p.cache != FP32) each_kind([&](auto number) {
-      using Number = decltype(number);
-      long begin = *std::min_element(first, first + count), end = *std::max_element(last, last + count) + 1;
-      float* room = scratch + prompt_room(reads, m.size);
-      keys = widened((const Number*)p.keys[index] + at, begin, end, room);
-      values = widened((const Number*)p.values[index] + at, begin, end, room + (reads + LANES) * m.size);
-    });
-    const float* made = attend_prompt(&q[from * width + head * m.size], width, count, keys, values, m.size, first, last,
-                                      m.scale, scratch);
-    for (long t = 0; t < count; t++) {
-      memcpy(&q[(from + t) * width + head * m.size], made + t * m.size, m.size * sizeof(float));
-      if (whole_tiles()) fill_found(from + t, head, 1);
-    }
   }
 
   // 32 gated numbers of some tokens.
