@@ -1,5 +1,6 @@
 """What holds for every trained kind besides the recurrent one: exact text, training, checkpoints."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,11 @@ HOT = {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3, "presence_penal
 OPTIONS = {
     "medusa": DrafterOptions(drafter="medusa", exit_size=48, draft_vocab=0, heads=3),
     "eagle": DrafterOptions(drafter="eagle", exit_size=64, draft_vocab=0),
+    "eagle3": DrafterOptions(drafter="eagle3", exit_size=64, draft_vocab=0),
+    "block": DrafterOptions(drafter="block", exit_size=64, draft_vocab=0, blocks=1, guesses=3),
+    "block, causal, with a Markov head": DrafterOptions(
+        drafter="block", exit_size=64, draft_vocab=30, blocks=1, guesses=3, causal=True, markov="gated"
+    ),
 }
 
 
@@ -81,22 +87,40 @@ def test_rejection(kind):
     assert len(engine.generate(PROMPTS[0], max_new_tokens=12, **HOT).tokens) == 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIONS)
 def test_it_learns(tmp_path: Path, kind: str) -> None:
     target = Target(make_model("llama", torch.float32))
-    data = make_texts(target, count=40)
+    whole = make_texts(target, count=64)
+    data, held = whole.select(range(40)), whole.select(range(40, 64))
     config = replace(CONFIG, updates=60, evaluate_every=20)
     shape = Shape(width=4, length=3)
     done = train(target, data, tmp_path, options=OPTIONS[kind], config=config, shape=shape)
     losses = [r["loss"] for r in done.records if "loss" in r]
     assert losses[-1] < losses[0]
-    before = simulate(target, bind(make_net(target, data, OPTIONS[kind], 0), target), data, shape)
+    before = simulate(target, bind(make_net(target, data, OPTIONS[kind], 0), target), held, shape)
     engine = redrafter.load(target.model, drafter=tmp_path, shape=shape)
-    assert engine.drafter.name == kind
-    after = simulate(target, engine.drafter, data, shape)
+    assert engine.drafter.name == kind.split(",")[0]
+    after = simulate(target, engine.drafter, held, shape)
     assert after.tokens_per_step > before.tokens_per_step + 0.1
-    plain = engine.plain().generate([[1, 2, 3]], max_new_tokens=16)
-    assert engine.generate([[1, 2, 3]], max_new_tokens=16)[0].tokens == plain[0].tokens
+    for options in ({}, HOT):
+        drafted = engine.generate(PROMPTS, max_new_tokens=20, **options)
+        assert [c.tokens for c in drafted] == texts(engine.plain(), **options)
+        assert sum(c.stats.accepted for c in drafted) > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "block, causal, with a Markov head"])
+def test_resumed_bit_for_bit(tmp_path: Path, kind: str, monkeypatch) -> None:
+    target = Target(make_model("llama", torch.float32))
+    data, config = make_texts(target), replace(CONFIG, updates=6, checkpoint_every=2, evaluate_every=3)
+    train(target, data, tmp_path / "whole", options=OPTIONS[kind], config=config)
+    train(target, data, tmp_path / "parts", options=OPTIONS[kind], config=config)
+    last = "checkpoints/update-00000006"
+    shutil.rmtree(tmp_path / "parts" / last)
+    before = (tmp_path / "parts/checkpoints/update-00000004/state.safetensors").read_bytes()
+    train(target, data, tmp_path / "parts", options=OPTIONS[kind], config=config)
+    whole, parts = ((tmp_path / name / last / "state.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    assert whole != before, "else nothing was learned after the checkpoint"
 
 
 @pytest.mark.parametrize("storage", ["exact", "int8"])
@@ -119,9 +143,16 @@ def test_round_trip(tmp_path, kind, storage):
     ("options", "message"),
     [
         ({"drafter": "medusa", "cell": "rnn"}, "--cell belongs to the recurrent drafter"),
+        ({"drafter": "eagle3", "markov": "rnn"}, "--markov belongs to the block drafter"),
         ({"drafter": "hydra"}, "must be one of recurrent, medusa, eagle"),
     ],
 )
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(ConfigError, match=message):
         DrafterOptions(**options)
+
+
+def test_a_block_drafter_learns_as_far_as_it_guesses(tmp_path: Path) -> None:
+    target = Target(make_model("llama", torch.float32))
+    with pytest.raises(ConfigError, match="guesses 3 tokens at once and cannot learn a depth of 2; give --depth 3"):
+        train(target, make_texts(target), tmp_path, options=OPTIONS["block"], config=replace(CONFIG, depth=2))

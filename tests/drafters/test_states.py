@@ -24,6 +24,8 @@ DRAFTERS = {
     "recurrent+ngram": lambda t: WithNgrams(recurrent_drafter(t, memory_heads=2, memory_size=8)),
     "medusa": lambda t: peer_drafter("medusa", t),
     "eagle": lambda t: peer_drafter("eagle", t),
+    "eagle3": lambda t: peer_drafter("eagle3", t),
+    "block": lambda t: peer_drafter("block", t, markov="rnn"),
     "model": lambda t: ModelDrafter(t, t),
 }
 

@@ -6,8 +6,12 @@ import torch
 import transformers as tf
 
 from benchmarks.oracle import OracleDrafter as OracleDrafter
-from redrafter.drafters.eagle import EagleConfig, EagleDrafter, EagleNet
-from redrafter.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaNet
+from redrafter.drafters import checkpoint
+from redrafter.drafters.base import DrafterNet, NetDrafter
+from redrafter.drafters.eagle import EagleConfig, EagleNet
+from redrafter.drafters.load import bind
+from redrafter.drafters.medusa import MedusaConfig, MedusaNet
+from redrafter.drafters.options import DrafterOptions
 from redrafter.drafters.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentNet
 from redrafter.targets import Target
 
@@ -114,7 +118,7 @@ def recurrent_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
     return RecurrentDrafter(RecurrentNet(RecurrentConfig(**(shape | changes))), target)
 
 
-def peer_drafter(kind: str, target: Target, **changes: Any) -> MedusaDrafter | EagleDrafter:
+def peer_drafter(kind: str, target: Target, **changes: Any) -> NetDrafter[Any]:
     """A peer of the recurrent drafter with random weights."""
     hidden = target.hidden_size
     shape: dict[str, Any] = {
@@ -126,12 +130,15 @@ def peer_drafter(kind: str, target: Target, **changes: Any) -> MedusaDrafter | E
     }
     torch.manual_seed(11)
     if kind == "medusa":
-        net: MedusaNet | EagleNet = MedusaNet(MedusaConfig(**(shape | changes)))
+        net: DrafterNet = MedusaNet(MedusaConfig(**(shape | changes)))
     elif kind == "eagle":
         net = EagleNet(EagleConfig(**(shape | {"head_size": 8} | changes)))
     else:
-        raise ValueError(kind)
+        options = DrafterOptions(
+            drafter=kind, **({"exit_size": 24, "heads": 4, "draft_vocab": 0, "blocks": 2} | changes)
+        )
+        net = checkpoint.make(options.config_for(target))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.normal_(0, 0.2)
-    return MedusaDrafter(net, target) if isinstance(net, MedusaNet) else EagleDrafter(net, target)
+    return bind(net, target)

@@ -83,19 +83,28 @@ class DrafterNet(nn.Module):
         """(V', F): features times its transpose are logits. By default the target's own output embedding."""
         return output_embedding
 
+    def training_vocabulary(self, output_embedding: Tensor) -> Tensor:
+        """The same for the features of training, in which all that logits are a sum of stands side by side."""
+        return self.vocabulary(output_embedding)
+
     @property
     def tied(self) -> bool:
-        """Whether the vocabulary is the target's output embedding, so that tokens can be added or left out."""
+        """Whether the vocabulary is the target's output embedding."""
         rows = torch.empty(0)
         return self.vocabulary(rows) is rows
 
+    @property
+    def extensible(self) -> bool:
+        """Whether tokens can be added or left out, since no weights are theirs."""
+        return self.tied
+
     def guess_first(self, most: int) -> None:
-        """Guess among the first `most` token ids only, if the network is tied and its first ids are the most frequent.
+        """Guess among the first `most` token ids only, if it can leave some out and its first are the most frequent.
 
         Ascending ids are in no order of frequency: older versions of the trainer sorted them.
         """
         ids = self.token_ids
-        if ids is not None and len(ids) > most and self.tied and bool((ids.diff() < 0).any()):
+        if ids is not None and len(ids) > most and self.extensible and bool((ids.diff() < 0).any()):
             self.token_ids, self.left_out = ids[:most], ids[most:]
             self.config = replace(self.config, draft_vocab_size=most)
 
@@ -110,7 +119,9 @@ class DrafterNet(nn.Module):
     def guess_more(self, count: int) -> None:
         """Make room for `count` token ids; the caller names the new ones."""
         require(
-            self.tied, "only a drafter whose head is tied to the target's can guess more tokens than it has learned"
+            self.extensible,
+            "only a drafter without weights of its own for each token (--head tied, no Markov head) can guess more "
+            "tokens than it has learned",
         )
         if self.token_ids is not None:
             self.token_ids = F.pad(self.token_ids, (0, count - len(self.token_ids)))
@@ -214,6 +225,12 @@ def last_accepted(hidden: Tensor, accepted: Accepted) -> Tensor:
 
 def target_sizes(options: Any, target: Target, layers: tuple[int, ...]) -> dict[str, Any]:
     """The fields of `DrafterConfig`, for a network that reads these layers of the target."""
+    count = target.layer_count
+    for layer in layers:
+        require(
+            -count - 1 <= layer <= count,
+            f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
+        )
     return {
         "vocab_size": target.vocab_size,
         "embedding_size": embedding_shape(target.input_embedding)[1],

@@ -4,7 +4,7 @@ The caller keeps the keys and values. EAGLE-like and block networks are made of 
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from redrafter.bounds import Bounds, Positive, Size
 from redrafter.config import require
-from redrafter.drafters.base import DrafterConfig
+from redrafter.drafters.base import DrafterConfig, target_sizes
+from redrafter.drafters.options import DrafterOptions
+from redrafter.targets import Target
 
 Turn = tuple[Tensor, Tensor]
 """Cosines and sines of the rotary angles, (B, 1, n, r / 2) each: the first r numbers of a head are turned."""
@@ -64,6 +66,25 @@ class DecoderConfig(DrafterConfig):
     @property
     def key_heads(self) -> int:
         return self.kv_heads or self.heads
+
+
+def sizes_for(options: DrafterOptions, target: Target, blocks: int) -> dict[str, Any]:
+    """The fields of a new network of published form; `blocks` if the options say nothing of them.
+
+    It reads the hidden states that published drafters read; of a target with few layers fewer.
+    """
+    hidden, count = target.hidden_size, target.layer_count
+    usual = {min(2, count - 1), count // 2, max(count // 2, count - 3)}
+    head_size = min(64, hidden)
+    return target_sizes(options, target, options.layers or tuple(sorted(usual))) | {
+        "blocks": blocks if options.blocks is None else options.blocks,
+        "heads": options.heads or hidden // head_size,
+        "head_size": head_size,
+        "exit_size": options.exit_size or getattr(target.config, "intermediate_size", None) or 4 * hidden,
+        "norm_eps": getattr(target.config, "rms_norm_eps", None) or 1e-6,
+        "scaled_norms": True,
+        "head": options.head,
+    }
 
 
 class Norm(nn.Module):

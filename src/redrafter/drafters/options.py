@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Cell = Literal["rnn", "gated", "none"]
 FirstState = Literal["embedding", "zero", "context"]
 HeadKind = Literal["own", "tied"]
+Markov = Literal["none", "vanilla", "gated", "rnn"]
 Blocks = Annotated[int, Bounds(least=0, most=1024)]
 
 
@@ -22,7 +23,8 @@ class DrafterOptions:
     """The kind of drafter to train, and its sizes where they do not follow from the target."""
 
     drafter: str = "recurrent"
-    """`recurrent`, `medusa` (one network for each depth) or `eagle` (one transformer layer)."""
+    """`recurrent`, `medusa` (one network for each depth), `eagle` (one transformer layer), `eagle3` (the same in its
+    published form) or `block` (layers that guess all depths at once)."""
     cell: Cell = "gated"
     """`rnn` (the papers'), `gated` or `none`."""
     first_state: FirstState = "context"
@@ -30,11 +32,11 @@ class DrafterOptions:
     state_size: Size | None = None
     """Width of the recurrent state (default: 1024, or the target's hidden size if that is larger)."""
     exit_size: Size | None = None
-    """Width of the residual blocks (default: the state's; medusa: the hidden state's); eagle: of the MLP."""
+    """Width of the residual blocks (default: the state's; medusa: the hidden state's); of the MLP of other kinds."""
     blocks: Blocks | None = None
-    """Residual blocks before the head (default: 4; medusa: 1 at each depth)."""
+    """Residual blocks before the head (default: 4; medusa: 1 at each depth); eagle3, block: layers (default: 1, 3)."""
     heads: Size | None = None
-    """medusa: how many networks, the same as --depth (default 6); eagle: attention heads (default: one for each 64)."""
+    """medusa: how many networks, the same as --depth (default 6); others: attention heads (default: one per 64)."""
     head: HeadKind = "tied"
     """`tied` to the target's output embedding, or `own` weights."""
     draft_vocab: CountOrZero = 16384
@@ -45,6 +47,12 @@ class DrafterOptions:
     """Heads of a memory over the accepted text (0: none)."""
     memory_size: Size = 128
     """Width of the memory's keys and values."""
+    guesses: Annotated[int, Bounds(least=1, most=255)] = 6
+    """block: how many tokens it guesses at once, the same as --depth."""
+    causal: bool = False
+    """block: a guess sees only what stands before it in the block."""
+    markov: Markov = "none"
+    """block: a Markov head corrects each guess by the one before: `vanilla`, `gated` or `rnn`."""
     normed: bool = True
     """Normalise hidden states, embeddings and the input of each block to unit size."""
 

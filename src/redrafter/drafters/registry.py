@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from redrafter.targets import Target
 
 MODULES = {
-    "recurrent": "redrafter.drafters.recurrent",
-    "medusa": "redrafter.drafters.medusa",
-    "eagle": "redrafter.drafters.eagle",
+    "recurrent": "redrafter.drafters.recurrent:KIND",
+    "medusa": "redrafter.drafters.medusa:KIND",
+    "eagle": "redrafter.drafters.eagle:KIND",
+    "eagle3": "redrafter.drafters.eagle:EAGLE3",
+    "block": "redrafter.drafters.block:KIND",
 }
-"""Name of a kind -> the package whose `KIND` describes it."""
-READ_ONLY = {"block": "redrafter.drafters.block"}
-"""The same for kinds that are read from other projects' folders, and not trained here."""
+"""Name of a kind -> where the `DrafterKind` is that describes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class DrafterKind:
     """config -> network with untrained weights."""
     drafter: "Callable[[Any, Any], NetDrafter[Any]]"
     """(network, target) -> drafter."""
-    features: "Callable[[Any, LossInput], tuple[Tensor, Tensor | None]] | None"
+    features: "Callable[[Any, LossInput], tuple[Tensor, Tensor | None]]"
     """The forward pass in training: (network, input) -> features (T, n, F) and an additional loss or None.
-    A kind without one is not trained.
 
-    Training multiplies the features by `network.vocabulary` and applies the loss the user chose to these logits.
+    Training multiplies the features by `network.training_vocabulary` and applies the loss the user chose to these
+    logits.
     """
     calibrate: "Callable[[Any, Target, Iterable[TrainingBatch]], None] | None" = None
     """Runs before each evaluation, on training batches: sets what the network stores but no gradient trains."""
@@ -57,24 +57,25 @@ _loaded: dict[str, DrafterKind] = {}
 
 
 def names() -> tuple[str, ...]:
-    """All registered kinds that can be trained.
+    """All registered kinds.
 
     >>> names()[:3]
     ('recurrent', 'medusa', 'eagle')
     """
-    return (*MODULES, *(name for name in _loaded if name not in MODULES | READ_ONLY))
+    return (*MODULES, *(name for name in _loaded if name not in MODULES))
 
 
 def get(name: str) -> DrafterKind:
-    if name not in names() and name not in READ_ONLY:
+    if name not in names():
         raise ConfigError(f"drafter must be one of {', '.join(names())}, got {shown(name)}")
     if name not in _loaded:
-        _loaded[name] = import_module((MODULES | READ_ONLY)[name]).KIND
+        module, _, attribute = MODULES[name].partition(":")
+        _loaded[name] = getattr(import_module(module), attribute)
     return _loaded[name]
 
 
 def register(kind: DrafterKind) -> None:
     """Add a kind from outside this package. Its name must be free."""
-    if kind.name in (*names(), *READ_ONLY) and _loaded.get(kind.name) != kind:
+    if kind.name in names() and _loaded.get(kind.name) != kind:
         raise ConfigError(f"a drafter kind named {kind.name!r} exists already; choose another name")
     _loaded[kind.name] = kind

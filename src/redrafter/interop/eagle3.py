@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from redrafter.bounds import shown
-from redrafter.drafters import EagleConfig, files
+from redrafter.drafters import files
+from redrafter.drafters.eagle import Eagle3Config
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch
 from redrafter.interop.decoder_layers import (
     build,
@@ -50,7 +51,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     chosen = _layers(config, target, folder)
     each = any(name.startswith("fc_norm.") for name in tensors)
     sizes = made(
-        EagleConfig,
+        Eagle3Config,
         folder,
         **fields,
         context_size=target_size * len(chosen[0][1]),
@@ -82,7 +83,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     return Published(f"EAGLE-3 in the layout of {layout}", net, tuple(readings), usual=0.5)
 
 
-def _names(config: EagleConfig, first: str) -> dict[str, str]:
+def _names(config: Eagle3Config, first: str) -> dict[str, str]:
     """Our tensor -> theirs."""
     prefixes = [first, *(f"layers.{i}." for i in range(1, config.blocks))]
     norms = {

@@ -57,9 +57,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.feature_loss = net, feature_loss
-        features = registry.get(net.config.kind).features
-        assert features is not None, "kinds that cannot be trained make no configuration"
-        self.features = features
+        self.features = registry.get(net.config.kind).features
         on_gpu = target.device.type == "cuda"
         self.depth, self.chunk, self.bf16 = depth, chunk or (8192 if on_gpu else 512), bf16
         self.reach = loss == "acceptance"  # weigh a depth by the probability that all depths before it are accepted
@@ -77,7 +75,7 @@ class Objective(nn.Module):
         device = batch.tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             features, additional = self.features(self.net, self._inputs(batch, states))  # (T, n, F)
-            vocabulary = self.net.vocabulary(self.teacher.weight)
+            vocabulary = self.net.training_vocabulary(self.teacher.weight)
         if self.bf16:
             vocabulary = vocabulary.bfloat16()
         total, right, count = VocabularyLoss.apply(  # type: ignore[no-untyped-call]

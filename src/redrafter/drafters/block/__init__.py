@@ -2,9 +2,10 @@
 
 from redrafter.drafters.block.config import BlockConfig
 from redrafter.drafters.block.drafter import BlockDrafter
+from redrafter.drafters.block.loss import training_features
 from redrafter.drafters.block.network import BlockNet
 from redrafter.drafters.registry import DrafterKind
 
-KIND = DrafterKind(config=BlockConfig, network=BlockNet, drafter=BlockDrafter, features=None)
+KIND = DrafterKind(config=BlockConfig, network=BlockNet, drafter=BlockDrafter, features=training_features)
 
 __all__ = ["KIND", "BlockConfig", "BlockDrafter", "BlockNet"]

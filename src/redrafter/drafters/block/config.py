@@ -1,13 +1,13 @@
 """Sizes of a block drafter."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from redrafter.bounds import Bounds, CountOrZero, Size
 from redrafter.config import require
-from redrafter.drafters.decoder import DecoderConfig
-from redrafter.drafters.options import HeadKind
-from redrafter.errors import ConfigError
+from redrafter.drafters.base import require_matching_output
+from redrafter.drafters.decoder import DecoderConfig, sizes_for
+from redrafter.drafters.options import DrafterOptions, HeadKind, Markov
 from redrafter.targets import Target
 
 
@@ -16,7 +16,9 @@ class BlockConfig(DecoderConfig):
     """Sizes of a block network, and what published ones do differently."""
 
     kind: ClassVar[str] = "block"
-    training_options: ClassVar[tuple[str, ...]] = ()
+    training_options: ClassVar[tuple[str, ...]] = (
+        "exit_size", "blocks", "heads", "head", "draft_vocab", "layers", "guesses", "causal", "markov",
+    )  # fmt: skip
 
     width: Size
     """Width of the layers."""
@@ -34,7 +36,7 @@ class BlockConfig(DecoderConfig):
     """For each layer how many tokens before the last one all slots see, as `speculators` trains it; 0: all."""
     causal_windows: bool = True
     """Whether layers with a window are causal within the block."""
-    markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
+    markov: Markov = "none"
     """How a guess depends on the guess before it, besides the block's logits."""
     markov_rank: Size = 1
     """Width of what is known of the guess before."""
@@ -61,5 +63,26 @@ class BlockConfig(DecoderConfig):
         return self.width
 
     @classmethod
-    def for_target(cls, options: Any, target: Target) -> Self:  # noqa: ARG003
-        raise ConfigError(f"a {cls.kind} drafter is read from other projects' folders, and not trained here")
+    def for_target(cls, options: DrafterOptions, target: Target) -> Self:
+        """As DFlash, or with a Markov head as DSpark: then the last token's slot guesses too."""
+        require_matching_output(cls.kind, target)
+        sizes, from_last = sizes_for(options, target, blocks=3), options.markov != "none"
+        return cls(
+            **sizes,
+            width=sizes["embedding_size"],
+            slots=options.guesses + (not from_last),
+            mask_token=target.vocab_size - 1,  # often nothing but room in the vocabulary
+            from_last=from_last,
+            guesses=options.guesses,
+            causal=options.causal,
+            head_norms=True,
+            markov=options.markov,
+            markov_rank=min(256, target.hidden_size) if from_last else 1,
+        )
+
+    def check_training(self, depth: int, rollouts: int) -> None:
+        require(
+            self.guesses == depth,
+            f"a block drafter guesses {self.guesses} tokens at once and cannot learn a depth of {depth}; give --depth "
+            f"{self.guesses}, or for a new drafter another number of --guesses",
+        )

@@ -31,11 +31,7 @@ class BlockDrafter(NetDrafter[BlockNet]):
 
     def __init__(self, net: BlockNet, target: TargetInfo) -> None:
         super().__init__(net, target)
-        if self.net.embedding is not None:
-            self.embed = self.net.embedding
-        config, device = self.net.config, self.vocabulary.device
-        self.masks = torch.full((1, config.slots - 1), config.mask_token, device=device)
-        self.slots = torch.arange(config.slots, device=device)
+        self.slots = torch.arange(self.net.config.slots, device=self.vocabulary.device)
 
     @property
     def default_length(self) -> int:
@@ -83,21 +79,11 @@ class BlockDrafter(NetDrafter[BlockNet]):
 
     def _features(self, state: BlockState, last: Tensor) -> Tensor:
         """(B, slots, width) of the last token and the masks behind it."""
-        config, (batch, room) = self.net.config, (len(last), state.keys.shape[3])
-        embeddings = self.embed(torch.cat([last[:, None], self.masks.expand(batch, -1)], 1))
-        if self.net.mask is not None:
-            embeddings = torch.cat([embeddings[:, :1], self.net.mask.expand(batch, len(self.slots) - 1, -1)], 1)
-        place = torch.arange(room, device=last.device)
-        text = place < state.lengths[:, None]  # (B, S)
-        all_slots = torch.ones(config.slots, config.slots, dtype=torch.bool, device=last.device)
+        room = state.keys.shape[3]
 
         def read(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            window = config.windows[layer] if config.windows else 0
-            near = text & (place >= state.lengths[:, None] - window) if window else text
-            causal = config.causal or (window > 0 and config.causal_windows)
-            block = all_slots.tril() if causal else all_slots
-            seen = near[:, None].expand(-1, config.slots, -1)
-            kept = (state.keys[:, layer], state.values[:, layer], seen)
-            return attend(query, kept, (key, value, block.expand(batch, -1, -1)))
+            text, block = self.net.visible(layer, state.lengths, room)
+            seen, own = (x.expand(len(last), len(self.slots), -1) for x in (text[:, None], block))
+            return attend(query, (state.keys[:, layer], state.values[:, layer], seen), (key, value, own))
 
-        return self.net.run(embeddings, state.lengths[:, None] + self.slots, read)
+        return self.net.run(self.net.block(last, self.embed), state.lengths[:, None] + self.slots, read)

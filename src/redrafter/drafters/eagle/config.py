@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from redrafter.bounds import Size
 from redrafter.config import require
 from redrafter.drafters.base import require_matching_output, target_sizes
-from redrafter.drafters.decoder import DecoderConfig
+from redrafter.drafters.decoder import DecoderConfig, sizes_for
 from redrafter.drafters.options import DrafterOptions, HeadKind
 from redrafter.targets import Target
 
@@ -88,3 +88,17 @@ class EagleConfig(DecoderConfig):
             not rollouts,
             "an EAGLE drafter learns from whole texts, not from rollouts: give data made without --local",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(EagleConfig):
+    """EAGLE-3: a network of published form, which other engines load too."""
+
+    kind: ClassVar[str] = "eagle3"
+    training_options: ClassVar[tuple[str, ...]] = ("exit_size", "blocks", "heads", "head", "draft_vocab", "layers")
+
+    @classmethod
+    def for_target(cls, options: DrafterOptions, target: Target) -> Self:
+        require_matching_output(cls.kind, target)
+        sizes = sizes_for(options, target, blocks=1)
+        return cls(**sizes, width=target.hidden_size, projected=True, joined=True, last_norm=True)

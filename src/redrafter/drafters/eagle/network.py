@@ -35,6 +35,8 @@ class EagleNet(DrafterNet):
         self.context_norms = nn.ModuleList(Norm(config.context_size // states, config) for _ in range(states))
         self.project = nn.Linear(config.context_size, width, bias=False) if config.projected else None
         self.embedding = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
+        if self.embedding is not None:
+            self.embedding.requires_grad_(False)
         self.feature_norm, self.embedding_norm = Norm(width, config), Norm(config.embedded, config)
         self.fuse = None if config.joined else nn.Linear(pair, width)
         self.rotary = Rotary(config)

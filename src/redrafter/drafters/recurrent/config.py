@@ -1,6 +1,6 @@
 """Sizes of a recurrent drafter."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 from redrafter.bounds import Bounds, Size
@@ -15,7 +15,10 @@ class RecurrentConfig(DrafterConfig):
     """Sizes and variants of a recurrent drafter."""
 
     kind: ClassVar[str] = "recurrent"
-    training_options: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(DrafterOptions) if f.name != "heads")
+    training_options: ClassVar[tuple[str, ...]] = (
+        "cell", "first_state", "state_size", "exit_size", "blocks", "head", "draft_vocab", "layers", "memory_heads",
+        "memory_size", "normed",
+    )  # fmt: skip
 
     state_size: Size
     """Width of the recurrent state s."""
@@ -54,11 +57,6 @@ class RecurrentConfig(DrafterConfig):
     def for_target(cls, options: DrafterOptions, target: Target) -> Self:
         count = target.layer_count
         layers = options.layers or (*sorted({min(2, count - 1), count // 2}), -1)
-        for layer in layers:
-            require(
-                -count - 1 <= layer <= count,
-                f"layers names hidden state {layer}, but {target.name} has {count} layers (0..{count}, -1 the last)",
-            )
         sizes = target_sizes(options, target, layers)
         embedding = sizes["embedding_size"]
         state = options.state_size or max(1024, target.hidden_size)
