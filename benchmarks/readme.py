@@ -24,6 +24,7 @@ PAGES = [
     ROOT / "docs/benchmarks.md",
     ROOT / "docs/drafters.md",
     ROOT / "docs/engines.md",
+    ROOT / "docs/choose-a-drafter.md",
     ROOT / "docs/sglang.md",
     ROOT / "docs/vllm.md",
     ROOT / "docs/models.md",

@@ -22,6 +22,7 @@ TRAINING = ("training_h200.json", "peers.json")
 
 # Blocks without the command, machine and commit under them: they link to the results page or to the results files.
 MAPS: dict[str, Block] = {
+    "registered": ((), drafters.registered),
     "expect": (EXPECT, partial(front.expect, "docs/benchmarks.md")),
     "expect_here": (EXPECT, partial(front.expect, "")),
     "training": (TRAINING, front.training),

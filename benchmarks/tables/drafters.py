@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from redrafter.drafters import registry
+
 Result = dict[str, Any]
 
 
@@ -149,6 +151,15 @@ def rules(result: Result) -> str:
             f"| {r['temperature']:g} | {name} | {r['tokens_per_step']:.2f} | {r['equal_to_plain']} of {r['texts']} "
             f"| {r['log_likelihood']:.3f} | {more} |"
         )
+    return "\n".join(lines)
+
+
+def registered() -> str:
+    """The drafters that have a name."""
+    lines = ["| name | what guesses | trained by `redrafter train` | without a folder |", "|---|---|---|---|"]
+    for name, entry in registry.ENTRIES.items():
+        trained, alone = ("yes" if place else "" for place in (entry.kind, entry.make))
+        lines.append(f"| `{name}` | {entry.about} | {trained} | {alone} |")
     return "\n".join(lines)
 
 

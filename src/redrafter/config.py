@@ -21,8 +21,23 @@ MOST_NODES = 4096
 MOST_GRAMMAR = 2**18
 """Characters of a grammar: bounds the time to compile one."""
 
-RULES = {"seeded": True, "rejection": True, "typical": False}
-"""The acceptance rules of `redrafter.core.rules`: name, and whether the rule is lossless."""
+
+@dataclass(frozen=True)
+class RuleEntry:
+    """What is known of an acceptance rule before its code is imported."""
+
+    make: str
+    """Where `core.rules` finds what makes it: `package.module:NAME`."""
+    lossless: bool
+    about: str
+
+
+RULES = {
+    "seeded": RuleEntry("redrafter.core.rules.seeded:SeededRule", True, "lossless, the text of plain decoding"),
+    "rejection": RuleEntry("redrafter.core.rules.rejection:make", True, "lossless in distribution"),
+    "typical": RuleEntry("redrafter.core.rules.typical:TypicalRule", False, "lossy"),
+}
+"""The acceptance rules by their names."""
 
 
 def require(ok: bool, message: str) -> None:
@@ -181,7 +196,7 @@ class RuleConfig:
     """Which acceptance rule verifies the guesses, and its constants."""
 
     name: str = "seeded"
-    """`seeded` and `rejection` are lossless; `typical` is lossy."""
+    """One of `RULES`."""
     branching: Annotated[tuple[Annotated[int, Bounds(least=1, most=1024)], ...], Bounds(most=256)] = ()
     """`rejection` only: children drawn per node at each depth (empty: a chain of the beam's length)."""
     epsilon: Positive = 0.3
@@ -202,7 +217,7 @@ class RuleConfig:
     @property
     def lossless(self) -> bool:
         """Whether the text is the target's own: token for token (`seeded`) or in distribution (`rejection`)."""
-        return RULES[self.name]
+        return RULES[self.name].lossless
 
 
 @dataclass(frozen=True, kw_only=True)

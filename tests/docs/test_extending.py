@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import redrafter
-import redrafter.config
-import redrafter.core.rules
+from redrafter.config import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 SOURCE = Path(redrafter.__file__).parents[1]
@@ -20,9 +19,7 @@ SECTIONS = {s.partition("\n")[0]: s for s in re.split(r"^## ", PAGE.read_text(),
 def run_section(tmp_path, monkeypatch):
     """Run a section's Python blocks in order: a block that begins with a path becomes a module of the package."""
     before = set(sys.modules)
-    for registry in (redrafter.config.RULES, redrafter.core.rules.RULES):
-        for name, entry in list(registry.items()):
-            monkeypatch.setitem(registry, name, entry)
+    monkeypatch.delitem(RULES, "first", raising=False)
 
     def run(title, change=lambda code: code):
         names = {}
@@ -49,12 +46,7 @@ def run_section(tmp_path, monkeypatch):
             parent, _, child = name.rpartition(".")
             vars(sys.modules[parent]).pop(child, None)
             del sys.modules[name]
-    for registry in (redrafter.config.RULES, redrafter.core.rules.RULES):
-        registry.pop("first", None)
-
-
-def test_rules_are_named_alike_in_both_places():
-    assert set(redrafter.config.RULES) == set(redrafter.core.rules.RULES)
+    RULES.pop("first", None)
 
 
 def test_acceptance_rule(run_section):

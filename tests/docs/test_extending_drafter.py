@@ -123,7 +123,7 @@ def test_names_are_unique(example):
     other = replace(registry.get("medusa"), config=example["LinearConfig"])
     with pytest.raises(ConfigError, match="named 'linear' exists already"):
         registry.register(other)
-    with pytest.raises(ConfigError, match="must be one of recurrent, .*block, linear, got 'cubic'"):
+    with pytest.raises(ConfigError, match=r"must be one of recurrent, .*block, linear, got 'cubic'"):
         DrafterOptions(drafter="cubic")
-    with pytest.raises(ConfigError, match="--blocks belongs to the recurrent or medusa drafter, not to linear"):
-        DrafterOptions(drafter="linear", blocks=3)
+    with pytest.raises(ConfigError, match="--memory-heads belongs to the recurrent drafter, not to linear"):
+        DrafterOptions(drafter="linear", memory_heads=3)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from redrafter.bench.contenders import Contender, LlamaCpp, Ours, Transformers
-from redrafter.bench.specs import NETWORKS, REFERENCE, names_of
+from redrafter.bench.specs import REFERENCE, names_of
 from redrafter.config import Shape
-from redrafter.drafters import NgramDrafter, NoDrafter
+from redrafter.drafters import NoDrafter
 from redrafter.engine import Engine
 from redrafter.engine.resolve import resolve_drafter
 from redrafter.errors import ConfigError
-from redrafter.interop.find import WITH_NGRAMS
+from redrafter.interop.find import WITH_NGRAMS, stands_alone
 from redrafter.targets import Target
 
 LOOKUP = 10
@@ -46,15 +46,11 @@ def _plain(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Conte
     return Ours(name, _engine(setup, NoDrafter(), None))
 
 
-def _ngram(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
-    return Ours(name, _engine(setup, NgramDrafter(), shape))
-
-
 def _drafter(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Contender:
-    """Load a drafter from a folder. The recurrent one may come with the package."""
+    """Load a drafter from a folder, or one that needs none."""
     kind = name.split()[0]
     alone = kind.removesuffix(WITH_NGRAMS)
-    if not of and alone != "recurrent":
+    if not of and not stands_alone(alone):
         raise ConfigError(f"the contender {kind} needs a drafter: give {kind}=FOLDER")
     drafter = resolve_drafter((of or alone) + kind.removeprefix(alone), setup.target)
     if _kind(drafter) != kind:
@@ -95,15 +91,13 @@ def _llama_cpp(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> C
 
 MAKERS: dict[str, Maker] = {
     REFERENCE: _plain,
-    **{kind + ngrams: _drafter for kind in NETWORKS for ngrams in ("", WITH_NGRAMS)},
-    "ngram": _ngram,
     "transformers": _transformers,
     "prompt-lookup": _transformers,
     "assisted": _transformers,
     "llama.cpp": _llama_cpp,
 }
-"""How each of `specs.CONTENDERS` is made."""
+"""How the contenders that are no drafters are made."""
 
 
 def make(setup: TargetSetup, specs: Sequence[str], shapes: Sequence[Shape]) -> list[Contender]:
-    return [MAKERS[kind](setup, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]
+    return [MAKERS.get(kind, _drafter)(setup, name, of, shape) for name, kind, of, shape in names_of(specs, shapes)]

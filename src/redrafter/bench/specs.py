@@ -7,28 +7,31 @@ import re
 from collections.abc import Sequence
 
 from redrafter.config import Shape
+from redrafter.drafters import registry
 from redrafter.errors import ConfigError
 from redrafter.interop.find import WITH_NGRAMS
 
 REFERENCE = "plain"
 """The contender that all others are compared with."""
+_DRAFTERS = {name: entry for name, entry in registry.ENTRIES.items() if name != "none"}
+FOLDERS = {
+    (False, False): " (=FOLDER, else the one that comes with the package)",
+    (False, True): " (=FOLDER of such a drafter)",
+    (True, False): "",
+}
+"""Whether a drafter is not trained, and has no name alone -> what its contender takes."""
 CONTENDERS = {
     REFERENCE: "our plain decoding, which the others are compared with",
-    "recurrent": "the recurrent drafter (=FOLDER, else the one that comes with the package)",
-    "medusa": "Medusa, of `redrafter train --drafter medusa` (=FOLDER)",
-    "eagle": "EAGLE, of `redrafter train --drafter eagle` (=FOLDER)",
-    "ngram": "our prompt lookup",
+    **{name: entry.about + FOLDERS[entry.kind is None, entry.make is None] for name, entry in _DRAFTERS.items()},
     "model": "a detached smaller model as our drafter (=FOLDER)",
     "transformers": "transformers' generate",
     "prompt-lookup": "transformers' generate with prompt lookup",
     "assisted": "transformers' assisted generation (=FOLDER of a smaller model)",
     "llama.cpp": "llama.cpp, if llama-cpp-python is installed (=FILE.gguf)",
 }
-"""Name -> description."""
-NETWORKS = ("recurrent", "medusa", "eagle", "model")
+"""Name -> description. Drafters of other packages are contenders, too."""
+NETWORKS = (*(name for name in _DRAFTERS if name != "ngram"), "model")
 """Contenders that n-grams can be mixed into: `recurrent+ngram`."""
-SHAPED = (*NETWORKS, "ngram")
-"""Contenders that a grid of shapes multiplies."""
 
 
 def split_shape(spec: str) -> tuple[str, Shape | None]:
@@ -55,15 +58,17 @@ def names_of(specs: Sequence[str], shapes: Sequence[Shape]) -> list[tuple[str, s
         spec, own = split_shape(whole)
         kind, _, of = spec.partition("=")
         alone = kind.removesuffix(WITH_NGRAMS)
-        if alone not in (CONTENDERS if kind == alone else NETWORKS):
-            raise ConfigError(f"no contender {kind!r}: use some of {', '.join(CONTENDERS)}")
+        others = registry.packages()
+        if alone not in {**CONTENDERS, **others} or (kind != alone and alone not in (*NETWORKS, *others)):
+            raise ConfigError(f"no contender {kind!r}: use some of {', '.join((*CONTENDERS, *others))}")
+        shaped = alone in (*NETWORKS, *_DRAFTERS, *others)  # by a grid of shapes
         if kind == REFERENCE:
             continue
         if own is not None:
-            if alone not in SHAPED:
+            if not shaped:
                 raise ConfigError(f"the contender {kind} has no beam: leave @{own.label} out")
             found.append((kind, kind, of, own))
-        elif alone in SHAPED and shapes:
+        elif shaped and shapes:
             found += [(f"{kind} {s.label}" if len(shapes) > 1 else kind, kind, of, s) for s in shapes]
         else:
             found.append((kind, kind, of, None))

@@ -16,7 +16,8 @@ from rich.text import Text
 from redrafter.cli.console import Console
 from redrafter.cli.options import RUNTIMES, add_target, find_drafter
 from redrafter.cli.progress import waiting
-from redrafter.errors import CacheUnavailable, RedrafterError
+from redrafter.drafters import registry
+from redrafter.errors import CacheUnavailable, ConfigError, RedrafterError
 from redrafter.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     console = Console()
     table = Table(show_header=False, box=None)
     with waiting(Console(stderr=True), "checking"):
-        findings = [*installation(), *storage(), *run_findings(args)]
+        findings = [*installation(), *drafters(), *storage(), *run_findings(args)]
     for name, state, advice in findings:
         mark = Text("!!", "yellow") if advice else Text("ok", "green")
         table.add_row(mark, name, Text(f"{state} — {advice}" if advice else state))
@@ -78,6 +79,19 @@ def installation() -> list[Finding]:
         ("transformers", metadata.version("transformers"), upgrade),
         ("GPU", gpu, ""),
     ]
+
+
+def drafters() -> list[Finding]:
+    """The drafters that have a name; those of other packages are imported."""
+    found = [("drafters", ", ".join(registry.ENTRIES), "")]
+    for name, package in registry.packages().items():
+        try:
+            registry.load(name)
+        except ConfigError as error:
+            found.append((f"drafter {name}", str(error), f"update or uninstall {package}"))
+        else:
+            found.append((f"drafter {name}", f"of the package {package}", ""))
+    return found
 
 
 def storage() -> list[Finding]:

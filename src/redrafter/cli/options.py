@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from redrafter.bounds import Count, shown
 from redrafter.cli.fields import add_fields, add_value, field_help
-from redrafter.config import Gamma, Grammar, RuleConfig, SamplingParams, Shape, Threads, check_text_options
+from redrafter.config import RULES, Gamma, Grammar, RuleConfig, SamplingParams, Shape, Threads, check_text_options
+from redrafter.drafters import registry
 from redrafter.errors import ConfigError
-from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
+from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find, stands_alone
 
 if TYPE_CHECKING:
     from redrafter.engine import Engine
 
 RUNTIMES = ("auto", "compiled", "graphs", "eager")
 EXACT = ("auto", "require")
+RULE_HELP = "; ".join(f"{name}: {rule.about}" for name, rule in RULES.items()) + " (default seeded)"
 
 
 def add_target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -51,11 +53,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         default="auto",
-        help="'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, 'mtp+ngram' if "
-        "its checkpoint has a module that loads, else 'ngram'), 'recurrent' (the package's drafter alone), 'mtp' (the "
-        "module alone), 'ngram' (needs no training), 'none', or a folder or Hugging Face id of a "
-        "trained drafter or of a smaller causal LM; with '+ngram' at the end, the drafter also guesses what followed "
-        "the same words earlier in the text",
+        help=f"{named_drafters()}; or a folder or Hugging Face id of a trained drafter or of a smaller causal LM; with "
+        "'+ngram' at the end, the drafter also guesses what followed the same words earlier in the text",
     )
     group.add_argument(
         "--kv-dtype",
@@ -86,9 +85,25 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "that accepted all, else one less) or confidence[:P] (stops after a token less probable than P)",
     )
     help_ = field_help(RuleConfig)
-    group.add_argument("--rule", default="seeded", help=f"seeded, rejection or typical. {help_['name']}")
+    group.add_argument("--rule", default="seeded", help=RULE_HELP)
     group.add_argument("--branching", default="", metavar="K,K,...", help=help_["branching"])
     add_fields(group, RuleConfig, ("epsilon", "delta"))
+
+
+def named_drafters() -> str:
+    """The drafters that need no folder, for a help text."""
+    auto = (
+        "'auto' (default: 'recurrent+ngram' if a drafter comes with the package for this model, 'mtp+ngram' if its "
+        "checkpoint has a module that loads, else 'ngram')"
+    )
+    entries = {name: registry.ENTRIES[name] for name in registry.named()}
+    own = [f"'{k}' ({entry.about}{'; the one in the package' if entry.kind else ''})" for k, entry in entries.items()]
+    return ", ".join([auto, *own, *of_packages()])
+
+
+def of_packages() -> list[str]:
+    """The drafters of other packages, for a help text."""
+    return [f"'{name}' (package {package})".replace("%", "%%") for name, package in registry.packages().items()]
 
 
 def add_shape(group: Any, names: Sequence[str] = ("width", "length", "nodes")) -> None:
@@ -146,10 +161,13 @@ def read_grammar(args: argparse.Namespace) -> Grammar | None:
 
 
 def find_drafter(name: str) -> str:
-    """A built-in name, or the folder of a drafter. A missing folder is refused here, before a model is loaded."""
-    if name.endswith(WITH_NGRAMS):
-        return find_drafter(name.removesuffix(WITH_NGRAMS)) + WITH_NGRAMS
-    return name if name in BUILT_IN else str(find(name))
+    """A name, or the folder of a drafter. What is missing or broken is refused here, before a model is loaded."""
+    alone = name.removesuffix(WITH_NGRAMS)
+    if stands_alone(name):
+        if alone not in BUILT_IN:
+            registry.load(alone)
+        return name
+    return str(find(alone)) + name.removeprefix(alone)
 
 
 def load_engine(args: argparse.Namespace, adapts: bool = True) -> "Engine":
@@ -167,7 +185,7 @@ def load_engine(args: argparse.Namespace, adapts: bool = True) -> "Engine":
     given = {k: getattr(args, k) for k in ("width", "length", "nodes") if getattr(args, k) is not None}
     asked = Shape(**given)
     gamma = Gamma.of(args.gamma) if args.gamma else None
-    if gamma and args.drafter in BUILT_IN:
+    if gamma and stands_alone(args.drafter):
         raise ConfigError(f"--gamma is for a drafter that is a causal LM, not for {args.drafter!r}: use --length")
     drafter = find_drafter(args.drafter)
     from redrafter import Engine, load, without_collection

@@ -11,10 +11,11 @@ from redrafter.cli.console import Console
 from redrafter.cli.distill import add_distill_options, distill_sources, make_texts
 from redrafter.cli.fields import add_fields, add_value, from_fields
 from redrafter.cli.live import LiveTraining
-from redrafter.cli.options import add_target
+from redrafter.cli.options import add_target, of_packages
 from redrafter.cli.paths import InputFolder, OutputFolder
 from redrafter.cli.progress import waiting
 from redrafter.config import Shape
+from redrafter.drafters import registry
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
 from redrafter.train.config import DistillConfig, TrainConfig
@@ -56,7 +57,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"
     )
-    add_fields(parser.add_argument_group("drafter"), DrafterOptions)
+    group = parser.add_argument_group("drafter")
+    kinds = [f"'{name}' ({entry.about})" for name, entry in registry.ENTRIES.items() if entry.kind is not None]
+    help_ = ", ".join([*kinds, *of_packages()])
+    add_value(group, "--drafter", str, default=DrafterOptions.drafter, help=f"{help_} (default recurrent)")
+    add_fields(group, DrafterOptions, without=("drafter",))
     add_fields(parser.add_argument_group("training"), TrainConfig)
     add_distill_options(parser, without=("seed",))
     add_target(parser)

@@ -13,6 +13,7 @@ from redrafter.core.rules import Search
 from redrafter.core.tree import Tree
 from redrafter.errors import ConfigError
 from redrafter.kernels.ngram_match import continuations, matches
+from redrafter.targets import TargetInfo
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,7 @@ class NgramDrafter:
 
     def keep(self, state: NgramState, rows: Tensor) -> NgramState:
         return keep_rows(state, rows)
+
+
+def make(target: TargetInfo) -> NgramDrafter:  # noqa: ARG001 - as all drafters are made
+    return NgramDrafter()

@@ -9,6 +9,7 @@ from redrafter.core.accept import Accepted
 from redrafter.core.rules import Search
 from redrafter.core.step import Drafter
 from redrafter.core.tree import Tree, root_tree
+from redrafter.targets import TargetInfo
 
 
 class NoDrafter:
@@ -34,3 +35,7 @@ class NoDrafter:
 
     def keep(self, state: Any, rows: Tensor) -> Any:
         return None
+
+
+def make(target: TargetInfo) -> NoDrafter:  # noqa: ARG001 - as all drafters are made
+    return NoDrafter()

@@ -23,8 +23,7 @@ class DrafterOptions:
     """The kind of drafter to train, and its sizes where they do not follow from the target."""
 
     drafter: str = "recurrent"
-    """`recurrent`, `medusa` (one network for each depth), `eagle` (one transformer layer), `eagle3` (the same in its
-    published form) or `block` (layers that guess all depths at once)."""
+    """A name of `registry.names()`."""
     cell: Cell = "gated"
     """`rnn` (the papers'), `gated` or `none`."""
     first_state: FirstState = "context"
@@ -61,7 +60,8 @@ class DrafterOptions:
         accepted = ("drafter", *registry.get(self.drafter).config.training_options)
         for field in fields(self):
             if field.name not in accepted and getattr(self, field.name) != field.default:
-                takers = [k for k in registry.names() if field.name in registry.get(k).config.training_options]
+                known = [name for name in registry.names() if name not in registry.packages()]
+                takers = [k for k in known if field.name in registry.get(k).config.training_options]
                 option = f"--{field.name.replace('_', '-')}"
                 require(False, f"{option} belongs to the {' or '.join(takers)} drafter, not to {self.drafter}")
 

@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+from redrafter.drafters.base import NetDrafter
 from redrafter.drafters.checkpoint import identity, same_weights
 from redrafter.drafters.files import CONFIG_FILE
+from redrafter.drafters.load import load_drafter
+from redrafter.errors import ModelNotFound
 from redrafter.targets import TargetInfo
 
 FOLDER = Path(__file__).parent / "shipped"
@@ -18,3 +22,13 @@ def find(target: TargetInfo) -> Path | None:
         if same_weights(made_for, own) and own.get("tokenizer") in (made_for["tokenizer"], None):
             return config.parent
     return None
+
+
+def load(target: TargetInfo) -> NetDrafter[Any]:
+    """The drafter trained for this model."""
+    folder = find(target)
+    if folder is None:
+        raise ModelNotFound(
+            f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
+        )
+    return load_drafter(folder, target)

@@ -7,10 +7,10 @@ from typing import Any
 from redrafter.bounds import shown
 from redrafter.config import Gamma
 from redrafter.core.step import Drafter
-from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, shipped
+from redrafter.drafters import ModelDrafter, NgramDrafter, NoDrafter, WithNgrams, registry, shipped
 from redrafter.drafters.load import bind_own
 from redrafter.drafters.traits import gives_probabilities, network_of
-from redrafter.errors import ConfigError, ModelNotFound, RedrafterError, first_line
+from redrafter.errors import ConfigError, RedrafterError, first_line
 from redrafter.interop import folders, mtp, published
 from redrafter.interop.find import WITH_NGRAMS, find
 from redrafter.targets import Target, load_target
@@ -24,7 +24,7 @@ PARTS = ("begin", "draft", "advance", "keep", "layers", "default_shape")
 def resolve_drafter(
     drafter: Any, target: Target, gamma: Gamma | str | None = None, *, trust_remote_code: bool = False
 ) -> Drafter:
-    """None, "none", "auto", "recurrent", "mtp", "ngram", a folder or Hub id (of a drafter or causal LM), or a drafter.
+    """None, a name of `drafters.registry` or "auto", a folder or Hub id (of a drafter or a causal LM), or a drafter.
 
     "recurrent" is the drafter that comes with the package, "mtp" the module in the target's own checkpoint. A name that
     ends in "+ngram" mixes n-grams into that drafter. "auto" is "recurrent+ngram" where a drafter comes with the package
@@ -51,8 +51,6 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
             return ModelDrafter(load_target(drafter), target, gamma=gamma)
         check_drafter(drafter)
         return drafter  # type: ignore[no-any-return]
-    if drafter == "none":
-        return NoDrafter()
     if drafter in ("auto", "auto" + WITH_NGRAMS):
         if shipped.find(target) is None:
             return _with_module(target, gamma, trusts) or NgramDrafter()
@@ -65,14 +63,10 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
                 f"leave out {WITH_NGRAMS}"
             )
         return inner
-    if drafter == "ngram":
-        return NgramDrafter()
-    if drafter == "recurrent" and (drafter := shipped.find(target)) is None:
-        raise ModelNotFound(
-            f"no recurrent drafter comes with the package for {target.name}: name the folder of one, or use 'ngram'"
-        )
-    if drafter == mtp.MTP:
-        return mtp.make(target)
+    if isinstance(drafter, str) and (make := registry.maker(drafter)) is not None:
+        made = make(target)
+        check_drafter(made)
+        return made  # type: ignore[no-any-return]
     folder = find(str(drafter))
     if found := published.read(folder, target):
         from redrafter.interop import conventions  # imports transformers, which packed weights do not need

@@ -3,12 +3,19 @@
 from pathlib import Path
 
 from redrafter.bounds import check_path
+from redrafter.drafters import registry
 from redrafter.errors import ModelNotFound
 
 WITH_NGRAMS = "+ngram"
 """At the end of a drafter's name: mix the text's own n-grams into what this drafter guesses."""
-BUILT_IN = ("auto", "recurrent", "recurrent" + WITH_NGRAMS, "mtp", "mtp" + WITH_NGRAMS, "ngram", "none")
-"""Names that stand for no folder."""
+BUILT_IN = ("auto", *registry.named())
+"""Names that stand for no folder, besides those of other packages."""
+
+
+def stands_alone(drafter: str) -> bool:
+    """Whether a name, with n-grams or without, may stand for no folder."""
+    name = drafter.removesuffix(WITH_NGRAMS)
+    return name in BUILT_IN or name in registry.packages()
 
 
 def find(drafter: str) -> Path:

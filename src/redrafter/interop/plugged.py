@@ -9,7 +9,7 @@ from redrafter.drafters import RecurrentDrafter, RecurrentNet, shipped
 from redrafter.drafters.load import bind_own
 from redrafter.errors import ConfigError, DrafterMismatch, RedrafterError, UnsupportedTarget
 from redrafter.interop import folders
-from redrafter.interop.find import BUILT_IN, WITH_NGRAMS, find
+from redrafter.interop.find import WITH_NGRAMS, find, stands_alone
 from redrafter.targets import TargetInfo
 from redrafter.targets.attention import recurrent_kind
 
@@ -31,7 +31,7 @@ def recurrent_drafter(name: str, target: TargetInfo, engine: str, setting: str) 
                 f"{setting}"
             )
         name = str(found)
-    if not name or name in BUILT_IN:
+    if not name or stands_alone(name):
         raise ConfigError(f"{engine} takes no drafter {name!r}: {OWN}; {setting}")
     net = folders.read_for(find(name), target)
     if not isinstance(net, RecurrentNet):

@@ -180,3 +180,8 @@ def accept_rejection(
     place = torch.arange(tree.length + 1, device=device)
     tokens = torch.where(place == depth_of[:, None], own[:, None], drafted)
     return Accepted(path, tokens, count=depth_of + 1, drafted=depth_of, nodes=tree.valid.sum(1) - 1)
+
+
+def make(config: RuleConfig, shape: Shape, vocab_size: int, dtype: torch.dtype) -> RejectionRule:  # noqa: ARG001
+    """As the other rules are made; its noise has one dtype."""
+    return RejectionRule(config, shape, vocab_size)
