@@ -52,7 +52,7 @@ def checkpoint(target, tmp_path_factory):
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    names = eagle3._names(net.config, "layers.0.")
+    names = eagle3.names(net.config, "layers.0.")
     tensors = {names.get(own, own): x.detach() for own, x in net.state_dict().items() if own != "token_ids"}
     folder = tmp_path_factory.mktemp("trained")
     type(tiny)(tiny.config, tiny.tensors | tensors).write(folder)

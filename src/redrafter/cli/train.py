@@ -52,7 +52,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--init-from",
         InputFolder,
         metavar="FOLDER",
-        help="start from the weights and the shape of this drafter (a larger --draft-vocab lets it guess more tokens)",
+        help="start from the weights and the shape of this drafter, ours or a published one (a larger --draft-vocab "
+        "lets it guess more tokens)",
     )
     parser.add_argument(
         "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"

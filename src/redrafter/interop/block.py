@@ -75,7 +75,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
         out_bias="layers.0.self_attn.o_proj.bias" in tensors,
         head_norms="layers.0.self_attn.q_norm.weight" in tensors,
     )
-    net = build(whole, tensors, _names(whole), folder)
+    net = build(whole, tensors, names(whole), folder)
     readings = tuple(
         Reading(f"hidden states {', '.join(map(str, chosen))}", replace(whole, layers=chosen)) for chosen in layers
     )
@@ -83,7 +83,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     return Published(f"{name} in {'the layout of speculators' if contained else 'its own layout'}", net, readings, 0.4)
 
 
-def _names(config: BlockConfig) -> dict[str, str]:
+def names(config: BlockConfig) -> dict[str, str]:
     """Our tensor -> theirs."""
     return layer_names(config, [f"layers.{i}." for i in range(config.blocks)]) | {
         "project.weight": "fc.weight",

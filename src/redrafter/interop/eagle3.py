@@ -66,7 +66,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
         out_bias=f"{first}self_attn.o_proj.bias" in tensors,
         head_norms=f"{first}self_attn.q_norm.weight" in tensors,
     )
-    net = build(sizes, tensors, _names(sizes, first), folder)
+    net = build(sizes, tensors, names(sizes, first), folder)
     said = flag(config, "norm_before_residual", folder)
     residuals = ("plain", "normed") if said is None else ("normed",) if said else ("plain",)
     # Outside the container, `norm_output` says something else: whether the head reads a normalised output at all.
@@ -83,7 +83,7 @@ def read(folder: Path, config: Mapping[str, Any], target: TargetInfo) -> Publish
     return Published(f"EAGLE-3 in the layout of {layout}", net, tuple(readings), usual=0.5)
 
 
-def _names(config: Eagle3Config, first: str) -> dict[str, str]:
+def names(config: Eagle3Config, first: str) -> dict[str, str]:
     """Our tensor -> theirs."""
     prefixes = [first, *(f"layers.{i}." for i in range(1, config.blocks))]
     norms = {

@@ -18,6 +18,20 @@ VERSION = "0.9.0"
 """Release of `speculators` whose conventions these are."""
 
 
+def conventions(kind: str, depth: int, verifier: str, architectures: list[str]) -> dict[str, Any]:
+    """What every configuration of `speculators` says: what is drafted for which model and how."""
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depth}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": architectures},
+        },
+    }
+
+
 def write(
     folder: Path,
     net: RecurrentNet,
@@ -32,14 +46,7 @@ def write(
         raise ConfigError(f"a drafter guesses at least 1 token ahead, got {depth}")
     described: dict[str, Any] = {
         "architectures": ["RedrafterSpeculator"],
-        "speculators_model_type": MODEL_TYPE,
-        "speculators_version": VERSION,
-        "speculators_config": {
-            "algorithm": MODEL_TYPE,
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depth}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": verifier, "architectures": architectures},
-        },
+        **conventions(MODEL_TYPE, depth, verifier, architectures),
         "transformer_layer_config": {},  # it has none; readers want the key
         "eagle_aux_hidden_state_layer_ids": [layer for layer in net.config.layers if layer != -1],
         "target": made_for,

@@ -1,6 +1,6 @@
 """The start of a training run: checks that need no data, the held-out texts, and the network."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from redrafter.drafters import checkpoint
 from redrafter.drafters.base import DrafterConfig, DrafterNet, check_shapes
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError, UnsupportedTarget
+from redrafter.interop import published
 from redrafter.memory import require_room
 from redrafter.targets import Target
 from redrafter.texts import Texts
@@ -54,9 +55,23 @@ def check(
     return planned
 
 
+def _read(folder: Path, target: Target) -> DrafterNet:
+    """The network in a folder of ours, or a published one with the reading of its conventions that guesses best."""
+    found = published.read(folder, target)
+    if found is None:
+        return checkpoint.read_for(folder, target)
+    from redrafter.interop import conventions
+
+    measured = conventions.choose(found, target).net.config
+    whole = published.read(folder, target)  # the measured one may guess among fewer tokens, with rounded weights
+    assert whole is not None
+    whole.net.config = replace(measured, draft_vocab_size=whole.net.config.draft_vocab_size)
+    return whole.net
+
+
 def _read_fitting(target: Target, folder: Path, options: DrafterOptions) -> DrafterNet:
     """The network in a folder; with room for more tokens if `options` ask for another number than the usual one."""
-    net = checkpoint.read_for(folder, target)
+    net = _read(folder, target)
     check_shapes(net.config, target)
     if options.draft_vocab != DrafterOptions.draft_vocab:
         asked, known = min(options.draft_vocab or target.vocab_size, target.vocab_size), net.config.guessable
@@ -124,7 +139,7 @@ def make_net(
             torch.manual_seed(seed)
             net = checkpoint.make(options.config_for(target))
     else:
-        own = checkpoint.read_for(init_from, target).token_ids
+        own = _read(init_from, target).token_ids
         net, known = _read_fitting(target, init_from, options), known if own is None else own
     if net.token_ids is not None and len(net.token_ids) > len(known):
         counts = torch.bincount(texts.tokens.long(), minlength=target.vocab_size)[: target.vocab_size]
