@@ -326,7 +326,7 @@ ORIGINALS: dict[str, tuple[str, Callable[[Tiny], Tensor]]] = {
 """Name of a format -> where in the checkouts its original is, and what runs it."""
 
 
-def _stand_in() -> None:
+def stand_in() -> None:
     """For what originals import and a forward pass does not need: metadata, data loaders, models for older versions."""
     known = importlib.metadata.version
     stand_in: Any = lambda name: "0" if name == "speculators" else known(name)  # noqa: E731
@@ -348,7 +348,7 @@ def main() -> None:
     args = parser.parse_args()
     global checkouts
     checkouts = args.checkouts
-    _stand_in()
+    stand_in()
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     for name in args.only:
         folder, run = ORIGINALS[name]

@@ -91,6 +91,7 @@ BLOCKS: dict[str, Block] = {
     "table1_cpu": (("table1_cpu.json",), drafters.table1),
     "ablations_gpu": (("ablations_gpu.json",), drafters.ablations),
     "peers": (("peers.json",), drafters.peers),
+    "exports": (("exports.json",), drafters.exports),
     "formats": (("formats.json",), drafters.formats),
     "ngram_odds": (("ngram_odds.json",), drafters.ngram_odds),
     "rules": (("rules.json",), drafters.rules),

@@ -163,6 +163,15 @@ def registered() -> str:
     return "\n".join(lines)
 
 
+def exports(result: Result) -> str:
+    """Exported drafters, and how far their logits are from those before."""
+    lines = ["| export | read back here | read by speculators |", "|---|---|---|"]
+    for r in result["rows"]:
+        found = r["original"]
+        lines.append(f"| {r['export']} | {r['read_back']:.1e} | {'' if found is None else f'{found:.1e}'} |")
+    return "\n".join(lines)
+
+
 def formats(result: Result) -> str:
     """Published formats, and how far our logits are from their originals'."""
     lines = ["| format, layout | original | largest relative difference |", "|---|---|---|"]

@@ -27,6 +27,7 @@ MEASURING = (
     "engines_gpu",
     "equality",
     "exact_gpu",
+    "exports",
     "formats",
     "gather",
     "gpu",
