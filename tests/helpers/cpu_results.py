@@ -21,6 +21,8 @@ RNG = np.random.default_rng(0)
 VOCAB = 70
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 19)
 """Tokens of a product: every size of a block."""
+BLOCKS = (9, 16, 33, 130)
+"""And of AMX's."""
 
 
 def floats(*shape: int, rng: np.random.Generator = RNG) -> np.ndarray:
@@ -66,6 +68,10 @@ def products() -> Results:
             x = tensor(n, 96) * 3
             for bits in (0, 8, 16):
                 yield f"{n} times {name}, {bits} bits", packed.multiply(x, bits=bits)
+        for n in BLOCKS:
+            x = tensor(n, 96) * 3
+            x[0, 5], x[1, 40], x[2, :32] = torch.nan, torch.inf, 1e-30
+            yield f"{n} times {name}, 16 bits, NaN among them", packed.multiply(x, bits=16)
     extreme = np.concatenate([floats(40, 128) * 10.0**power for power in (-6, 0, 3)]).astype(np.float32)
     for bits in (4, 8):
         made = quantise(extreme, bits)  # type: ignore[arg-type]

@@ -114,6 +114,30 @@ def test_rounded_activations_are_the_same_for_every_set_of_instructions(bits, mo
         assert np.array_equal(made.numpy(), wanted), library.FORMATS[index]
 
 
+def without_low_digits(x):
+    """Each number rounded to a multiple of 256 of its group's units, of which an activation of 16 bits is made."""
+    tiles = x.reshape(len(x), -1, 32).astype(np.float64)
+    units = 2.0 ** (np.frexp(np.abs(tiles).max(2, keepdims=True))[1] - 7)
+    return (np.rint(tiles / units) * units).reshape(x.shape).astype(np.float32)
+
+
+def test_blocks_of_tokens_give_the_bits_of_a_token_alone(monkeypatch):
+    """Around the sizes of AMX's tiles and blocks, with an odd number of outputs and of groups, and several threads."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((130, COLUMNS)) * 10.0 ** rng.integers(-3, 3, (130, COLUMNS // 32)).repeat(32, axis=1)
+    x[0, :32], x[1, :32], x[2, 5], x[40, 40], x[-1] = 0, 1e-30, np.nan, np.inf, 1e-20
+    x[3], x[4] = 32639, -65535
+    given, coarse = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(without_low_digits(x[5:40]))
+    monkeypatch.setattr("redrafter.kernels.cpu.packed.thread_count", lambda: 3)
+    for matrix in matrices():
+        packed = PackedMatrix(matrix)
+        alone = torch.cat([packed.multiply(row[None], bits=16) for row in given]).view(torch.int32)
+        for n in (9, 12, 15, 16, 17, 31, 33, 63, 64, 65, 129, 130):
+            assert torch.equal(packed.multiply(given[:n], bits=16).view(torch.int32), alone[:n])
+        rounded = packed.multiply(coarse, bits=16).view(torch.int32)
+        assert (rounded != alone[5:40]).float().mean() > 0.9, "twin: the low digit is dropped"
+
+
 def test_no_sum_of_16_bit_activations_is_too_large():
     """All weights and activations at their ends, and activations where a scale passes to the next power of two."""
     for matrix in matrices()[:7]:

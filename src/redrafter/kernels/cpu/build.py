@@ -11,8 +11,10 @@ from pathlib import Path
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+VNNI = (*AVX512, "-mavx512vnni")
 INSTRUCTIONS = {
-    "avx512_vnni": (*AVX512, "-mavx512vnni"),
+    "avx512_amx": (*VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512_vnni": VNNI,
     "avx512": AVX512,
     "avx2": AVX2,
     "neon_dotprod": ("-march=armv8.2-a+dotprod",),
@@ -20,7 +22,10 @@ INSTRUCTIONS = {
     "portable": ("-DPORTABLE",),
 }
 """Compiler flags of each set of instructions, the fastest first. `portable` runs on every CPU."""
-MACHINES = {"x86_64": ("avx512_vnni", "avx512", "avx2", "portable"), "aarch64": ("neon_dotprod", "neon", "portable")}
+MACHINES = {
+    "x86_64": ("avx512_amx", "avx512_vnni", "avx512", "avx2", "portable"),
+    "aarch64": ("neon_dotprod", "neon", "portable"),
+}
 """The sets of instructions that a wheel for Linux brings, by machine."""
 
 

@@ -83,17 +83,19 @@ TRY = """
 import ctypes, sys
 class Matrix(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *[(n, ctypes.c_long) for n in ("rows", "columns", "tiles", "format")]]
-lib, x, long = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 512)(*[1.0] * 512), ctypes.c_long
-ones, halves = (ctypes.c_int8 * 512)(*[1] * 512), (ctypes.c_uint16 * 16)(*[0x3C00] * 16)
-packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 16)()
+lib, x, long = ctypes.CDLL(sys.argv[1]), (ctypes.c_float * 1024)(*[1.0] * 1024), ctypes.c_long
+values, halves = lambda value: (ctypes.c_int8 * 512)(*[value] * 512), (ctypes.c_uint16 * 16)(*[0x3C00] * 16)
+packed, y = (ctypes.c_char * 2048)(), (ctypes.c_float * 512)()
 def tried(form, bits):
     matrix = Matrix(ctypes.addressof(packed), 16, 32, 1, form)
-    lib.multiply(ctypes.byref(matrix), x, long(1), y, long(bits), long(1))
-    assert list(y) == [32.0] * 16, list(y)
+    for n in (1, 32):
+        lib.multiply(ctypes.byref(matrix), x, long(n), y, long(bits), long(1))
+        assert list(y[:16 * n]) == [32.0] * 16 * n, list(y)
 lib.pack_floats(long(7), x, long(16), long(32), packed, long(1))
 tried(7, 0)
-lib.pack_quantised(long(3), ones, halves, None, long(16), long(32), packed, long(1))
-tried(3, 8), tried(3, 16)
+for form, value in ((2, 9), (3, 1)):
+    lib.pack_quantised(long(form), values(value), halves, None, long(16), long(32), packed, long(1))
+    tried(form, 8), tried(form, 16)
 """
 """Run in a process of its own: a virtual machine may report instructions that it cannot run, which is fatal."""
 
@@ -245,9 +247,20 @@ def supported() -> list[str]:
     found = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(capability, [])
     if "avx512" in found and torch.cpu._is_vnni_supported():
         found.insert(0, "avx512_vnni")
+        if torch.cpu._is_amx_tile_supported() and can_use_amx():
+            found.insert(0, "avx512_amx")
     if platform.machine() in ("aarch64", "arm64"):
         found = ["neon_dotprod", "neon"] if has_dotprod() else ["neon"]
     return [*found, "portable"]
+
+
+@functools.cache
+def can_use_amx() -> bool:
+    """Whether the operating system lets this process use AMX, which has to be asked for."""
+    granted = bool(torch.cpu._init_amx())
+    if not granted:
+        log.info("the operating system does not let this process use AMX: AVX-512 is used without it")
+    return granted
 
 
 def has_dotprod() -> bool:

@@ -74,8 +74,8 @@ extern "C" void multiply(const Matrix* m, const float* x, long n, float* y, long
   for (long t = 0; t < n; t++) input.fill(t, x + t * m->columns, m->columns);
   Team team(1, threads);
   team.start([&](Team::Member member) {
-    std::vector<float> part(n * LANES);
-    member.share(groups(*m), [&](long g) { outputs(*m, g, input, nullptr, y, part.data()); });
+    std::vector<float> part(input.together * n * LANES);
+    member.share(output_units(*m, input), [&](long g) { outputs(*m, g, input, nullptr, y, part.data()); });
   });
 }
 

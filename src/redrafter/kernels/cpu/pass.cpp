@@ -38,6 +38,10 @@ struct Unit {
 
 constexpr long FEW = 8;  // tokens
 
+struct alignas(64) Lanes {  // outputs of a token
+  float lane[LANES];
+};
+
 class Runner {
  public:
   Runner(const Model& model, const Pass& pass)
@@ -57,12 +61,13 @@ class Runner {
     Team team(10 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       const long room = std::max(QUERIES * (longest + LANES) + group * m.size, joint_room(reach, m.size));
-      std::vector<float> part(4 * tokens * LANES), scores(room);
+      std::vector<Lanes> part(4 * tokens);
+      std::vector<float> scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
-      for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data(), scores.data());
+      for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data()->lane, scores.data());
       member.share(kept.tokens, [&](long i) { keep_for_head(i); });
-      member.share(groups(m.head), [&](long g) {
-        outputs(m.head, g, kept, {0, kept.tokens}, nullptr, p.logits, part.data(), p.into);
+      member.share(output_units(m.head, kept), [&](long u) {
+        outputs(m.head, u, kept, {0, kept.tokens}, nullptr, p.logits, part.data()->lane, p.into);
       });
     });
   }
@@ -118,30 +123,31 @@ class Runner {
     }
   }
 
-  // The same with work(group, span) for `count` groups of outputs and every block of tokens. Block after block, so that the
+  // The same with work(unit, span) for `count` units of outputs and every block of tokens. Block after block, so that the
   // activations of a block stay in the L1 cache.
   template <typename Work, typename Each>
   void products(Team::Member& member, long count, Work work, long after, Each each) {
-    share(member, count * blocks(tokens), [&](long u) { work(u % count, block(tokens, u / count)); }, after, each);
+    const auto each_block = [&](long u) { work(u % count, normed.tokens_of(u / count)); };
+    share(member, count * normed.count_blocks(), each_block, after, each);
   }
 
   void layer(Team::Member& member, long index, float* part, float* scores) {
     const Layer& l = m.layers[index];
-    long q_groups = groups(l.q), k_groups = groups(l.k), heads = tokens * m.kv_heads;
-    auto qkv = [&](long g, Span span) {
-      if (g < q_groups) outputs(l.q, g, normed, span, l.q_bias, q.get(), part);
-      else if (g < q_groups + k_groups) outputs(l.k, g - q_groups, normed, span, l.k_bias, k.get(), part);
-      else outputs(l.v, g - q_groups - k_groups, normed, span, l.v_bias, v.get(), part);
+    long q_units = output_units(l.q, normed), k_units = output_units(l.k, normed), heads = tokens * m.kv_heads;
+    auto qkv = [&](long u, Span span) {
+      if (u < q_units) outputs(l.q, u, normed, span, l.q_bias, q.get(), part);
+      else if (u < q_units + k_units) outputs(l.k, u - q_units, normed, span, l.k_bias, k.get(), part);
+      else outputs(l.v, u - q_units - k_units, normed, span, l.v_bias, v.get(), part);
     };
-    products(member, q_groups + k_groups + groups(l.v), qkv, heads, [&](long u) { store_keys(l, index, u); });
+    products(member, q_units + k_units + output_units(l.v, normed), qkv, heads, [&](long u) { store_keys(l, index, u); });
     auto attend = [&](long u) { attention(l, index, units[u], scores); };
     share(member, units.size(), attend, whole_tiles() ? 0 : tokens, [&](long t) { fill_found(t, 0, m.heads); });
-    auto o = [&](long g, Span span) { outputs(l.o, g, found, span, l.o_bias, out.get(), part); };
-    products(member, groups(l.o), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
+    auto o = [&](long u, Span span) { outputs(l.o, u, found, span, l.o_bias, out.get(), part); };
+    products(member, output_units(l.o, found), o, tokens, [&](long t) { add(t, l.after_attention), norm(t, l.before_mlp); });
     auto gate = [&](long tile, Span span) { mlp(l, tile, span, part); };
     products(member, inner.tiles, gate, 0, [](long) {});
-    auto down = [&](long g, Span span) { outputs(l.down, g, inner, span, nullptr, out.get(), part); };
-    products(member, groups(l.down), down, tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
+    auto down = [&](long u, Span span) { outputs(l.down, u, inner, span, nullptr, out.get(), part); };
+    products(member, output_units(l.down, inner), down, tokens, [&](long t) { add(t, l.after_mlp), begin(index + 1, t); });
   }
 
   void embed(long t) {
@@ -260,15 +266,15 @@ class Runner {
 
   // 32 gated numbers of some tokens.
   void mlp(const Layer& l, long tile, Span span, float* part) {
-    const long step = (span.to - span.from) * LANES, second = 2 * tile + 1;
-    const bool both = second < groups(l.gate);
-    for (long i = 0; i < 1 + both; i++) {
-      product(l.gate, 2 * tile + i, normed, span, part + 2 * i * step);
-      product(l.up, 2 * tile + i, normed, span, part + (2 * i + 1) * step);
-    }
-    for (long t = span.from; t < span.to; t++, part += LANES) {
-      const vec low = gated(load(part), m.gate) * load(part + step);
-      inner.put(t, tile, low, both ? gated(load(part + 2 * step), m.gate) * load(part + 3 * step) : zero());
+    const long step = (span.to - span.from) * LANES, count = std::min(2L, groups(l.gate) - 2 * tile);
+    const float* up = part + count * step;
+    product(l.gate, 2 * tile, count, normed, span, part);
+    product(l.up, 2 * tile, count, normed, span, part + count * step);
+    for (long t = 0; t < span.to - span.from; t++) {
+      const auto made = [&](const float* gate, const float* up) {
+        return gated(load(gate + t * LANES), m.gate) * load(up + t * LANES);
+      };
+      inner.put(span.from + t, tile, made(part, up), count > 1 ? made(part + step, up + step) : zero());
     }
   }
 };

@@ -61,12 +61,19 @@ static void every(const Matrix& m, long group, const Rows& input, Span tokens, f
   }
 }
 
-void product(const Matrix& m, long group, const Rows& input, Span tokens, float* y) {
+static void one(const Matrix& m, long group, const Rows& input, Span tokens, float* y) {
   if (input.bits && is_quantised(m)) return (input.bits == 8 ? product8 : product16)(m, group, input, tokens, y);
   switch (m.format) {
     FOR_QUANTISED(every<F>(m, group, input, tokens, y);)
     FOR_FLOATS(every<F>(m, group, input, tokens, y);)
   }
+}
+
+void product(const Matrix& m, long group, long count, const Rows& input, Span tokens, float* y) {
+#if defined(__AMX_TILE__)
+  if (input.digits && is_quantised(m)) return product_amx(m, group, count, input, tokens, y);
+#endif
+  for (long i = 0; i < count; i++) one(m, group + i, input, tokens, y + i * (tokens.to - tokens.from) * LANES);
 }
 
 template <typename F>

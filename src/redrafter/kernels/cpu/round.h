@@ -19,6 +19,17 @@ struct Rounded16 {  // 32 inputs of a token in 16 bits
   float scale, total;
 };
 
+// The same for AMX: a number is 256 · high + low, two signed bytes.
+struct alignas(64) Digits {
+  uint16_t high[TILE], low[TILE];  // bf16 of 256 · high and of low, in the order of Rounded16
+};
+struct alignas(64) DigitBytes {
+  int8_t high[TILE], low[TILE];
+};
+struct Scaled {
+  float scale, total;
+};
+
 static inline void round8(vec low, vec high, Rounded8& to) {
   const uint32_t most = largest(low, high);
   float by = NAN;
@@ -56,19 +67,49 @@ static inline void store_pairs(int16_t* y, ivec low, ivec high) {
 #endif
 }
 
-static inline void round16(vec low, vec high, Rounded16& to) {
+// 32 inputs as integers, and what belongs to their sum.
+struct Whole {
+  ivec low, high;
+  int32_t sum;
+  float scale, total;
+};
+
+static inline Whole whole(vec low, vec high) {
   const uint32_t most = largest(low, high), power = (most + BEYOND) >> 23;
   uint32_t bits = (power - 14) << 23, inverse_bits = (268 - power) << 23;
   if (most < TINY) bits = inverse_bits = 0;
   if (most >= INFINITE) bits = 0x7fc00000, inverse_bits = 0;  // no number; so the token's result is none either
   float inverse;
-  memcpy(&to.scale, &bits, sizeof bits);
+  Whole y = {};
+  memcpy(&y.scale, &bits, sizeof bits);
   memcpy(&inverse, &inverse_bits, sizeof bits);
-  ivec one, two;
-  if (inverse_bits) one = rounded(low * all(inverse)), two = rounded(high * all(inverse));
-  else one = two = {};
-  store_pairs(to.number, one, two);
-  EACH one.part[i] += two.part[i];
-  const int32_t total = sum(one);
-  to.zeros = ZERO_AT * total, to.total = to.scale * (float)total;
+  if (inverse_bits) y.low = rounded(low * all(inverse)), y.high = rounded(high * all(inverse));
+  ivec both;
+  EACH both.part[i] = y.low.part[i] + y.high.part[i];
+  y.sum = sum(both), y.total = y.scale * (float)y.sum;
+  return y;
+}
+
+static inline void round16(vec low, vec high, Rounded16& to) {
+  const Whole numbers = whole(low, high);
+  store_pairs(to.number, numbers.low, numbers.high);
+  to.zeros = ZERO_AT * numbers.sum, to.scale = numbers.scale, to.total = numbers.total;
+}
+
+static inline void round_digits(vec low, vec high, Digits& to, DigitBytes& bytes, Scaled& by) {
+  const Whole numbers = whole(low, high);
+  ivec upper[2] = {numbers.low, numbers.high}, lower[2], upper_bits[2], lower_bits[2];
+  for (long half = 0; half < 2; half++) {
+    EACH {
+      const integers number = upper[half].part[i], top = (number + 128) & ~255;
+      upper[half].part[i] = top >> 8, lower[half].part[i] = number - top;
+      // Eight significant bits: the upper half of a float is all of it.
+      upper_bits[half].part[i] = (integers)((naturals)__builtin_convertvector(top, floats) >> 16);
+      lower_bits[half].part[i] = (integers)((naturals)__builtin_convertvector(number - top, floats) >> 16);
+    }
+    store(bytes.high + half * LANES, upper[half]), store(bytes.low + half * LANES, lower[half]);
+  }
+  store_pairs((int16_t*)to.high, upper_bits[0], upper_bits[1]);
+  store_pairs((int16_t*)to.low, lower_bits[0], lower_bits[1]);
+  by = {numbers.scale, numbers.total};
 }

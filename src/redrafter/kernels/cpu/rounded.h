@@ -6,6 +6,9 @@
 void product8(const Matrix& matrix, long group, const Rows& input, Span tokens, float* y);
 void product16(const Matrix& matrix, long group, const Rows& input, Span tokens, float* y);
 
+// The same for `count` neighbouring groups, where the input has digits: y (count, tokens, 16).
+void product_amx(const Matrix& matrix, long group, long count, const Rows& input, Span tokens, float* y);
+
 #if !defined(PORTABLE)  // where a product of integers takes several instructions, GCC would spend 10 s on unrolled loops
 #define UNROLL _Pragma("GCC unroll 16")
 #else
