@@ -62,7 +62,9 @@ def test_one_command_from_nothing_to_a_drafter(whole: Path, model: str, capsys) 
     assert len(list((whole / "checkpoints").iterdir())) == 2
     assert main(["generate", "--model", model, "--drafter", str(whole), "--max-new-tokens", "8", "hello"]) == 0
     assert main(["train", "--out", str(whole), "--model", model, *SMALL]) == 0  # nothing is left to do
-    assert "tokens/step" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tokens/step simulated" in said
+    assert "estimate" not in said, "a run that was begun goes on at once"
 
 
 def test_minutes_bound_data_and_training(model: str, tmp_path: Path, capsys) -> None:
@@ -179,3 +181,13 @@ def test_many_texts_on_a_cpu_are_warned_of(model: str, tmp_path: Path, capsys, m
         monkeypatch.setattr("redrafter.cli.distill.MANY", many)
         assert main([*given, "--tasks", "0", "--prompt-tokens", "16", "--device", "cpu"]) == 0
         assert ("4 texts may take days on a CPU: give --texts N" in " ".join(capsys.readouterr().out.split())) == warned
+
+
+def test_an_estimate_writes_nothing(model: str, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "no"
+    assert main(["train", "--out", str(out), "--model", model, *SMALL, "--estimate"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split(":")[0].split()[0] for line in said.splitlines()] == [
+        "estimate", "data", "training", "disk", "memory", "tokens/step",
+    ]  # fmt: skip
+    assert not out.exists()

@@ -21,12 +21,14 @@ from redrafter.errors import ConfigError
 from redrafter.train.config import DistillConfig, TrainConfig
 
 if TYPE_CHECKING:
+    from redrafter.drafters.base import DrafterConfig
     from redrafter.targets import Target
     from redrafter.train.trainer import Trained
 
 EPILOG = """examples:
   redrafter train --out my-drafter --model my-model               needs no data: the model writes its own
   redrafter train --out my-drafter --model my-model --minutes 20  the same in about 20 minutes
+  redrafter train --out my-drafter --model my-model --estimate    what that would take here
   redrafter train --out my-drafter --prompts questions.jsonl --self-prompt
   redrafter train --out my-drafter --data folder-of-redrafter-distill
   redrafter train --out tuned --model my-fine-tune --init-from my-drafter --updates 1000
@@ -57,6 +59,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shape", default=None, metavar="WxL:N", help="shape for the simulated tokens/step (default: 16xDEPTH:63)"
+    )
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="measure for a minute at most, say what time, disk and memory this run would take, and end",
     )
     group = parser.add_argument_group("drafter")
     kinds = [f"'{name}' ({entry.about})" for name, entry in registry.ENTRIES.items() if entry.kind is not None]
@@ -113,6 +120,13 @@ def run(args: argparse.Namespace) -> None:
     Run(args.out).check(settings(target, planned, config, shape, args.init_from, processes))
     if config.minutes is not None and not args.init_from and not Run(args.out).begun:
         check_time(target, options, config, left(), time.perf_counter() - began, own=plan is not None)
+    if rank == 0 and (args.estimate or not (Run(args.out).begun or config.minutes)):  # --minutes says what fits
+        with waiting(console, "measuring"):
+            lines = estimate_lines(args, target, options, config, planned, plan)
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    if args.estimate:
+        return
     folder = args.data or args.out / "data"
     if plan is not None and (config.minutes is None or not Run(args.out).begun):  # a begun run has all its data
         clock = None if config.minutes is None else Clock.of(left())
@@ -143,6 +157,25 @@ def run(args: argparse.Namespace) -> None:
         f"try it:  redrafter compare {f'--model {args.model} ' if args.model else ''}--drafter {args.out}"
     )
     console.note(f"curves in {report}")
+
+
+def estimate_lines(
+    args: argparse.Namespace,
+    target: "Target",
+    options: DrafterOptions,
+    config: TrainConfig,
+    drafter: "DrafterConfig",
+    plan: tuple[DistillConfig, dict[str, Any]] | None,
+) -> list[str]:
+    """What the run will take, measured a little longer for somebody who asks for nothing else."""
+    from redrafter.train.estimate import ASKED, BEFORE_A_RUN, Plan, estimate, measure
+
+    data, sources = plan or (None, {})
+    prompts, documents = len(sources.get("prompts") or ()), len(sources.get("documents") or ())
+    most = 0 if data is None or documents else data.texts
+    texts = most if sources.get("self_prompt") else min(most, prompts)
+    run = Plan(options, config, drafter, data, texts, min(prompts, texts), args.init_from)
+    return estimate(target, run, measure(target, run, ASKED if args.estimate else BEFORE_A_RUN))
 
 
 def facts(target: "Target", config: TrainConfig, shape: Shape, texts: int, done: "Trained") -> dict[str, Any]:

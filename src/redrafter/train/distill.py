@@ -123,9 +123,8 @@ def distill(
         writer = _Writer(target, config, progress, clock)
         sources = writer.sources(prompts, self_prompt, documents)
         total = config.texts if self_prompt else min(config.texts, len(prompts or documents or ()))
-        longest = config.longest_prompt + config.max_new_tokens
         if made.finished < total and clock.seconds == math.inf:
-            check_disk(folder, total - made.finished, 4 * longest * (1 + config.local) + ROW_BYTES)
+            check_disk(folder, total - made.finished, row_bytes(config))
         made.open()
         begun = Begun(0, [0] * len(sources), set())
         while begun.rows < total:
@@ -151,11 +150,21 @@ def distill(
         return made.close()
 
 
+def row_bytes(config: DistillConfig) -> int:
+    """What a row may take on disk."""
+    return 4 * (config.longest_prompt + config.max_new_tokens) * (1 + config.local) + ROW_BYTES
+
+
+def usual_batch(target: Target) -> int:
+    """Texts written at once if nobody says how many."""
+    return 2048 if target.device.type == "cuda" else 16
+
+
 def _settled(config: DistillConfig, folder: Path, target: Target) -> DistillConfig:
     """With what was left open: by the folder if it was begun before, else by the device."""
     gpu = target.device.type == "cuda"
     shard = config.shard or settled(folder, "shard") or (8192 if gpu else 256)
-    return dataclasses.replace(config, shard=shard, batch=config.batch or (2048 if gpu else 16))
+    return dataclasses.replace(config, shard=shard, batch=config.batch or usual_batch(target))
 
 
 def _settings(config: DistillConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 
 from redrafter.drafters.options import DrafterOptions
 from redrafter.errors import ConfigError
@@ -48,17 +49,26 @@ def check_time(
         )
 
 
-def measure_position(target: Target, options: DrafterOptions, config: TrainConfig) -> float:
-    """Seconds for each position of a small update."""
-    tokens = [i % target.vocab_size for i in range(min(TRIAL, target.max_positions))]
-    texts = Texts.of([tokens], [1], [0.0], [0])
-    net = make_net(target, texts, options, config.seed).to(target.device)
+def measure_position(
+    target: Target,
+    options: DrafterOptions,
+    config: TrainConfig,
+    rows: int = 1,
+    length: int = TRIAL,
+    init_from: Path | None = None,
+) -> float:
+    """Seconds for each position of an update, by default a small one, that learns from `rows` texts of this length."""
+    tokens = [i % target.vocab_size for i in range(min(length, target.max_positions))]
+    texts = Texts.of([tokens] * rows, [1] * rows, [0.0] * rows, [0] * rows)
+    net = make_net(target, texts, options, config.seed, init_from).to(target.device)
     objective = make_objective(net, target, config)
-    batch = make_batch(texts, [0]).to(target.device)
+    every = list(range(rows))
+    batch = make_batch(texts, every).to(target.device)
     took = 0.0
     for _ in range(2):  # some things are made once
         began = time.perf_counter()
-        loss, _ = objective(batch, StateSource(target, net.config.layers, None).fetch(batch, [0]))
+        loss, _ = objective(batch, StateSource(target, net.config.layers, None).fetch(batch, every))
         loss.backward()
+        float(loss.detach())  # waits for the GPU
         took = time.perf_counter() - began
     return took / len(batch.row)
