@@ -25,7 +25,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 @cache
 def file_endings() -> set[str]:
     """The path of every file and folder, whole and without its first folders."""
-    places = [ROOT / name for name in ("src", "tests", "benchmarks", "docs", "redrafter-mlx")]
+    places = [ROOT / name for name in ("src", "tests", "benchmarks", "docs", "examples", "redrafter-mlx")]
     paths = [*places, *ROOT.glob("*.*"), *(path for place in places for path in place.rglob("*"))]
     parts = [path.relative_to(ROOT).parts for path in paths]
     return {"/".join(names[i:]) for names in parts for i in range(len(names))}
