@@ -89,33 +89,125 @@ def test_a_race_writes_the_same_text_twice(page: chromium.Browser, served: Serve
     assert left != right, "side by side"
 
 
-def test_escape_stops_and_shift_enter_breaks_the_line(page: chromium.Browser) -> None:
+NEVER = """{
+    const usual = fetch, never = signal => new ReadableStream({start(out) {
+        signal.addEventListener("abort", () => out.error(signal.reason));
+    }});
+    fetch = async (path, how) => path === "/v1/models" ? usual(path, how) : new Response(never(how.signal));
+}"""
+"""An answer of which no token comes until it is stopped."""
+
+
+@pytest.mark.parametrize("how", ["Escape", "click"])
+def test_an_answer_is_stopped(page: chromium.Browser, how: str) -> None:
+    page.run(NEVER)
+    page.run("document.querySelector('.examples button').click()")
+    page.until("!at('stop').disabled && document.querySelectorAll('.lane').length === 2")
+    if how == "Escape":
+        page.press("Escape")
+    else:
+        page.run("at('stop').click()")
+    page.until("at('stop').disabled")
+    assert page.run("[...document.querySelectorAll('.error')].map(x => x.textContent)") == ["stopped"]
+    assert page.run("at('status').textContent") == "the answer was not finished"
+    assert page.run("talk.length") == 0, "the next question does not follow half an answer"
+
+
+def test_shift_enter_breaks_the_line(page: chromium.Browser) -> None:
     page.type("one")
     page.press("Enter", shift=True)
     page.type("two")
     assert page.run("at('say').value") == "one\ntwo"
-    page.run("at('most').value = 60; at('say').value = 'x'")
+
+
+def test_first_sight_offers_a_race(page: chromium.Browser, served: Served) -> None:
+    assert page.run("document.querySelectorAll('.examples button').length") == 3
+    assert page.run("at('more').open") is False, "options are folded away"
+    page.run("document.querySelectorAll('.examples button')[2].focus()")
     page.press("Enter")
-    page.until("stops.length > 0")
-    page.press("Escape")
-    page.until("at('stop').disabled")
-    assert page.run("document.querySelector('.error')?.textContent ?? 'ended'") in ("stopped", "ended")
-    assert page.run("document.querySelector('main').children.length") == 2
+    page.until("!!document.querySelector('.verdict') && at('stop').disabled")
+    texts = page.run("[...document.querySelectorAll('.lane .text')].map(x => x.textContent)")
+    assert texts == [written(served, page.run("document.querySelector('.said').textContent"))] * 2
+    assert page.run("at('status').textContent") == page.run("document.querySelector('.verdict').textContent")
+    assert page.run("!!at('intro')") is False
+    page.run("at('clear').click()")
+    assert page.run("!!at('intro') && document.querySelectorAll('.lane').length === 0")
+
+
+def test_the_slider_shows_every_step_again(page: chromium.Browser) -> None:
+    ask(page, "hello")
+    count = int(page.run("document.querySelector('.replay input').max"))
+    assert count > 3
+    page.run("document.querySelector('.replay input').focus()")
+    page.press("Home")
+    line = "document.querySelector('.about').textContent"
+    page.until(f"{line}.startsWith('Step 1 of {count}: 9 guesses, ')")
+    assert page.run("document.querySelector('.replay input').getAttribute('aria-valuetext')") == page.run(line)
+    kept = 0
+    for number in range(1, count + 1):
+        page.until(f"{line}.startsWith('Step {number} of {count}: ')")
+        kept += page.run("document.querySelectorAll('.tree g.on').length") - 1  # without the root
+        later = page.run("document.querySelectorAll('.text .later').length")
+        assert (later > 0) == (number < count), "what came later is faint"
+        assert " 0.0 ms for" not in page.run(line), "each step has its own time"
+        page.press("ArrowRight")
+    assert kept >= page.run("document.querySelectorAll('.text .d').length") > 0, "the last step may be cut"
+
+
+def test_what_a_step_cost_and_what_was_expected_of_it(page: chromium.Browser) -> None:
+    step = "{tree: {tokens: ['a', 'b', 'c'], path: [0, 1]}, expected: 1.26, tokens: 2, took: 30}"
+    assert page.run(f"about({step}, 2, 9, 20)") == (
+        "Step 2 of 9: 2 guesses, 1 kept (the planner expected 1.3). 30.0 ms for 2 tokens, 15.0 ms each; "
+        "plain decoding took 20.0 ms a token."
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_is_cut_and_colours_are_readable(page: chromium.Browser, width: int, dark: bool) -> None:
+    with page.shown_as(width, dark):
+        page.run("at('mode').value = 'race'; at('more').open = true")
+        ask(page, "race", lanes=2)
+        page.until("!!document.querySelector('.replay')")
+        assert page.run("document.documentElement.scrollWidth") <= width
+        tall = page.run("at('talk').getBoundingClientRect().height")
+        assert tall > 100, "options do not push the answer away"
+        assert page.run("at('say').getBoundingClientRect().width") > 0.5 * width
+        lefts = page.run("[...document.querySelectorAll('.lane')].map(x => x.getBoundingClientRect().left)")
+        assert (lefts[0] == lefts[1]) == (width == 360)
+        for kind, back in ((".d", ".d"), (".lane .t", ".lane"), (".about", "body"), (".said", "body")):
+            assert contrast(page, kind, back) > 4.5, kind
+
+
+def contrast(page: chromium.Browser, text: str, back: str) -> float:
+    """Of a text's colour and of what is behind it, as the accessibility guidelines define it."""
+    bright = []
+    for where, which in ((text, "color"), (back, "backgroundColor")):
+        colour = page.run(f"getComputedStyle(document.querySelector('{where}')).{which}.match(/\\d+/g).map(Number)")
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        bright.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
+    return (max(bright) + 0.05) / (min(bright) + 0.05)
 
 
 def test_every_control_is_reached_by_tab_and_has_a_name(page: chromium.Browser) -> None:
+    page.press("Tab")
+    page.press("Tab")
+    assert page.run("document.activeElement.tagName") == "SUMMARY", "behind the button that sends"
+    page.press("Enter")
     wanted = page.run("[...document.querySelectorAll('input, select, textarea, button:not(:disabled)')].length")
     reached = set()
-    for _ in range(wanted + 3):
+    for _ in range(wanted + 4):
         page.press("Tab")
-        reached.add(page.run("document.activeElement.id || document.activeElement.textContent"))
+        reached.add(page.run("document.activeElement.id || document.activeElement.textContent.trim().split('\\n')[0]"))
     names = page.run("[...document.querySelectorAll('input, select, textarea')].map(x => x.id)")
-    assert {*names, "Send", "clear"} <= reached
+    assert {*names, "Send", "clear", "talk", "Write a function"} <= reached
     unnamed = page.run(
         "[...document.querySelectorAll('input, select, textarea')]"
         ".filter(x => !x.labels?.length && !x.ariaLabel).map(x => x.id)"
     )
     assert unnamed == []
+    assert page.run("at('status').getAttribute('role')") == "status", "what happened is said once, not token by token"
+    assert page.run("at('talk').getAttribute('aria-live')") is None
 
 
 def test_markup_in_a_text_stays_text(page: chromium.Browser) -> None:

@@ -147,7 +147,7 @@ class Answer(ABC):
         return told
 
     def _shown(self, event: Event) -> Content:
-        """Who wrote each token, and the tree that the step verified."""
+        """Who wrote each token, the tree that the step verified, and how many guesses it was expected to keep."""
         part, written = event.part, event.output
         assert part is not None
         assert written is not None
@@ -156,10 +156,12 @@ class Answer(ABC):
             "pieces": [{"text": text, "drafted": i < part.accepted} for i, text in enumerate(part.pieces)],
             "steps": stats.steps,
             "tokens": stats.tokens,
-            "seconds": round(stats.seconds, 4),
+            "seconds": round(event.seconds, 4),
             "first_token_seconds": round(stats.first_token_seconds, 4),
         }
         if written.tree is not None:
             tokens, parents, path = written.tree
             shown["tree"] = {"tokens": [self.text_of(t) for t in tokens], "parents": parents, "path": path}
+        if written.expected:
+            shown["expected"] = round(written.expected, 3)
         return shown

@@ -19,6 +19,8 @@ class Event:
     part: Part | None
     output: RowOutput | None
     error: Exception | None = None
+    seconds: float = 0.0
+    """Since the request came. `part.stats` may have gone on by the time a listener looks."""
 
     @property
     def final(self) -> bool:
@@ -72,9 +74,10 @@ class Job:
         try:
             if output.error is not None:
                 raise output.error
-            part = self.writer.take(output, now - self.submitted)
+            seconds = now - self.submitted
+            part = self.writer.take(output, seconds)
             self.finished = part.finish_reason is not None
-            self.listener(Event(part, output))
+            self.listener(Event(part, output, seconds=seconds))
         except Exception as error:
             self.fail(error)
 
