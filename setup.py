@@ -29,11 +29,12 @@ SYSTEM, _, MACHINE = sysconfig.get_platform().partition("-")
 
 def compiles_for(machine: str) -> bool:
     """Whether there is a compiler that makes code for this machine: another machine needs its cross compiler."""
+    asked = [*COMPILER, "-x", "c++", "-dM", "-E", os.devnull]  # for its macros, which tell the machine
     try:
-        made_for = subprocess.run([*COMPILER, "-dumpmachine"], capture_output=True, text=True, check=True).stdout
+        macros = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return False
-    return made_for.partition("-")[0] == machine
+    return f"#define __{machine}__ 1" in macros
 
 
 SETS = BUILD["MACHINES"].get(MACHINE, ()) if SYSTEM == "linux" and compiles_for(MACHINE) else ()
