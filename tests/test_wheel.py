@@ -2,18 +2,29 @@
 
 import os
 import platform
+import re
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from redrafter.kernels.cpu.build import MACHINES
 from redrafter.version import __version__
+from tests.cli.test_train import SMALL
+from tests.cli.test_transcribe import write_wav
+from tests.helpers.letters import END, tokenizer
+from tests.helpers.zoo import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -101,3 +112,99 @@ def test_the_default_model_decodes_without_a_compiler(installed):
     python = installed / "env" / "bin" / "python"
     text = run(python, "-c", DECODE, cwd=installed, PATH=str(python.parent), REDRAFTER_CACHE=str(installed / "cache"))
     assert len(text.split()) > 3
+
+
+README_OPTIONS = {
+    "generate": ["--max-new-tokens", "4"],
+    "chat": ["--max-new-tokens", "4"],
+    "compare": ["--max-new-tokens", "4"],
+    "eval": ["--max-new-tokens", "4", "--limit", "1"],
+    "bench run": ["--max-new-tokens", "4", "--limit", "1", "--contenders", "recurrent"],
+    "bench serve": ["--concurrency", "1", "--tokens", "4", "--answers", "1", "--least", "1", "--rounds", "1"],
+    "train": [*SMALL, "--minutes", "0.5"],
+    "distill": ["--texts", "4", "--max-new-tokens", "8", "--device", "cpu"],
+    "tune": ["--quick"],
+}
+"""Added to the README's commands, so that they end soon."""
+
+
+def readme_commands() -> list[list[str]]:
+    """The lines of the README's shell blocks that call redrafter."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("redrafter ")]
+
+
+def verb_of(command: list[str]) -> str:
+    return " ".join(command[: 2 if command[0] == "bench" else 1])
+
+
+@pytest.fixture
+def workplace(installed, tmp_path) -> Path:
+    """What the README's commands speak of: a model, questions, a recording."""
+    make_model("llama", torch.float32, eos_token_id=END, **LARGER).save_pretrained(tmp_path / "my-model")
+    tokenizer().save_pretrained(tmp_path / "my-model")
+    shutil.copytree(ROOT / "benchmarks" / "data", tmp_path / "benchmarks" / "data")
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "why is it so"}\n{"prompt": "who are we"}\n')
+    write_wav(tmp_path / "talk.wav", bytes(32_000))
+    return tmp_path
+
+
+LARGER = {"hidden_size": 128, "intermediate_size": 128}
+"""int4 rounds in groups of 128."""
+
+
+class Commands:
+    """Runs the README's commands with the installed program. A server lives until the next one is asked for."""
+
+    def __init__(self, installed: Path, workplace: Path) -> None:
+        self.program, self.workplace = str(installed / "env" / "bin" / "redrafter"), workplace
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST"))}
+        self.env |= {"REDRAFTER_CACHE": str(installed / "cache")}
+        self.server: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def run(self, command: list[str]) -> None:
+        verb = verb_of(command)
+        if verb == "serve":
+            self.stop()
+            self.serve(command)
+            return
+        more = README_OPTIONS.get(verb, []) + (["--url", self.url] if verb == "bench serve" else [])
+        options = {"cwd": self.workplace, "env": self.env, "input": "hello\n", "capture_output": True, "text": True}
+        done = subprocess.run([self.program, *command, *more], **options)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+
+    def serve(self, command: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.url, log = f"http://127.0.0.1:{port}", self.workplace / "serve.log"
+        with log.open("w") as out:
+            whole = [self.program, *command, "--port", port]
+            self.server = subprocess.Popen(whole, cwd=self.workplace, env=self.env, stdout=out, stderr=out)
+        for _ in range(180):
+            try:
+                urllib.request.urlopen(f"{self.url}/ready", timeout=5).close()
+                return
+            except OSError:
+                assert self.server.poll() is None, log.read_text()
+                time.sleep(1)
+        pytest.fail(f"{shlex.join(command)} never answered")
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.terminate()
+            assert self.server.wait(60) in (0, -signal.SIGTERM), "it ends when it is told to"
+            self.server = None
+
+
+def test_every_command_of_the_readme_runs_from_the_wheel_alone(installed, workplace):
+    """In the README's order: `train` writes the drafter that a later command names."""
+    commands, given = Commands(installed, workplace), readme_commands()
+    assert {"generate", "compare", "serve", "train"} <= {verb_of(command) for command in given}
+    try:
+        for command in given:
+            commands.run(command)
+    finally:
+        commands.stop()
