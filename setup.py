@@ -51,13 +51,14 @@ class BuildWithLibraries(build_py):
         into = Path(self.build_lib, KERNELS, "prebuilt")
         shutil.rmtree(into, ignore_errors=True)  # an earlier build may have been for another machine
         into.mkdir(parents=True)
-        try:
-            for name in SETS:
+        for name in SETS:
+            try:
                 BUILD["compile_library"](COMPILER, SOURCES, name, into / f"{name}.so")
-        except (OSError, subprocess.CalledProcessError) as error:
-            shutil.rmtree(into)
-            said = getattr(error, "stderr", None) or error
-            self.warn(f"the wheel has no compiled library, which is compiled at first use: {said}")
+            except (OSError, subprocess.CalledProcessError) as error:  # an old compiler may not know the instructions
+                said = getattr(error, "stderr", None) or error
+                self.warn(f"the wheel has no library for {name}; CPUs that have these instructions use others: {said}")
+        if not any(into.iterdir()):
+            into.rmdir()
 
 
 class WheelOfOnePlatform(bdist_wheel):

@@ -38,6 +38,10 @@ FORMATS = (
 )
 """How weights lie in memory, in the order of formats.h."""
 
+AMX = {"amx_tile", "amx_int8", "amx_bf16"}
+"""What Linux calls the parts of AMX that a CPU has."""
+ASK_FOR_TILES = (158, 0x1023, 18)
+"""Of Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
 AT_HWCAP, HWCAP_ASIMDDP = 16, 1 << 20
 """Of Linux on 64-bit ARM: where it tells each process what the CPU can do, and the bit for dot products of bytes."""
 
@@ -213,14 +217,20 @@ def can_run() -> bool:
     """Whether `library` is expected to find or make the compiled functions, without compiling them."""
     if os.environ.get("REDRAFTER_NATIVE") == "0":
         return False
-    return prebuilt(chosen()).exists() or find_compiler() is not None
+    return has_prebuilt() or find_compiler() is not None
+
+
+def has_prebuilt() -> bool:
+    """Whether a wheel brought a library that this CPU runs; an old compiler leaves the fastest ones out."""
+    names = supported()
+    return any(prebuilt(name).exists() for name in names[names.index(chosen()) :])
 
 
 def status() -> str:
     """Whether `library` will find the compiled functions, in words, without compiling them."""
     if os.environ.get("REDRAFTER_NATIVE") == "0":
         return "off (REDRAFTER_NATIVE=0)"
-    if prebuilt(chosen()).exists():
+    if has_prebuilt():
         return "compiled"
     compiler = find_compiler()
     if compiler is None:
@@ -247,7 +257,7 @@ def supported() -> list[str]:
     found = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(capability, [])
     if "avx512" in found and torch.cpu._is_vnni_supported():
         found.insert(0, "avx512_vnni")
-        if torch.cpu._is_amx_tile_supported() and can_use_amx():
+        if can_use_amx():
             found.insert(0, "avx512_amx")
     if platform.machine() in ("aarch64", "arm64"):
         found = ["neon_dotprod", "neon"] if has_dotprod() else ["neon"]
@@ -256,8 +266,10 @@ def supported() -> list[str]:
 
 @functools.cache
 def can_use_amx() -> bool:
-    """Whether the operating system lets this process use AMX, which has to be asked for."""
-    granted = bool(torch.cpu._init_amx())
+    """Whether the CPU has tiles of bytes and of bf16, and the operating system grants them when it is asked."""
+    if not AMX.issubset(cpu_features().split()):
+        return False
+    granted = bool(ctypes.CDLL(None).syscall(*ASK_FOR_TILES) == 0)
     if not granted:
         log.info("the operating system does not let this process use AMX: AVX-512 is used without it")
     return granted

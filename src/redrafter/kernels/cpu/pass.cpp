@@ -61,7 +61,7 @@ class Runner {
     Team team(10 * m.layer_count + 3, p.threads);
     team.start([this](Team::Member member) {
       const long room = std::max(QUERIES * (longest + LANES) + group * m.size, joint_room(reach, m.size));
-      std::vector<Lanes> part(4 * tokens);
+      std::vector<Lanes> part(std::max(4 * tokens, 2 * kept.tokens));
       std::vector<float> scores(room);
       member.share(tokens, [&](long t) { embed(t), begin(0, t); });
       for (long l = 0; l < m.layer_count; l++) layer(member, l, part.data()->lane, scores.data());
