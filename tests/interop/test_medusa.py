@@ -81,6 +81,19 @@ def test_the_pickle_of_its_authors_is_read_without_running_it(tmp_path, target):
     assert "medusa_lm_head.pt" in refused(folder, target)
 
 
+def test_a_pickle_before_the_parts_is_not_unpickled(tmp_path, target, monkeypatch):
+    """torch would read the pickle, whose arrays may have any size, and `zipfile` the harmless parts behind it."""
+    made = TINY[AUTHORS]()
+    folder = Tiny(made.config, {}, "none").write(tmp_path / "pickle")
+    path, harmless = folder / "medusa_lm_head.pt", tmp_path / "harmless.pt"
+    torch.save(made.tensors, harmless)
+    torch.save({"x": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("was unpickled"))
+    for before, message in ((path.read_bytes(), "since version 1.6"), (b"PK\x03\x04" + b"0" * 60, "stands before")):
+        path.write_bytes(before + harmless.read_bytes())
+        assert message in refused(folder, target)
+
+
 def test_other_files_are_not_unpickled(tmp_path, target):
     made = TINY[VLLM]()
     Tiny(made.config, {}, "none").write(tmp_path)
@@ -128,6 +141,8 @@ def with_config(**config):
         (AUTHORS, with_config(hidden_size=64), DrafterMismatch, "hidden states of 64 numbers, but those of the target"),
         (AUTHORS, with_config(vocab_size=50), DrafterMismatch, "a vocabulary of 50, but the target"),
         (AUTHORS, with_tensor("0.1.weight", torch.ones(50, WIDTH)), DrafterMismatch, "a vocabulary of 50, but"),
+        (AUTHORS, with_tensor("0.0.linear.weight", torch.ones(())), CorruptCheckpoint, "has the shape (), and"),
+        (AUTHORS, with_tensor("0.1.weight", torch.ones(())), CorruptCheckpoint, "has the shape ()"),
         (VLLM, without("token_map"), CorruptCheckpoint, "has no token_map"),
         (VLLM, with_tensor("token_map", torch.zeros(DRAFT_VOCAB).long()), CorruptCheckpoint, "different token ids"),
         (VLLM, with_tensor("token_map", draft_tokens() + 10**12), CorruptCheckpoint, "different token ids"),

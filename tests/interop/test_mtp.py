@@ -17,6 +17,7 @@ from redrafter import Engine, RuleConfig, Shape
 from redrafter.cli.main import main
 from redrafter.drafters import NgramDrafter, NoDrafter, WithNgrams
 from redrafter.drafters.decoder import attend_causally
+from redrafter.drafters.eagle.target_layer import TargetLayer
 from redrafter.drafters.load import bind
 from redrafter.errors import CorruptCheckpoint, DrafterMismatch, ModelNotFound, RedrafterError, UnsupportedDrafter
 from redrafter.interop import conventions, mtp
@@ -296,3 +297,13 @@ def test_damaged_modules_are_refused_in_one_line_or_used(name, tmp_path):
             refusals.append(str(error))
     assert 5 < len(refusals) < 24
     assert not any("\n" in refusal or len(refusal) > 700 for refusal in refusals)
+
+
+def test_what_chooses_experts_keeps_its_bits():
+    """bf16 holds 8 bits of it, and would choose other experts."""
+    layer, bias = torch.nn.Linear(4, 4), torch.tensor([1.001, 1.002])
+    layer.register_buffer("e_score_correction_bias", bias.clone())
+    cast = TargetLayer(layer, None).to(torch.bfloat16)
+    assert torch.equal(cast.layer.e_score_correction_bias, bias)
+    assert not torch.equal(bias.bfloat16().float(), bias), "the twin: the cast would be seen"
+    assert cast.layer.weight.dtype == torch.bfloat16

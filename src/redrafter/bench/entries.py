@@ -53,7 +53,7 @@ def _drafter(setup: TargetSetup, name: str, of: str, shape: Shape | None) -> Con
     if not of and not stands_alone(alone):
         raise ConfigError(f"the contender {kind} needs a drafter: give {kind}=FOLDER")
     drafter = resolve_drafter((of or alone) + kind.removeprefix(alone), setup.target)
-    if _kind(drafter) != kind:
+    if of and _kind(drafter) != kind:
         raise ConfigError(f"{of} holds no {kind} drafter but a {_kind(drafter)} one")
     return Ours(name, _engine(setup, drafter, shape))
 

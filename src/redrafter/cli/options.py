@@ -164,8 +164,8 @@ def find_drafter(name: str) -> str:
     """A name, or the folder of a drafter. What is missing or broken is refused here, before a model is loaded."""
     alone = name.removesuffix(WITH_NGRAMS)
     if stands_alone(name):
-        if alone not in BUILT_IN:
-            registry.load(alone)
+        if alone not in BUILT_IN and isinstance(registry.load(alone), registry.DrafterKind):
+            raise ConfigError(f"{alone} is a kind of drafter that is trained: give the folder of a trained one")
         return name
     return str(find(alone)) + name.removeprefix(alone)
 

@@ -118,7 +118,7 @@ def get(name: str) -> DrafterKind:
         raise ConfigError(f"drafter must be one of {', '.join(names())}, got {shown(name)}")
     if name not in _loaded:
         entry = ENTRIES.get(name)
-        kind = load(name) if entry is None else _imported(entry.kind)
+        kind = load(name) if entry is None or entry.kind is None else _imported(entry.kind)
         if not isinstance(kind, DrafterKind):
             raise ConfigError(f"the drafter {name!r} of the package {packages()[name]} is not one that is trained")
         _loaded[name] = kind

@@ -28,8 +28,8 @@ def resolve_drafter(
 
     "recurrent" is the drafter that comes with the package, "mtp" the module in the target's own checkpoint. A name that
     ends in "+ngram" mixes n-grams into that drafter. "auto" is "recurrent+ngram" where a drafter comes with the package
-    for this target, "mtp+ngram" where the target's checkpoint has a module that loads, otherwise "ngram". A folder may
-    be a published drafter of another project, whose conventions are then measured.
+    for this target, "mtp+ngram" on a CPU where the target's checkpoint has a module that loads, otherwise "ngram".
+    A folder may be a published drafter of another project, whose conventions are then measured.
     `gamma` says how far a causal LM guesses, and no other drafter has it.
     `trust_remote_code` lets a causal LM's folder run Python code of its own.
     """
@@ -81,11 +81,11 @@ def _resolve(drafter: Any, target: Target, gamma: Gamma | None, trusts: bool) ->
 
 def _with_module(target: Target, gamma: Gamma | None, trusts: bool) -> Drafter | None:
     """The MTP module of the target's checkpoint, with n-grams; None where there is none that loads."""
-    if not mtp.exists(target):
+    if target.device.type != "cpu":  # its steps are not recorded yet, those of n-grams are
         return None
     try:
-        return _resolve(mtp.MTP + WITH_NGRAMS, target, gamma, trusts)
-    except (RedrafterError, RuntimeError) as error:  # the second of torch, which may have no memory for it
+        return _resolve(mtp.MTP + WITH_NGRAMS, target, gamma, trusts) if mtp.exists(target) else None
+    except Exception as error:  # a module that nobody asked for must not keep the model from running
         reason = error if isinstance(error, RedrafterError) else first_line(error)
         log.warning("%s is drafted for with n-grams alone: %s", target.name, reason)
         return None

@@ -111,7 +111,10 @@ def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_target(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetInfo, folder: Path) -> None:
     """A drafter for another vocabulary or width is refused with both numbers."""
-    block, head = tensors.get("blocks.0.layers.0.weight"), tensors.get("lm_heads.0.weight")
+    block, head = (
+        None if (tensor := tensors.get(name)) is None or tensor.dim() != 2 else tensor  # `build` names a wrong shape
+        for name in ("blocks.0.layers.0.weight", "lm_heads.0.weight")
+    )
     width = number(config, "hidden_size", folder, target.hidden_size if block is None else max(1, block.shape[-1]))
     if width != target.hidden_size:
         raise DrafterMismatch(

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 State = dict[str, Dequantised | Plain]
 MTP = "mtp"
 """The name of the drafter that is in the target's own checkpoint."""
-NUMBERED = re.compile(r"(?:.+\.)?layers\.(\d+)\.eh_proj\.weight")
+NUMBERED = re.compile(r"(?!mtp\.)(?:.+\.)?layers\.(\d{1,4})\.eh_proj\.weight")
 EXPERT = re.compile(r".+\.mlp\.experts\.(\d+)\.(.+)")
 OTHERS = re.compile(r"(?:^|[._])(?:mtp|nextn)[._]")
 """Marks of modules in layouts that are not read."""

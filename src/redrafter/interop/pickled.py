@@ -14,6 +14,8 @@ MOST_PROGRAM = 2**20
 """Bytes of the pickle itself, beside the numbers of its tensors."""
 SHARED = 2
 """Bytes of tensors for each byte of the file, at most."""
+ZIP = b"PK\x03\x04"
+"""How a file begins that torch does not take for a pickle alone."""
 
 
 def read(path: Path, most: int) -> dict[str, Tensor]:
@@ -42,7 +44,12 @@ def read(path: Path, most: int) -> dict[str, Tensor]:
 
 def _check_parts(path: Path) -> None:
     """Compressed parts unpack to any size, and in a pickle an array of bytes has any."""
+    with path.open("rb") as file:
+        if file.read(len(ZIP)) != ZIP:  # torch would unpickle it whole, whatever stands behind it
+            raise ValueError("it is not in the format that torch.save writes since version 1.6")
     with zipfile.ZipFile(path) as parts:
+        if min((part.header_offset for part in parts.infolist()), default=0):
+            raise ValueError("something stands before its first part")
         for part in parts.infolist():
             program = part.filename.endswith(".pkl")
             if (

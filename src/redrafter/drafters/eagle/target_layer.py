@@ -5,7 +5,7 @@ experts. transformers knows all of these. Only its attention over keys and value
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -15,6 +15,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 """(queries, keys, values) -> what attention gives (B, heads, n, size); None ends the pass."""
 NAME = "redrafter_drafter"
 """Of this attention among those of transformers."""
+EXACT = "e_score_correction_bias"
+"""Buffers that choose experts: transformers keeps them in fp32, because bf16 would choose others."""
 UNKNOWN = ("s_aux", "softcap", "sliding_window")
 """What some models' attention has, and the drafter's has not."""
 
@@ -30,6 +32,16 @@ class TargetLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self._rotary = [rotary]  # no submodule: its frequencies keep their bits when the network changes its dtype
+
+    def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As `nn.Module._apply`, which moves and casts; buffers of EXACT keep their dtype."""
+        exact = {name: buffer for name, buffer in self.named_buffers() if name.endswith(EXACT)}
+        super()._apply(change, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            path, _, last = name.rpartition(".")
+            owner = self.get_submodule(path)
+            setattr(owner, last, buffer.to(getattr(owner, last).device))
+        return self
 
     def forward(self, stream: Tensor, positions: Tensor, attend: Attend) -> Tensor | None:
         """Stream (B, n, width) at positions (B, n) -> the stream after the layer; None if `attend` ended it."""

@@ -1,5 +1,6 @@
 """Medusa at work: all depths in one pass, in a tree that is chosen once from the measured accuracies."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,13 +31,14 @@ class MedusaDrafter(NetDrafter[MedusaNet]):
         super().__init__(net, target)
         self.accuracies: list[list[float]] = net.accuracies.view(net.config.heads, -1).tolist()
         self.trees: dict[Shape, FixedTree] = {}
+        # Built once, on the host. As a decorator, this would import the compiler with every drafter.
+        self.tree: Callable[[Shape], FixedTree] = torch.compiler.disable(self._tree)  # type: ignore[no-untyped-call]
 
     @property
     def default_length(self) -> int:
         return self.net.config.heads
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # built once, on the host
-    def tree(self, shape: Shape) -> FixedTree:
+    def _tree(self, shape: Shape) -> FixedTree:
         """The nodes to verify: those most often right according to the stored accuracies."""
         if shape not in self.trees:
             paths = sparse_tree(self.accuracies, shape.width, shape.length, shape.budget)
