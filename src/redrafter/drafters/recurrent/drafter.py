@@ -191,8 +191,9 @@ class RecurrentDrafter(NetDrafter[RecurrentNet]):
         The compiled network overwrites the memory that it is given.
         """
         assert self.net.memory is not None
-        if self.compiled is not None and tokens.shape[1]:  # none after a prompt of one token
-            self.compiled.take(hidden, tokens, count, hidden.new_empty(len(tokens), hidden.shape[2]), memory)
+        if self.compiled is not None:
+            if tokens.shape[1]:  # none after a prompt of one token
+                self.compiled.take(hidden, tokens, count, hidden.new_empty(len(tokens), hidden.shape[2]), memory)
             return memory
         pair = torch.cat([self.net.context(hidden), self.net.token(self.embed(tokens))], dim=-1)
         return self.net.memory.add(memory, pair, count)
