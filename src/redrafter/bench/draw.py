@@ -91,19 +91,17 @@ def points(
     places: Mapping[str, tuple[float, float, float | None, float | None]],
     names: Sequence[str],
     x_name: str,
-    diagonal: bool = True,
 ) -> str:
     """Draw contenders at (x, speedup) with intervals; on the diagonal, speedup equals tokens/step."""
     if not places:
         return nothing()
-    xs = [*([1.0] if diagonal else []), *(p[0] for p in places.values())]
+    xs = [1.0, *(p[0] for p in places.values())]
     ys = [0.0, 1.0, *(v for p in places.values() for v in p[1:] if v is not None)]
     frame = Frame(xs, ys, x_name)
     frame.number_x()
-    if diagonal:
-        low, high = frame.x[0], min(frame.x[-1], frame.y[-1])
-        corners = [(frame.across(v), frame.up(v)) for v in (low, high)]
-        frame.parts.append(f'<path class="faint" d="{path([(x, y) for x, y in corners])}" style="stroke: var(--ink)"/>')
+    low, high = frame.x[0], min(frame.x[-1], frame.y[-1])
+    corners = [(frame.across(v), frame.up(v)) for v in (low, high)]
+    frame.parts.append(f'<path class="faint" d="{path([(x, y) for x, y in corners])}" style="stroke: var(--ink)"/>')
     for name, (x, y, below, above) in places.items():
         fill = colour(names.index(name), len(names))
         at = frame.across(x)

@@ -16,8 +16,6 @@ def figures(result: Mapping[str, Any]) -> list[str]:
         (batches, [r for r in rows if r.get("part") == "batch" and "tokens_per_second" in r]),
         (packing, [r for r in rows if "after_p1" in r]),
         (depths, [r for r in rows if "drafter" in r and "held_out" in r]),
-        (family, [r for r in rows if "rnn" in r and r.get("speedup") is not None]),
-        (lengths, [r for r in rows if "length" in r and "drafter" in r]),
         (rules, [r for r in rows if "rule" in r and "more_than_plain" in r]),
     )
     return [figure for drawn, own in kinds if own for figure in drawn(own, where)]
@@ -39,25 +37,6 @@ def depths(rows: Rows, where: str) -> list[str]:
     curves = {r["drafter"]: [(d + 1.0, a) for d, a in enumerate(r["held_out"]["accuracy"])] for r in rows}
     drawn = draw.lines(curves, list(curves), "depth")
     return [draw.figure("Top-1 accuracy", f"on held-out texts; {where}", drawn, list(curves))]
-
-
-def family(rows: Rows, where: str) -> list[str]:
-    places = {r["drafter"]: (r["accuracy"][-1], r["speedup"], r["speedup_low"], r["speedup_high"]) for r in rows}
-    drawn = draw.points(places, list(places), "accuracy at the last depth", diagonal=False)
-    return [draw.figure("Speedup against accuracy", where, drawn, list(places))]
-
-
-def lengths(rows: Rows, where: str) -> list[str]:
-    found = []
-    for temperature, beam in dict.fromkeys((r["temperature"], r["beam"]) for r in rows):
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for r in rows:
-            if (r["temperature"], r["beam"]) == (temperature, beam):
-                curves.setdefault(r["drafter"], []).append((float(r["length"]), r["tokens_per_step"]))
-        hint = f"beam {beam}, T = {temperature:g}; {where}"
-        drawn = draw.lines(curves, list(curves), "tokens of the answer")
-        found.append(draw.figure("tokens/step, simulated", hint, drawn, list(curves)))
-    return found
 
 
 def rules(rows: Rows, where: str) -> list[str]:
