@@ -57,22 +57,6 @@ def test_the_nodes_of_a_drafter_that_says_too_much_become_few():
         assert (sum(drafted) > 2 * len(drafted)) == trusted
 
 
-def test_a_text_that_the_drafter_has_not_read_is_read_where_that_pays():
-    """A drafter reads a text before its first draft. Twins: more tokens will follow; the reading costs little."""
-    for read, left, drafts in ((0.05, 8, False), (0.05, 500, True), (0.0001, 8, True)):
-        planner = make_planner()
-        World(skill=0.9).run(planner, 400)
-        planner.costs.learn_reading(read * planner.costs.of_pass(1) / 0.01, 1, 20)
-        planner.trials = 0.0
-        row = make_row([1, 2, 3])
-        planner.open(row, [1, 2, 3], sampled=False, copies=False)
-        planner.trials = 0.0
-        row.known = 20
-        assert (planner.choose({row: left}).shape is not None) == drafts, (read, left)
-        row.seen, planner.rests = 20, 0
-        assert planner.choose({row: left}).shape is not None, "read"
-
-
 def test_a_draft_goes_as_far_as_its_path_is_likely():
     far, near = (World(skill=said, node=0.05, level=0.03).run(make_planner(), 600)[-50:] for said in (0.95, 0.6))
     mean = [statistics.fmean(plan.levels for plan in plans if plan.shape is not None) for plans in (near, far)]

@@ -50,17 +50,12 @@ ON_GPU = FirstPrices(
 """A 7B model in bf16 on an H200 (benchmarks/results/gpu_7b.json, serve_gpu.json)."""
 
 
-READING = (1.0, 0.01)
-"""What prices of reading begin with: of a text that the drafter does not know yet, and of each of its tokens."""
-
-
 class Costs:
-    """Seconds of passes, of drafts, and of what a drafter reads before its first draft of a text."""
+    """Seconds of passes and of drafts."""
 
     def __init__(self, first: FirstPrices = ON_CPU) -> None:
         self.first = first
         self.passes, self.drafts = LinearPrice(first.passes, first.noise), LinearPrice(first.drafts, first.noise)
-        self.readings = LinearPrice(READING, first.noise)
 
     @property
     def known(self) -> bool:
@@ -88,13 +83,6 @@ class Costs:
         """A draft of so many levels for `rows` rows, `sampled` of them under noise. Before the first one: a guess."""
         seconds = self.drafts(_draft(rows, width, levels, sampled))
         return seconds if self.drafts.known else seconds * self.first.draft * self.of_pass(1)
-
-    def of_reading(self, texts: int, tokens: int) -> float:
-        """Before the first one, a text is thought to take as long as a pass over one token."""
-        return self.readings((texts, tokens)) * (1.0 if self.readings.known else self.of_pass(1))
-
-    def learn_reading(self, seconds: float, texts: int, tokens: int) -> None:
-        self.readings.learn((texts, tokens), seconds)
 
     def learn_pass(self, seconds: float, tokens: int, slots: int = 0, drafted: bool = False) -> None:
         self.passes.learn(self._pass(tokens, slots, drafted), seconds)

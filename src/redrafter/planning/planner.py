@@ -146,11 +146,6 @@ class Planner:
         gain = self._gain(room, copied, price(len(room)) / len(room))
         one, two = (self.costs.of_draft(len(room), width, levels, sampled) for levels in (1, 2))
         loss = seconds + MARGIN * plain - gain / rate
-        if unread := [row.known for row in room if row.known and not row.seen]:
-            reading = self.costs.of_reading(len(unread), sum(unread))
-            drafts = min(room.values()) / (1 + gain / len(room))  # that may follow
-            if -loss * drafts < reading:
-                loss = max(loss, 0.0) + reading
         if loss >= 0:
             if self.trials < loss:
                 self.rests = int(min(RESTS, (loss - self.trials) / (plain * TRIALS)))

@@ -39,10 +39,8 @@ class PlannedSteps:
         room = {row: row.request.max_new_tokens - len(row.ids) + len(row.request.prompt) for row in known}
         slots = sum(row.known for row in live)
         plan = self.planner.choose(room, others, slots) if known else Plan()
-        if plan.shape is not None and (unread := [row.known for row in known if not row.seen]):
-            began = time.thread_time()
+        if plan.shape is not None and not all(row.seen for row in known):
             batch.catch_up(known)  # to read a text for the first time is not what a step costs
-            self.planner.costs.learn_reading(time.thread_time() - began, len(unread), sum(unread))
         began = time.thread_time()
         results = batch.step(plan.shape, pieces=pieces, copied=plan.copied, pack=plan.pack)
         seconds = time.thread_time() - began
